@@ -1,0 +1,172 @@
+"""Heads: what a network's output means.
+
+Every head states the same three things of an output [*sites, >= states]: `posterior`, `log_score`, and `last_step`, the law from
+which the clean token is drawn when the noise is all but gone.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief.inverse import affine_inverse
+from m2s.belief.maps import _log, _wider, own, scalars, set_own, times_kernel
+from m2s.belief.output import Output, logits
+from m2s.process import Process, RankOne
+
+
+class Head(ABC):
+    """A meaning for the output of a network under a forward process."""
+
+    def __init__(self, process: Process) -> None:
+        if not isinstance(process, Process):
+            raise TypeError(f"process must be a process such as m2s.Uniform(256, m2s.Linear()), not {process!r}")
+        self.process = process
+
+    @abstractmethod
+    def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """mu = Pr(X_0 = . | X_t); for a free score, the signed affine inverse."""
+
+    @abstractmethod
+    def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log p_t(x^{i->y}) / p_t(x); 0 at x_t."""
+
+    @abstractmethod
+    def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log of the law from which x_0 is drawn at a small t; -inf at the mask."""
+
+    def _logits(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:
+        check.tokens("x_t", x_t, self.process.states)
+        check.times("t", t)
+        check.align("t", t, x_t)
+        return logits(output, x_t, self.process.states)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.process})"
+
+
+class Posterior(Head):
+    """M2S: the output is the logits of the posterior mu (`offset="none"`, the paper) or of the leave-one-out law nu (`"exact"`).
+
+    The two are one family: posterior logits are leave-one-out logits plus log P_t(k|z), for a rank-one process log1p(alpha/m_t(k)) at z = k
+    alone. With "exact" the network need not say itself that the token it sees is probably right.
+    """
+
+    def __init__(self, process: Process, offset: Literal["none", "exact"] = "none") -> None:
+        super().__init__(process)
+        if offset not in ("none", "exact"):
+            raise ValueError(f'offset is {offset!r}, but it must be "none" or "exact"')
+        self.offset = offset
+
+    def posterior_logits(
+        self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*site K"]:
+        """Unnormalised log mu over the clean tokens; infinite offsets (an unmasked site under absorbing) are left out."""
+        clean = self._logits(output, x_t, t)[..., : self.process.vocab]
+        if isinstance(self.process, RankOne):
+            if self.offset == "none":
+                return clean
+            site = scalars(self.process, x_t, t, clean.dtype)
+            reached = site.own > 0
+            offset = torch.where(reached, torch.log1p(site.alpha / site.own.where(reached, 1)), 0)
+            if self.process.mask is not None:
+                offset = torch.where(x_t == self.process.mask, 0, offset)
+            index = x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1)
+            return clean.scatter_add(-1, index, offset.unsqueeze(-1))
+        likelihood = self.process.columns(x_t, _wider(t, clean))[..., : self.process.vocab].to(clean.dtype)
+        if self.offset == "none":
+            return clean.where(likelihood > 0, -torch.inf)
+        return clean + _log(likelihood)
+
+    def log_posterior(
+        self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*site S"]:
+        """log mu, -inf at the mask; log e_k where the current token is certainly clean."""
+        log_mu = torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
+        log_mu = torch.nn.functional.pad(log_mu, (0, self.process.states - self.process.vocab), value=-torch.inf)
+        if isinstance(self.process, RankOne) and self.process.mask is not None:
+            known = scalars(self.process, x_t, t, log_mu.dtype).own == 0
+            certain = set_own(torch.full_like(log_mu, -torch.inf), x_t, 0.0)
+            log_mu = torch.where(known.unsqueeze(-1), certain, log_mu)
+        return log_mu
+
+    def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return self.log_posterior(output, x_t, t).exp()
+
+    def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return self.log_posterior(output, x_t, t)
+
+    def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """The bridge in logarithms: log(b mu_y + m(y) [off/m(k) + mu_k/(alpha+m(k))]), so that no small mu_y is rounded away."""
+        if not isinstance(self.process, RankOne):
+            return self._tabulated_log_score(output, x_t, t)
+        log_mu = self.log_posterior(output, x_t, t)
+        site = scalars(self.process, x_t, t, log_mu.dtype)
+        reached = site.own > 0
+        divisor = torch.where(reached, site.own, 1)
+        mu = log_mu.exp()
+        off = torch.where(reached, set_own(mu, x_t, 0.0).sum(-1) / divisor, 0)
+        common = off + own(mu, x_t).squeeze(-1) / site.stay
+        own_term = torch.where(reached, torch.log(site.alpha / divisor), 0).unsqueeze(-1) + log_mu
+        mixed = torch.where(site.clean > 0, torch.log((site.clean * common).where(site.clean > 0, 1)), -torch.inf)
+        clean = torch.logaddexp(own_term[..., : self.process.vocab], mixed.unsqueeze(-1))
+        clean = torch.where(reached.unsqueeze(-1), clean, mixed.unsqueeze(-1))
+        if self.process.mask is not None:
+            last = torch.where(site.mask > 0, torch.log((site.mask * common).where(site.mask > 0, 1)), -torch.inf)
+            clean = torch.cat([clean, last.unsqueeze(-1)], -1)
+        return set_own(clean, x_t, 0.0)
+
+    def _tabulated_log_score(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:
+        """log (nu P)_y / (nu P)_k with nu ∝ mu / P_t(k|.), which divides by no tiny kernel entry once nu is normalised."""
+        log_mu = self.posterior_logits(output, x_t, t)
+        t = _wider(t, log_mu)
+        likelihood = self.process.columns(x_t, t)[..., : self.process.vocab].to(log_mu.dtype)
+        log_nu = log_mu - _log(likelihood).where(likelihood > 0, 0)
+        nu = torch.nn.functional.pad(torch.softmax(log_nu, -1), (0, self.process.states - self.process.vocab))
+        law = times_kernel(nu, self.process.kernel(t).to(nu.dtype))
+        log_law = torch.where(law > 0, torch.log(law.where(law > 0, 1)), -torch.inf)
+        return set_own(log_law - own(log_law, x_t), x_t, 0.0)
+
+
+class _FreeScore(Head):
+    """A score that no posterior need stand behind."""
+
+    def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return affine_inverse(self.log_score(output, x_t, t).exp(), x_t, t, self.process)
+
+    def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log of s_y P_t(k|y), normalised over clean y: positive for every score, and the posterior itself as t tends to 0."""
+        log_score = self.log_score(output, x_t, t)
+        joint = log_score + _log(self.process.columns(x_t, _wider(t, log_score)).to(log_score.dtype))
+        if self.process.mask is not None:
+            joint = torch.nn.functional.pad(joint[..., : self.process.vocab], (0, 1), value=-torch.inf)
+        return torch.log_softmax(joint, -1)
+
+
+class LogScore(_FreeScore):
+    """SEDD: the output is log s itself, any real number for any candidate."""
+
+    def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return set_own(self._logits(output, x_t, t), x_t, 0.0)
+
+
+class FactorizedRate(_FreeScore):
+    """Neural CTMC: total exit rate and jump law predicted apart.
+
+    Of the output at a site with current token k, the entries off k are the logits of the jump law J over the candidates that have a forward
+    rate into k, and the entry at k is the log of the exit rate in units of the forward rates into k:
+
+        exit = e^{output_k} sum_y Q_t(y -> k),    reverse rate k -> y = exit J_y,    s_y = exit J_y / Q_t(y -> k).
+    """
+
+    def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        values = self._logits(output, x_t, t)
+        rates = self.process.rates_into(x_t, _wider(t, values)).to(values.dtype)
+        total = rates.sum(-1, keepdim=True)
+        counted = torch.where(total > 0, rates > 0, True)  # where nothing leads into k the score carries no weight
+        log_jump = torch.log_softmax(set_own(values.where(counted, -torch.inf), x_t, -torch.inf), -1)
+        share = torch.where(rates > 0, total / rates.where(rates > 0, 1), 1)
+        return set_own(own(values, x_t) + log_jump + torch.log(share), x_t, 0.0)

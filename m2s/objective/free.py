@@ -1,0 +1,118 @@
+"""Score entropy of a free log-score: h(s, r) = r (e^d - 1 - d), d = log s - log r, with gradient n r (e^d - 1) = n (s - r).
+
+For a rank-one process the ratio r_y takes at most three values at a site, so nothing but the output and its gradient is a K-vector.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from m2s.objective.bridged import block_rows
+from m2s.process import Site
+
+
+def bregman(d: Tensor) -> Tensor:
+    """e^d - 1 - d, by its series for small d, where the difference would cancel."""
+    series = 1 / 40320
+    for factorial in (5040, 720, 120, 24, 6, 2):
+        series = series * d + 1 / factorial
+    return torch.where(d.abs() < (0.2 if d.dtype == torch.float32 else 0.02), series * d * d, torch.expm1(d) - d)
+
+
+def entropy_from_logs(
+    log_score: Float[Tensor, "*site S"], log_ratio: Float[Tensor, "*site S"], weight: Float[Tensor, "*site S"]
+) -> Float[Tensor, "*site"]:
+    """sum_y weight_y h(s_y, r_y) for any weights, ordinary autograd; h(s, 0) = s, and a weight of zero gives exactly zero."""
+    counted = weight > 0
+    compared = log_ratio > -torch.inf
+    log_score = torch.where(counted, log_score, 0)
+    safe = torch.where(compared, log_ratio, 0)
+    d = torch.where(compared, log_score - safe, 0)
+    h = torch.where(compared, safe.exp() * bregman(d), log_score.exp())
+    return torch.where(counted, weight * h, 0).sum(-1)
+
+
+def split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A float64 scalar as two numbers of `dtype`, so that a difference with it keeps its digits."""
+    high = value.to(dtype)
+    return high, (value - high.to(value.dtype)).to(dtype)
+
+
+class _FreeScoreEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, rate: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, mask: int | None
+    ) -> Tensor:
+        rows = len(log_score)
+        gradient = torch.empty_like(log_score) if ctx.needs_input_grad[0] else None
+        loss = torch.empty(rows, 1, dtype=log_score.dtype, device=log_score.device)
+        size = block_rows(log_score)
+        k, x = k.unsqueeze(-1), x.unsqueeze(-1)
+        for start in range(0, rows, size):
+            at = slice(start, start + size)
+            value, weight = log_score[at], rate[at, None]
+            d, ratio = _differences(value, k[at], x[at], log_r[at, None], log_r_x[at, None], log_r_mask[at, None], mask)
+            h = torch.where(ratio > 0, ratio * bregman(d), value.exp()).scatter_(-1, k[at], 0.0)
+            loss[at] = torch.where(weight > 0, weight * h.sum(-1, keepdim=True), 0)
+            if gradient is not None:
+                slope = torch.where(ratio > 0, ratio * torch.expm1(d), value.exp()).scatter_(-1, k[at], 0.0)
+                gradient[at] = torch.where(weight > 0, weight * slope, 0)
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return loss.squeeze(-1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * upstream.unsqueeze(-1), *(None for _ in range(7)))
+
+
+def _differences(
+    value: Tensor, k: Tensor, x: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, mask: int | None
+) -> tuple[Tensor, Tensor]:
+    """log s - log r and r for a block of rows, whose log-ratios are scalars for clean y, for y = x and for the mask."""
+
+    def against(entry: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        finite = log_ratio > -torch.inf
+        high, low = split(log_ratio.where(finite, 0), value.dtype)
+        return torch.where(finite, (entry - high) - low, 0), log_ratio.exp().to(value.dtype)
+
+    d, ratio = against(value, log_r)
+    ratio = ratio.expand_as(value).clone()
+    columns = [(x, log_r_x)]
+    if mask is not None:
+        columns.append((torch.full_like(x, mask), log_r_mask))
+    for column, log_ratio in columns:
+        difference, own_ratio = against(value.gather(-1, column), log_ratio)
+        d.scatter_(-1, column, difference)
+        ratio.scatter_(-1, column, own_ratio)
+    return d, ratio
+
+
+def free_score_entropy(
+    log_score: Float[Tensor, "*site S"], x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, mask: int | None
+) -> Float[Tensor, "*site"]:
+    """n(k) sum_{y != k} h(s_y, r_y) for a rank-one process; `site` holds its scalars, best in float64."""
+    same = x_0 == x_t
+    reached = torch.where(same, site.stay, site.own)
+    log_reached = torch.log(reached.where(reached > 0, 1))
+
+    def log_ratio(mass: Tensor) -> Tensor:
+        return torch.where(mass > 0, torch.log(mass.where(mass > 0, 1)) - log_reached, -torch.inf).reshape(-1)
+
+    rate = torch.where(reached > 0, site.rate, 0).to(log_score.dtype)
+    loss = _FreeScoreEntropy.apply(
+        log_score.reshape(-1, log_score.shape[-1]),
+        x_t.reshape(-1).long(),
+        x_0.reshape(-1).long(),
+        rate.reshape(-1),
+        log_ratio(site.clean),
+        log_ratio(site.alpha + site.clean),
+        log_ratio(site.mask),
+        mask,
+    )
+    return loss.reshape(x_0.shape)

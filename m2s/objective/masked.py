@@ -1,0 +1,25 @@
+"""The masked form of the objective (MD4, MDLM): what score entropy through the bridge becomes under an absorbing mask (Theorem 4.6)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head, Output, Posterior
+from m2s.objective.score_entropy import pair
+from m2s.process import Absorbing
+
+
+def masked_cross_entropy(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """(-alpha' / (1 - alpha)) (-log mu_{x_0}) at masked sites and 0 elsewhere, nats per site."""
+    process = head.process
+    if not (isinstance(head, Posterior) and isinstance(process, Absorbing)):
+        raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
+    pair(process, x_0, x_t, t)
+    values = head.posterior_logits(output, x_t, t)
+    nll = torch.nn.functional.cross_entropy(values.flatten(0, -2), x_0.flatten().long(), reduction="none").reshape(x_0.shape)
+    schedule = process.schedule
+    weight = check.align("t", (-schedule.alpha_prime(t) / schedule.beta(t)).to(nll.dtype), x_t)
+    return torch.where(x_t == process.mask, weight * nll, 0)

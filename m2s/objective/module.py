@@ -1,0 +1,57 @@
+"""The objective as a module: corrupt, call the network, score. What DDP and FSDP wrap."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from m2s import check
+from m2s.belief import Head, Output
+from m2s.objective.score_entropy import score_entropy
+
+Loss = Callable[[Head, Output, Tensor, Tensor, Tensor], Tensor]
+Model = Callable[..., Output]
+
+
+def stratified_times(
+    count: int,
+    low: float,
+    high: float,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "count"]:
+    """`count` times in [low, high), one in each of `count` equal intervals, in random order (float64)."""
+    check.positive_int("count", count)
+    if not 0 <= low < high <= 1:
+        raise ValueError(f"the interval [{low}, {high}) of times must lie in [0, 1] and not be empty")
+    u = torch.rand(count, generator=generator, dtype=torch.float64, device=device)
+    order = torch.randperm(count, generator=generator, device=device)
+    return low + (high - low) * ((order + u) / count).clamp(max=1 - 1e-12)
+
+
+class Objective(nn.Module):
+    """forward(x_0, t) -> nats per site [B, L]: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
+
+    The network never sees a time outside [t_min, 1 - t_min]; the process does. `weight` [B, L] multiplies the loss of each site
+    (zero for padding). `loss` is any function of (head, output, x_0, x_t, t).
+    """
+
+    def __init__(
+        self, model: Model, head: Head, loss: Loss = score_entropy, t_min: float = 1e-3, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        if not 0 < t_min < 0.5:
+            raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
+        self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
+
+    def forward(
+        self, x_0: Int[Tensor, "B *site"], t: Float[Tensor, "B"], weight: Float[Tensor, "B *site"] | None = None
+    ) -> Float[Tensor, "B *site"]:
+        x_t = self.head.process.corrupt(x_0, t, self.generator)
+        output = self.model(x_t, t.clamp(self.t_min, 1 - self.t_min))
+        loss = self.loss(self.head, output, x_0, x_t, t)
+        if weight is None:
+            return loss
+        check.same_shape("weight", weight, "x_0", x_0)
+        return torch.where(weight == 0, 0, weight * loss)

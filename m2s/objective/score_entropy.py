@@ -1,0 +1,56 @@
+"""Score entropy with its weight and its constant, for every head and every process with rates (Theorem 4.2)."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head, LogScore, Output, Posterior
+from m2s.belief.maps import _log, _wider
+from m2s.belief.output import logits
+from m2s.objective.bridged import bridged_score_entropy
+from m2s.objective.free import entropy_from_logs, free_score_entropy
+from m2s.process import Process, RankOne
+from m2s.process.base import wide
+
+
+def score_entropy(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """sum_{y != k} Q_t(y -> k) h(s_y, r_y), r_y = P_t(y|x_0) / P_t(k|x_0): the integrand of the ELBO, nats per site.
+
+    h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites into which no rate leads give exactly 0.
+    """
+    process = head.process
+    pair(process, x_0, x_t, t)
+    if isinstance(process, RankOne):
+        scale = wide(t)
+        if isinstance(head, Posterior):
+            site = process.at(x_t, scale)
+            return bridged_score_entropy(head.posterior_logits(output, x_t, t), x_0, x_t, site, process.mask)
+        if isinstance(head, LogScore):
+            values = logits(output, x_t, process.states)
+        else:
+            values = head.log_score(output, x_t, t)
+        return free_score_entropy(values, x_0, x_t, process.at(x_t, scale), process.mask)
+    log_score = head.log_score(output, x_t, t)
+    t = _wider(t, log_score)
+    row = process.rows(x_0, t).to(log_score.dtype)
+    log_row = _log(row)
+    log_ratio = log_row - log_row.gather(-1, x_t.long().unsqueeze(-1))
+    return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t).to(log_score.dtype))
+
+
+def pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
+    """The clean and the noisy sequence belong together."""
+    check.tokens("x_0", x_0, process.vocab)
+    check.tokens("x_t", x_t, process.states)
+    check.same_shape("x_0", x_0, "x_t", x_t)
+    check.times("t", t, open_ends=True)
+    check.align("t", t, x_t)
+    if check.is_checked():
+        reached = process.rows(x_0, wide(t)).gather(-1, x_t.long().unsqueeze(-1)).squeeze(-1)
+        if (reached == 0).any():
+            at = check.first(reached == 0)
+            raise ValueError(
+                f"x_t{list(at)} is {int(x_t[at])}, which cannot come from x_0{list(at)} = {int(x_0[at])} under {process}: P_t(x_t|x_0) = 0"
+            )

@@ -1,0 +1,25 @@
+"""How clean data is corrupted."""
+
+from m2s.process.base import Process
+from m2s.process.chain import Chain
+from m2s.process.rank_one import Absorbing, Hybrid, Mixing, RankOne, Site, Uniform
+from m2s.process.rate_matrix import RateMatrix
+from m2s.process.schedule import Cosine, Exponential, Geometric, Linear, LogLinear, Schedule
+
+__all__ = [
+    "Absorbing",
+    "Chain",
+    "Cosine",
+    "Exponential",
+    "Geometric",
+    "Hybrid",
+    "Linear",
+    "LogLinear",
+    "Mixing",
+    "Process",
+    "RankOne",
+    "RateMatrix",
+    "Schedule",
+    "Site",
+    "Uniform",
+]

@@ -1,0 +1,108 @@
+"""What every forward process can say: how one site is corrupted, and how fast."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+
+
+def wide(t: Tensor) -> Tensor:
+    """`t` in float64, where the device has it."""
+    return t if t.device.type == "mps" else t.double()
+
+
+def pick(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -> Float[Tensor, "*site S"]:
+    """Rows (dim = -2) or columns (dim = -1) of per-batch matrices, one for each site."""
+    if dim == -1:
+        matrices = matrices.transpose(-1, -2)
+    batch = matrices.shape[:-2]
+    flat = x.long().reshape(*batch, -1)
+    index = flat.unsqueeze(-1).expand(*flat.shape, matrices.shape[-1])
+    return matrices.gather(-2, index).reshape(*x.shape, matrices.shape[-1])
+
+
+class Process(ABC):
+    """A continuous- or discrete-time Markov chain that corrupts every site independently.
+
+    States 0..vocab-1 are the clean tokens. A process with a mask has one more, the last: `mask` = `vocab`, `states` = `vocab` + 1.
+    Matrices are indexed [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k).
+    """
+
+    vocab: int
+    states: int
+    mask: int | None
+
+    @abstractmethod
+    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+        """P_t(y|z) as a matrix. For small state spaces: O(states^2) memory for each time."""
+
+    @abstractmethod
+    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+        """P_{t|s}(y|z) for s <= t, as a matrix."""
+
+    @abstractmethod
+    def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+        """The forward generator Q_t; its rows sum to zero."""
+
+    def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """P_t(. | x_0): where each site may have gone."""
+        check.align("t", t, x_0)
+        return pick(self.kernel(t), x_0, -2)
+
+    def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """P_t(x_t | .): the likelihood of each possible start."""
+        check.align("t", t, x_t)
+        return pick(self.kernel(t), x_t, -1)
+
+    def rates_into(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Q_t(y -> x_t) for y != x_t, and 0 at x_t: the weight of each candidate in score entropy."""
+        check.align("t", t, x_t)
+        rates = pick(self.rates(t), x_t, -1)
+        return rates.scatter(-1, x_t.long().unsqueeze(-1), 0.0)
+
+    def reference(self) -> Float[Tensor, "S"]:
+        """Where sampling starts: the law at t = 1 of a uniformly drawn clean token (float64).
+
+        For uniform corruption that is uniform; for a mask with alpha_1 = 0 it is the mask. Where a schedule stops short of the end
+        (SEDD's log-linear one leaves alpha_1 = eps) it keeps the prior KL finite.
+        """
+        end = self.kernel(torch.ones((), dtype=torch.float64))
+        return end[: self.vocab].mean(0)
+
+    def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
+        """KL(q_t(. | x_0) || reference), nats per site."""
+        check.tokens("x_0", x_0, self.vocab)
+        check.times("t", t)
+        rows = self.rows(x_0, wide(t))
+        return kl_terms(rows, self.reference().to(rows)).sum(-1)
+
+    def last_time(self, t_min: float) -> float:
+        """Where the integral of the bound stops: 1 - t_min, or 1 where the prior KL at 1 - t_min would be infinite."""
+        x_0 = torch.zeros(1, dtype=torch.long)
+        t = torch.full((1,), 1 - t_min, dtype=torch.float64)
+        return 1 - t_min if self.prior_kl(x_0, t).isfinite().all() else 1.0
+
+    def corrupt(
+        self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"], generator: torch.Generator | None = None
+    ) -> Int[Tensor, "*site"]:
+        """x_t ~ P_t(. | x_0), every site by itself."""
+        check.tokens("x_0", x_0, self.vocab)
+        check.times("t", t)
+        return draw(self.rows(x_0, wide(t)), generator)
+
+
+def kl_terms(p: Float[Tensor, "*n"], q: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """p log(p/q) - p + q >= 0, whose sum over a law is KL(p || q); infinite where q = 0 < p."""
+    return torch.special.xlogy(p, p) - torch.special.xlogy(p, q) - p + q
+
+
+def draw(law: Float[Tensor, "*site S"], generator: torch.Generator | None) -> Int[Tensor, "*site"]:
+    """One index from each law by inverse CDF. A state of probability zero is never drawn."""
+    total = law.cumsum(-1)
+    u = torch.rand(law.shape[:-1], generator=generator, dtype=law.dtype, device=law.device)
+    index = torch.searchsorted(total, (u * total[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
+    last = law.shape[-1] - 1 - (law.flip(-1) > 0).long().argmax(-1)
+    return torch.minimum(index, last)

@@ -1,0 +1,180 @@
+"""Noise schedules: the survival probability alpha_t = e^{-sigma_t} of a token, accurate at both ends of [0, 1].
+
+Every schedule states `alpha`, `beta` = 1 - alpha, `alpha_prime`, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 - alpha_t/alpha_s,
+each in a form without cancellation, in the dtype of the time it is given.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def _positive(name: str, value: float) -> None:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value!r}, but it must be a positive number")
+
+
+class Schedule(ABC):
+    """alpha decreasing in t, with alpha_0 = 1 unless the schedule says otherwise."""
+
+    @abstractmethod
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]: ...
+
+    @abstractmethod
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """1 - alpha_t, accurate where alpha_t is near one."""
+
+    @abstractmethod
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """-log alpha_t."""
+
+    @abstractmethod
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """d sigma / dt = -alpha'/alpha."""
+
+    @abstractmethod
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """1 - alpha_t/alpha_s for s <= t, accurate for a short step."""
+
+    def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -self.sigma_prime(t) * self.alpha(t)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """alpha = 1 - t: the paper's image and text runs."""
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return 1 - t
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return t.clone()
+
+    def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.full_like(t, -1.0)
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.log1p(-t)
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return 1 / (1 - t)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (t - s) / (1 - s)
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """alpha = e^{-horizon t}: the paper's MNIST run, which does not state its horizon. See `Process.prior_kl`."""
+
+    horizon: float
+
+    def __post_init__(self) -> None:
+        _positive("horizon", self.horizon)
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.exp(-self.horizon * t)
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(-self.horizon * t)
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.horizon * t
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.full_like(t, self.horizon)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(-self.horizon * (t - s))
+
+
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """alpha = 1 - (1 - eps) t (SEDD): the rate stays finite at t = 1, where alpha = eps."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _positive("eps", self.eps)
+        if self.eps >= 1:
+            raise ValueError(f"eps is {self.eps}, but it must lie in (0, 1)")
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - t) + self.eps * t
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - self.eps) * t
+
+    def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.full_like(t, self.eps - 1)
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # log1p is accurate near t = 0 and loses eps near t = 1 in float32; log of alpha is the other way round.
+        return torch.where(t < 0.5, -torch.log1p(-self.beta(t)), -torch.log(self.alpha(t)))
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - self.eps) / self.alpha(t)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return (1 - self.eps) * (t - s) / self.alpha(s)
+
+
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """sigma = sigma_min^{1-t} sigma_max^t (SEDD). alpha_0 = e^{-sigma_min} is not one: a likelihood needs its reconstruction term."""
+
+    sigma_min: float
+    sigma_max: float
+
+    def __post_init__(self) -> None:
+        _positive("sigma_min", self.sigma_min)
+        _positive("sigma_max", self.sigma_max)
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError(f"sigma_min is {self.sigma_min}, but it must be below sigma_max = {self.sigma_max}")
+
+    @property
+    def _growth(self) -> float:
+        return math.log(self.sigma_max / self.sigma_min)
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.exp(-self.sigma(t))
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(-self.sigma(t))
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.sigma_min * torch.exp(self._growth * t)
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self._growth * self.sigma(t)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(-self.sigma(s) * torch.expm1(self._growth * (t - s)))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """alpha = 1 - cos(pi (1-t) / 2) (MD4), as 2 sin^2(pi (1-t) / 4)."""
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return 2 * torch.sin(math.pi / 4 * (1 - t)) ** 2
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.sin(math.pi / 2 * t)
+
+    def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -math.pi / 2 * torch.sin(math.pi / 2 * (1 - t))
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.where(t < 0.5, -torch.log1p(-self.beta(t)), -torch.log(self.alpha(t)))
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return math.pi / 2 / torch.tan(math.pi / 4 * (1 - t))
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # sin(pi t/2) - sin(pi s/2), as a product, over alpha_s
+        return 2 * torch.sin(math.pi / 4 * (2 - t - s)) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)

@@ -1,0 +1,94 @@
+"""Does one posterior stand behind a whole score vector? The paper's four classes, and what a sampler does with the vectors that have none."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.belief.inverse import affine_inverse, box
+from m2s.belief.maps import _door, score_from_posterior, set_own
+from m2s.belief.step import analytic_weights
+from m2s.process import Process, RankOne
+
+CLASSES = ("outside the box", "material", "boundary", "realizable")
+BLOCK = 1 << 22  # entries in float64 at once
+
+
+class Diagnosis(NamedTuple):
+    """What one score vector looks like; every field has the shape of x_t."""
+
+    classes: Tensor  # 0 outside the box, 1 material, 2 boundary, 3 realizable
+    strict: Tensor  # the same with no tolerance on the box: the paper's count
+    outside: Tensor  # coordinates outside the box, no tolerance
+    lowest: Tensor  # min of the signed posterior
+    off_plane: Tensor  # distance of the score from the plane of bridged scores, relative to it; 0 for uniform
+    negative_weights: Tensor  # candidates with a negative weight in the analytic step to `s` (0 without one)
+    negative_mass: Tensor  # their mass
+
+
+def diagnose(
+    score: Float[Tensor, "*site S"],
+    x_t: Int[Tensor, "*site"],
+    t: Float[Tensor, "*b"],
+    process: Process,
+    s: Float[Tensor, "*b"] | None = None,
+    box_tolerance: float = 1e-6,
+    posterior_tolerance: float = 1e-6,
+) -> Diagnosis:
+    """Classify every score vector, in float64; with `s`, also weigh the analytic sampler's step from t to s.
+
+    A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
+    """
+    _door("score", score, x_t, t, process)
+    flat_x = x_t.reshape(-1)
+    flat_score = score.reshape(-1, score.shape[-1])
+    spread = t.reshape(t.shape + (1,) * (x_t.ndim - t.ndim)).expand(x_t.shape).reshape(-1).double()
+    earlier = None if s is None else s.reshape(s.shape + (1,) * (x_t.ndim - s.ndim)).expand(x_t.shape).reshape(-1).double()
+    per_row = score.shape[-1] if isinstance(process, RankOne) else score.shape[-1] ** 2
+    rows = max(1, BLOCK // per_row)
+    parts = [
+        _diagnose(
+            flat_score[at].double(),
+            flat_x[at],
+            spread[at],
+            None if earlier is None else earlier[at],
+            process,
+            box_tolerance,
+            posterior_tolerance,
+        )
+        for at in (slice(start, start + rows) for start in range(0, len(flat_x), rows))
+    ]
+    return Diagnosis(*(torch.cat(field).reshape(x_t.shape) for field in zip(*parts, strict=True)))
+
+
+def _diagnose(
+    score: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: Process, box_tolerance: float, posterior_tolerance: float
+) -> Diagnosis:
+    score = set_own(score, x_t, 1.0)
+    low, high = box(x_t, t, process)
+    outside = ((score < low) | (score > high)).sum(-1)
+    beyond = ((score < low * (1 - box_tolerance)) | (score > high * (1 + box_tolerance))).any(-1)
+    signed = affine_inverse(score, x_t, t, process)
+    lowest = signed[..., : process.vocab].amin(-1)
+    counted = process.rates_into(x_t, t) > 0
+    gap = torch.where(counted, score_from_posterior(signed, x_t, t, process) - score, 0)
+    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
+    off_plane = torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)
+    material = (lowest < -posterior_tolerance) | (off_plane > box_tolerance)
+    inside = torch.where(material, 1, torch.where(lowest < 0, 2, 3))
+    if s is not None and isinstance(process, RankOne):
+        weights = analytic_weights(score, x_t, s, t, process)
+        negative, mass = (weights < 0).sum(-1), -weights.clamp(max=0).sum(-1)
+    else:
+        negative, mass = torch.zeros_like(outside), torch.zeros_like(lowest)
+    classes = torch.where(beyond, 0, inside)
+    strict = torch.where(outside > 0, 0, inside)
+    return Diagnosis(classes, strict, outside, lowest, off_plane, negative, mass)
+
+
+def classify(
+    score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
+) -> Int[Tensor, "*site"]:
+    """0 outside the box, 1 in the box but materially (below -1e-6) without a posterior, 2 on the numerical boundary, 3 realizable."""
+    return diagnose(score, x_t, t, process).classes
