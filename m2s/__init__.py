@@ -1,7 +1,7 @@
 """m2s: mean-to-score discrete diffusion.
 
-Processes say how clean data is corrupted, heads say what a network's output means, objectives train it, and `realizability` says
-whether a score has a posterior behind it.
+Processes say how clean data is corrupted, heads say what a network's output means, objectives train it, and `realizability`
+says whether a score has a posterior behind it.
 """
 
 from m2s.belief import (

@@ -87,10 +87,14 @@ def belief(name: str, value: Tensor, x_t: Tensor, states: int, wider: bool = Fal
     if not value.dtype.is_floating_point:
         raise TypeError(f"{name} must hold floats, but its dtype is {value.dtype}")
     if value.shape[:-1] != x_t.shape:
-        raise ValueError(f"{name} has shape {list(value.shape)}, but x_t has shape {list(x_t.shape)}: expected {[*x_t.shape, states]}")
+        raise ValueError(
+            f"{name} has shape {list(value.shape)}, but x_t has shape {list(x_t.shape)}: expected {[*x_t.shape, states]}"
+        )
     if value.shape[-1] < states or (value.shape[-1] > states and not wider):
         atleast = "at least " if wider else ""
-        raise ValueError(f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {atleast}{states}")
+        raise ValueError(
+            f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {atleast}{states}"
+        )
     not_nan(name, value)
 
 

@@ -1,7 +1,7 @@
 """Heads: what a network's output means.
 
-Every head states the same three things of an output [*sites, >= states]: `posterior`, `log_score`, and `last_step`, the law from
-which the clean token is drawn when the noise is all but gone.
+Every head states the same three things of an output [*sites, >= states]: `posterior`, `log_score`, and `last_step`, the law
+from which the clean token is drawn when the noise is all but gone.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief.inverse import affine_inverse
-from m2s.belief.maps import _log, _wider, own, scalars, set_own, times_kernel
+from m2s.belief.maps import _log, own, scalars, set_own, times_kernel
 from m2s.belief.output import Output, logits
 from m2s.process import Process, RankOne
+from m2s.process.base import pick, wide
 
 
 class Head(ABC):
@@ -49,10 +50,12 @@ class Head(ABC):
 
 
 class Posterior(Head):
-    """M2S: the output is the logits of the posterior mu (`offset="none"`, the paper) or of the leave-one-out law nu (`"exact"`).
+    """M2S: the output is the logits of the posterior mu (`offset="none"`, the paper) or of the leave-one-out law nu
+    (`"exact"`).
 
-    The two are one family: posterior logits are leave-one-out logits plus log P_t(k|z), for a rank-one process log1p(alpha/m_t(k)) at z = k
-    alone. With "exact" the network need not say itself that the token it sees is probably right.
+    The two are one family: posterior logits are leave-one-out logits plus log P_t(k|z), for a rank-one process
+    log1p(alpha/m_t(k)) at z = k alone. With "exact" the network need not say itself that the token it sees is probably
+    right.
     """
 
     def __init__(self, process: Process, offset: Literal["none", "exact"] = "none") -> None:
@@ -61,9 +64,10 @@ class Posterior(Head):
             raise ValueError(f'offset is {offset!r}, but it must be "none" or "exact"')
         self.offset = offset
 
-    def posterior_logits(
-        self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*site K"]:
+    def __repr__(self) -> str:
+        return f"Posterior({self.process}, offset={self.offset!r})"
+
+    def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
         """Unnormalised log mu over the clean tokens; infinite offsets (an unmasked site under absorbing) are left out."""
         clean = self._logits(output, x_t, t)[..., : self.process.vocab]
         if isinstance(self.process, RankOne):
@@ -76,14 +80,12 @@ class Posterior(Head):
                 offset = torch.where(x_t == self.process.mask, 0, offset)
             index = x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1)
             return clean.scatter_add(-1, index, offset.unsqueeze(-1))
-        likelihood = self.process.columns(x_t, _wider(t, clean))[..., : self.process.vocab].to(clean.dtype)
+        log_likelihood = _log(self.process.columns(x_t, wide(t))[..., : self.process.vocab]).to(clean.dtype)
         if self.offset == "none":
-            return clean.where(likelihood > 0, -torch.inf)
-        return clean + _log(likelihood)
+            return clean.where(log_likelihood > -torch.inf, -torch.inf)
+        return clean + log_likelihood
 
-    def log_posterior(
-        self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
-    ) -> Float[Tensor, "*site S"]:
+    def log_posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """log mu, -inf at the mask; log e_k where the current token is certainly clean."""
         log_mu = torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
         log_mu = torch.nn.functional.pad(log_mu, (0, self.process.states - self.process.vocab), value=-torch.inf)
@@ -100,7 +102,8 @@ class Posterior(Head):
         return self.log_posterior(output, x_t, t)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """The bridge in logarithms: log(b mu_y + m(y) [off/m(k) + mu_k/(alpha+m(k))]), so that no small mu_y is rounded away."""
+        """The bridge in logarithms: log(b mu_y + m(y) [off/m(k) + mu_k/(alpha+m(k))]), so that no small mu_y is rounded
+        away."""
         if not isinstance(self.process, RankOne):
             return self._tabulated_log_score(output, x_t, t)
         log_mu = self.log_posterior(output, x_t, t)
@@ -120,15 +123,15 @@ class Posterior(Head):
         return set_own(clean, x_t, 0.0)
 
     def _tabulated_log_score(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:
-        """log (nu P)_y / (nu P)_k with nu ∝ mu / P_t(k|.), which divides by no tiny kernel entry once nu is normalised."""
-        log_mu = self.posterior_logits(output, x_t, t)
-        t = _wider(t, log_mu)
-        likelihood = self.process.columns(x_t, t)[..., : self.process.vocab].to(log_mu.dtype)
-        log_nu = log_mu - _log(likelihood).where(likelihood > 0, 0)
+        """log (nu P)_y / (nu P)_k with nu ∝ mu / P_t(k|.), in float64: kernel entries go far below float32's range."""
+        logits = self.posterior_logits(output, x_t, t)
+        kernel = self.process.kernel(wide(t))
+        likelihood = pick(kernel, x_t, -1)[..., : self.process.vocab]
+        log_nu = logits.to(kernel.dtype) - _log(likelihood).where(likelihood > 0, 0)
         nu = torch.nn.functional.pad(torch.softmax(log_nu, -1), (0, self.process.states - self.process.vocab))
-        law = times_kernel(nu, self.process.kernel(t).to(nu.dtype))
+        law = times_kernel(nu, kernel)
         log_law = torch.where(law > 0, torch.log(law.where(law > 0, 1)), -torch.inf)
-        return set_own(log_law - own(log_law, x_t), x_t, 0.0)
+        return set_own(log_law - own(log_law, x_t), x_t, 0.0).to(logits.dtype)
 
 
 class _FreeScore(Head):
@@ -140,7 +143,7 @@ class _FreeScore(Head):
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """log of s_y P_t(k|y), normalised over clean y: positive for every score, and the posterior itself as t tends to 0."""
         log_score = self.log_score(output, x_t, t)
-        joint = log_score + _log(self.process.columns(x_t, _wider(t, log_score)).to(log_score.dtype))
+        joint = log_score + _log(self.process.columns(x_t, wide(t))).to(log_score.dtype)
         if self.process.mask is not None:
             joint = torch.nn.functional.pad(joint[..., : self.process.vocab], (0, 1), value=-torch.inf)
         return torch.log_softmax(joint, -1)
@@ -156,17 +159,17 @@ class LogScore(_FreeScore):
 class FactorizedRate(_FreeScore):
     """Neural CTMC: total exit rate and jump law predicted apart.
 
-    Of the output at a site with current token k, the entries off k are the logits of the jump law J over the candidates that have a forward
-    rate into k, and the entry at k is the log of the exit rate in units of the forward rates into k:
+    Of the output at a site with current token k, the entries off k are the logits of the jump law J over the candidates
+    that have a forward rate into k, and the entry at k is the log of the exit rate in units of the forward rates into k:
 
         exit = e^{output_k} sum_y Q_t(y -> k),    reverse rate k -> y = exit J_y,    s_y = exit J_y / Q_t(y -> k).
     """
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         values = self._logits(output, x_t, t)
-        rates = self.process.rates_into(x_t, _wider(t, values)).to(values.dtype)
+        rates = self.process.rates_into(x_t, wide(t))
         total = rates.sum(-1, keepdim=True)
         counted = torch.where(total > 0, rates > 0, True)  # where nothing leads into k the score carries no weight
         log_jump = torch.log_softmax(set_own(values.where(counted, -torch.inf), x_t, -torch.inf), -1)
         share = torch.where(rates > 0, total / rates.where(rates > 0, 1), 1)
-        return set_own(own(values, x_t) + log_jump + torch.log(share), x_t, 0.0)
+        return set_own(own(values, x_t) + log_jump + torch.log(share).to(values.dtype), x_t, 0.0)

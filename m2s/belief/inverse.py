@@ -13,8 +13,9 @@ from m2s.process import Process, RankOne
 class Reduced(NamedTuple):
     """The least-squares problem over one site's posterior, in units where its Hessian is I + curvature 1 1^T.
 
-    At a clean k the unknowns are u = mu off k, mu_k = 1 - sum(u), and |B mu - s|^2 / b^2 = |u|^2 + curvature (sum u)^2 - 2 pull.u + const,
-    b = alpha/m(k). At the mask, and wherever the token itself carries no mass, u is all of mu and sums to one: curvature is 0.
+    At a clean k the unknowns are u = mu off k, mu_k = 1 - sum(u), and |B mu - s|^2 / b^2 = |u|^2 + curvature (sum u)^2 - 2
+    pull.u + const, b = alpha/m(k). At the mask, and wherever the token itself carries no mass, u is all of mu and sums to
+    one: curvature is 0.
     """
 
     pull: Tensor  # [*sites, vocab], 0 at k
@@ -23,13 +24,11 @@ class Reduced(NamedTuple):
     known: Tensor  # [*sites] bool: mu = e_k whatever the score (an unmasked site under absorbing)
 
 
-def reduce(
-    score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: RankOne
-) -> Reduced:
+def reduce(score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: RankOne) -> Reduced:
     """Rank-one B mu - s, with w = (s - m(y)/(alpha + m(k))) / b and delta = m(y) / (alpha + m(k)) for clean y and for the mask:
 
-    pull = w + delta sum(w) + delta_mask w_mask,   curvature = 2 delta + n delta^2 + delta_mask^2.
-    Uniform: delta = rho, and with c = b^2 these are g/c and h/c of the paper's appendix D.4. At k = mask: pull = (m(k) s - m(y)) / alpha.
+    pull = w + delta sum(w) + delta_mask w_mask,   curvature = 2 delta + n delta^2 + delta_mask^2. Uniform: delta = rho, and
+    with c = b^2 these are g/c and h/c of the paper's appendix D.4. At k = mask: pull = (m(k) s - m(y)) / alpha.
     """
     site = scalars(process, x_t, t, score.dtype)
     known = site.own == 0
@@ -64,8 +63,9 @@ def affine_inverse(
 ) -> Float[Tensor, "*site S"]:
     """The signed vector mu~ with sum one whose bridged score is `score` (appendix D.1), or nearest to it.
 
-    Uniform: exact and unique, m = sum_{y != k}(s_y - rho) / ((1-rho)(K-1+1/rho)), mu~_k = 1 - m, mu~_y = (s_y - rho - (1-rho) m)/b.
-    Where the bridged scores fill less than the whole space (a mask adds an equation) it is the least-squares solution.
+    Uniform: exact and unique, m = sum_{y != k}(s_y - rho) / ((1-rho)(K-1+1/rho)), mu~_k = 1 - m, mu~_y = (s_y - rho -
+    (1-rho) m)/b. Where the bridged scores fill less than the whole space (a mask adds an equation) it is the least-squares
+    solution.
     """
     _door("score", score, x_t, t, process)
     t = _wider(t, score)
@@ -74,9 +74,7 @@ def affine_inverse(
         count = torch.where(reduced.free, process.vocab - 1, process.vocab).to(score.dtype)
         total = reduced.pull.sum(-1)
         # (I + curvature 1 1^T) u = pull, or u = pull + shift with sum(u) = 1
-        shift = torch.where(
-            reduced.free, -reduced.curvature * total / (1 + count * reduced.curvature), (1 - total) / count
-        )
+        shift = torch.where(reduced.free, -reduced.curvature * total / (1 + count * reduced.curvature), (1 - total) / count)
         u = reduced.pull + shift.unsqueeze(-1)
         index = x_t.long().clamp(max=process.vocab - 1).unsqueeze(-1)
         u = u.scatter(-1, index, torch.where(reduced.free.unsqueeze(-1), 0, u.gather(-1, index)))
@@ -85,7 +83,8 @@ def affine_inverse(
 
 
 def _tabulated_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
-    """Least squares over {sum mu = 1} on the tokens from which k can be reached, and over the candidates that have a rate into k."""
+    """Least squares over {sum mu = 1} on the tokens from which k can be reached, and over the candidates that have a rate
+    into k."""
     bridge, target, reachable = weighted_system(score, x_t, t, process)
     # mu = e_a + (directions that keep the sum), a = any reachable token: eliminate it
     anchor = reachable.to(torch.uint8).argmax(-1, keepdim=True)
@@ -100,7 +99,8 @@ def _tabulated_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: Process) 
 def weighted_system(
     score: Tensor, x_t: Tensor, t: Tensor, process: Process
 ) -> tuple[Float[Tensor, "*site S K"], Float[Tensor, "*site S"], Tensor]:
-    """(B, s, reachable): B_{t,k} and s in the score's dtype with rows of candidates that have no rate into k, and k's own, set to zero."""
+    """(B, s, reachable): B_{t,k} and s in the score's dtype with rows of candidates that have no rate into k, and k's own,
+    set to zero."""
     bridge = bridge_matrix(x_t, t, process).to(score.dtype)
     counted = process.rates_into(x_t, t) > 0
     bridge = torch.where(counted.unsqueeze(-1), bridge, 0)
@@ -113,7 +113,7 @@ def box(
 ) -> tuple[Float[Tensor, "*site S"], Float[Tensor, "*site S"]]:
     """The least and greatest score each candidate can have under any posterior: [min_z, max_z] of P_t(y|z)/P_t(k|z).
 
-    Uniform: [rho, 1/rho] (Eq. 11). Rank-one, clean k: [m(y)/(alpha+m(k)), (alpha+m(y))/m(k)], for the mask m(y)/m(k) above.
+    Uniform: [rho, 1/rho] (Eq. 12). Rank-one, clean k: [m(y)/(alpha+m(k)), (alpha+m(y))/m(k)], for the mask m(y)/m(k) above.
     Candidates that carry no rate into k are not bounded; the entry at k is 1.
     """
     if isinstance(process, RankOne):
@@ -135,5 +135,3 @@ def box(
     counted = process.rates_into(x_t, t) > 0
     low, high = low.where(counted, 0), high.where(counted, torch.inf)
     return set_own(low, x_t, 1.0), set_own(high, x_t, 1.0)
-
-

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.process import Process, RankOne, Site
+from m2s.process.base import pick, wide
 
 
 def scalars(process: RankOne, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], dtype: torch.dtype) -> Site:
@@ -48,8 +49,8 @@ def posterior_from_leave_one_out(
 ) -> Float[Tensor, "*site S"]:
     """mu_z ∝ nu_z P_t(k|z): the current token seen as well."""
     _door("leave_one_out", leave_one_out, x_t, t, process)
-    joint = leave_one_out * process.columns(x_t, _wider(t, leave_one_out)).to(leave_one_out.dtype)
-    return joint / joint.sum(-1, keepdim=True)
+    joint = leave_one_out * process.columns(x_t, wide(t))
+    return (joint / joint.sum(-1, keepdim=True)).to(leave_one_out.dtype)
 
 
 def leave_one_out_from_posterior(
@@ -57,9 +58,10 @@ def leave_one_out_from_posterior(
 ) -> Float[Tensor, "*site S"]:
     """nu_z ∝ mu_z / P_t(k|z): the current token forgotten. Where P_t(k|z) = 0, nothing is known of nu_z and it is 0."""
     _door("posterior", posterior, x_t, t, process)
-    likelihood = process.columns(x_t, _wider(t, posterior)).to(posterior.dtype)
+    likelihood = process.columns(x_t, wide(t))
     support(posterior, likelihood, x_t, t)
-    return torch.softmax(_log(posterior) - _log(likelihood).where(likelihood > 0, torch.inf), -1)
+    law = torch.softmax(_log(posterior) - _log(likelihood).where(likelihood > 0, torch.inf), -1)
+    return law.to(posterior.dtype)
 
 
 def support(posterior: Tensor, likelihood: Tensor, x_t: Tensor, t: Tensor) -> None:
@@ -67,9 +69,9 @@ def support(posterior: Tensor, likelihood: Tensor, x_t: Tensor, t: Tensor) -> No
     bad = (posterior > 0) & (likelihood == 0)
     if check.is_checked() and bad.any():
         at = check.first(bad)
-        time = float(check.align("t", t, x_t).expand(x_t.shape)[at[:-1]])
+        token, time = int(x_t[at[:-1]]), float(check.align("t", t, x_t).expand(x_t.shape)[at[:-1]])
         raise ValueError(
-            f"posterior{list(at)} is {float(posterior[at]):g}, but P_t(x_t = {int(x_t[at[:-1]])} | {at[-1]}) = 0 at t = {time:g}: "
+            f"posterior{list(at)} is {float(posterior[at]):g}, but P_t(x_t = {token} | {at[-1]}) = 0 at t = {time:g}: "
             "the support condition is violated, and the bridge would divide by zero"
         )
 
@@ -88,8 +90,9 @@ def score_from_leave_one_out(
         site = scalars(process, x_t, t, leave_one_out.dtype)
         law = site.alpha.unsqueeze(-1) * leave_one_out + mixing_vector(process, site)
     else:
-        law = times_kernel(leave_one_out, process.kernel(t).to(leave_one_out.dtype))
-    return set_own(law / own(law, x_t), x_t, 1.0)
+        kernel = process.kernel(wide(t))
+        law = times_kernel(leave_one_out.to(kernel.dtype), kernel)
+    return set_own(law / own(law, x_t), x_t, 1.0).to(leave_one_out.dtype)
 
 
 def mixing_vector(process: RankOne, site: Site) -> Float[Tensor, "*site S"]:
@@ -101,18 +104,19 @@ def mixing_vector(process: RankOne, site: Site) -> Float[Tensor, "*site S"]:
 def score_from_posterior(
     posterior: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
-    """The bridge (Theorem 4.1): s_y = sum_z mu_z P_t(y|z) / P_t(k|z), linear in mu.
+    """The bridge (Theorem 4.1, Eq. 6): s_y = sum_z mu_z P_t(y|z) / P_t(k|z), linear in mu.
 
     Rank-one, in O(K): s_y = m(y) [off / m(k) + mu_k / (alpha + m(k))] + alpha mu_y / m(k), off = sum_{z != k} mu_z.
-    Uniform (Eq. 6): s_y = off + rho mu_k + (1/rho - 1) mu_y.
+    Uniform (Eq. 7): s_y = off + rho mu_k + (1/rho - 1) mu_y.
     """
     _door("posterior", posterior, x_t, t, process)
     t = _wider(t, posterior)
     if not isinstance(process, RankOne):
-        likelihood = process.columns(x_t, t).to(posterior.dtype)
+        kernel = process.kernel(wide(t))
+        likelihood = pick(kernel, x_t, -1)
         support(posterior, likelihood, x_t, t)
         weights = posterior / likelihood.where(likelihood > 0, torch.inf)
-        return set_own(times_kernel(weights, process.kernel(t).to(posterior.dtype)), x_t, 1.0)
+        return set_own(times_kernel(weights, kernel), x_t, 1.0).to(posterior.dtype)
     site = scalars(process, x_t, t, posterior.dtype)
     if check.is_checked():
         support(posterior, process.columns(x_t, t).to(posterior.dtype), x_t, t)

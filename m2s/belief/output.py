@@ -23,7 +23,8 @@ class Unprojected:
     def __post_init__(self) -> None:
         if self.weight.ndim != 2 or self.weight.shape[-1] != self.hidden.shape[-1]:
             raise ValueError(
-                f"weight has shape {list(self.weight.shape)}, but hidden has {self.hidden.shape[-1]} features: expected [columns, features]"
+                f"weight has shape {list(self.weight.shape)}, but hidden has {self.hidden.shape[-1]} features: "
+                "expected [columns, features]"
             )
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ValueError(f"bias has shape {list(self.bias.shape)}, but weight has {self.weight.shape[0]} rows")

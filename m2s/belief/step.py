@@ -1,13 +1,14 @@
-"""One reverse step from t to s < t as a law over the next token: from a posterior (Bayes) and from a score (SEDD's analytic form)."""
+"""One reverse step from t to s < t as a law over the next token: from a posterior (Bayes) and from a score (SEDD's analytic
+form)."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief.maps import _door, _wider, mixing_vector, scalars, set_own, times_kernel
+from m2s.belief.maps import _door, _wider, mixing_vector, set_own, times_kernel
 from m2s.process import Process, RankOne
-from m2s.process.base import pick
+from m2s.process.base import pick, wide
 
 
 def _times(s: Tensor, t: Tensor, x_t: Tensor) -> None:
@@ -18,23 +19,27 @@ def _times(s: Tensor, t: Tensor, x_t: Tensor) -> None:
 
 
 def bayes_law(
-    posterior: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], s: Float[Tensor, "*b"], t: Float[Tensor, "*b"], process: Process
+    posterior: Float[Tensor, "*site S"],
+    x_t: Int[Tensor, "*site"],
+    s: Float[Tensor, "*b"],
+    t: Float[Tensor, "*b"],
+    process: Process,
 ) -> Float[Tensor, "*site S"]:
-    """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z) (Eq. 15). It sums to one by itself; at s = 0 it is mu.
+    """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z) (Eq. 19). It sums to one by itself; at s = 0 it is mu.
 
     Rank-one, with w_z = mu_z / P_t(k|z) and N = sum(w): p(y) = (A [y = k] + q(k)) (alpha_s w_y + m_s(y) N).
     """
     _door("posterior", posterior, x_t, t, process)
     _times(s, t, x_t)
-    s, t = _wider(s, posterior), _wider(t, posterior)
-    likelihood = process.columns(x_t, t).to(posterior.dtype)
+    s, t = wide(s), wide(t)
+    likelihood = process.columns(x_t, t)
     w = posterior / likelihood.where(likelihood > 0, torch.inf)
     if isinstance(process, RankOne):
-        at_s = scalars(process, x_t, s, posterior.dtype)
+        at_s = process.at(x_t, s)
         law = at_s.alpha.unsqueeze(-1) * w + mixing_vector(process, at_s) * w.sum(-1, keepdim=True)
     else:
-        law = times_kernel(w, process.kernel(s).to(posterior.dtype))
-    return law * arrival(x_t, s, t, process).to(posterior.dtype)
+        law = times_kernel(w, process.kernel(s))
+    return (law * arrival(x_t, s, t, process)).to(posterior.dtype)
 
 
 def arrival(
@@ -55,8 +60,9 @@ def analytic_weights(
 ) -> Float[Tensor, "*site S"]:
     """SEDD's analytic predictor before its positive part is taken: (s P_{t|s}^{-1})_y P_{t|s}(k|y), with s_k = 1. Sums to one.
 
-    Rank-one: (s - q sum(s)) / A. Uniform, D = sigma_t - sigma_s: e^D s - (e^D - 1) mean(s), the mean over all K tokens, k included.
-    On a realizable score it is the Bayes law; otherwise entries can be negative: for uniform, where s_y < (1 - e^{-D}) mean(s).
+    Rank-one: (s - q sum(s)) / A. Uniform, D = sigma_t - sigma_s: e^D s - (e^D - 1) mean(s), the mean over all K tokens, k
+    included. On a realizable score it is the Bayes law; otherwise entries can be negative: for uniform, where s_y < (1 -
+    e^{-D}) mean(s).
     """
     _door("score", score, x_t, t, process)
     _times(s, t, x_t)
@@ -71,5 +77,3 @@ def analytic_weights(
         q = torch.cat([q, mixing.mask.unsqueeze(-1)], -1)
     staggered = (score - q.to(score.dtype) * total) / keep.to(score.dtype).unsqueeze(-1)
     return staggered * arrival(x_t, s, t, process).to(score.dtype)
-
-

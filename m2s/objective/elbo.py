@@ -1,6 +1,7 @@
 """The bound on the likelihood, every term of it.
 
-    -log p(x_0) <= integral over [t_min, T] of the score entropy + KL(q_T(.|x_0) || reference) + E_{q_{t_min}} sum_i -log p(x_0^i | x_{t_min})
+    -log p(x_0) <= integral over [t_min, T] of the score entropy + KL(q_T(.|x_0) || reference) + E_{q_{t_min}} sum_i -log
+    p(x_0^i | x_{t_min})
 
 T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (a pure mask). The integral alone, which papers report, is no bound.
 """
@@ -35,8 +36,8 @@ class Elbo:
     def mean(self) -> tuple[float, float]:
         """The bound averaged over the batch and its standard error.
 
-        Times are stratified within a pass and independent between passes, so with several passes the error is the one of sampling
-        times and noise for this batch; with one it is taken over samples, and covers the choice of samples too.
+        Times are stratified within a pass and independent between passes, so with several passes the error is the one of
+        sampling times and noise for this batch; with one it is taken over samples, and covers the choice of samples too.
         """
         if len(self.passes) > 1:
             means = self.passes.mean(1)

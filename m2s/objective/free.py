@@ -25,14 +25,20 @@ def bregman(d: Tensor) -> Tensor:
 def entropy_from_logs(
     log_score: Float[Tensor, "*site S"], log_ratio: Float[Tensor, "*site S"], weight: Float[Tensor, "*site S"]
 ) -> Float[Tensor, "*site"]:
-    """sum_y weight_y h(s_y, r_y) for any weights, ordinary autograd; h(s, 0) = s, and a weight of zero gives exactly zero."""
+    """sum_y weight_y h(s_y, r_y) for any weights, ordinary autograd; h(s, 0) = s, and a weight of zero gives exactly zero.
+
+    A weight can be as small as its ratio is large, so their product is formed in logarithms: w h = w r (e^d - 1 - d), or w s - w r (1 + d).
+    """
     counted = weight > 0
-    compared = log_ratio > -torch.inf
+    compared = counted & (log_ratio > -torch.inf)
+    log_weight = torch.log(weight.where(counted, 1))
     log_score = torch.where(counted, log_score, 0)
-    safe = torch.where(compared, log_ratio, 0)
-    d = torch.where(compared, log_score - safe, 0)
-    h = torch.where(compared, safe.exp() * bregman(d), log_score.exp())
-    return torch.where(counted, weight * h, 0).sum(-1)
+    log_ratio = torch.where(compared, log_ratio, 0)
+    d = torch.where(compared, log_score - log_ratio, 0)
+    weighted_ratio, weighted_score = torch.exp(log_weight + log_ratio), torch.exp(log_weight + log_score)
+    near = d.abs() < 1
+    h = torch.where(near, weighted_ratio * bregman(d.where(near, 0)), weighted_score - weighted_ratio * (1 + d))
+    return torch.where(compared, h, torch.where(counted, weighted_score, 0)).sum(-1)
 
 
 def split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

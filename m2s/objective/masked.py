@@ -1,4 +1,5 @@
-"""The masked form of the objective (MD4, MDLM): what score entropy through the bridge becomes under an absorbing mask (Theorem 4.6)."""
+"""The masked form of the objective (MD4, MDLM): what score entropy through the bridge becomes under an absorbing mask
+(Theorem 4.6, Eq. 15)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -22,4 +23,4 @@ def masked_cross_entropy(
     nll = torch.nn.functional.cross_entropy(values.flatten(0, -2), x_0.flatten().long(), reduction="none").reshape(x_0.shape)
     schedule = process.schedule
     weight = check.align("t", (-schedule.alpha_prime(t) / schedule.beta(t)).to(nll.dtype), x_t)
-    return torch.where(x_t == process.mask, weight * nll, 0)
+    return torch.where(x_t.eq(process.vocab), weight * nll, 0)

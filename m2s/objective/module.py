@@ -38,7 +38,12 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self, model: Model, head: Head, loss: Loss = score_entropy, t_min: float = 1e-3, generator: torch.Generator | None = None
+        self,
+        model: Model,
+        head: Head,
+        loss: Loss = score_entropy,
+        t_min: float = 1e-3,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if not 0 < t_min < 0.5:

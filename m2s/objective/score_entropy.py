@@ -1,11 +1,11 @@
-"""Score entropy with its weight and its constant, for every head and every process with rates (Theorem 4.2)."""
+"""Score entropy with its weight and its constant, for every head and every process with rates (Theorem 4.2, Eq. 8)."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, LogScore, Output, Posterior
-from m2s.belief.maps import _log, _wider
+from m2s.belief.maps import _log, own
 from m2s.belief.output import logits
 from m2s.objective.bridged import bridged_score_entropy
 from m2s.objective.free import entropy_from_logs, free_score_entropy
@@ -32,12 +32,11 @@ def score_entropy(
         else:
             values = head.log_score(output, x_t, t)
         return free_score_entropy(values, x_0, x_t, process.at(x_t, scale), process.mask)
-    log_score = head.log_score(output, x_t, t)
-    t = _wider(t, log_score)
-    row = process.rows(x_0, t).to(log_score.dtype)
-    log_row = _log(row)
-    log_ratio = log_row - log_row.gather(-1, x_t.long().unsqueeze(-1))
-    return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t).to(log_score.dtype))
+    values, t = logits(output, x_t, process.states), wide(t)  # kernel entries reach far below float32's smallest number
+    log_score = head.log_score(values.to(t.dtype), x_t, t)
+    log_row = _log(process.rows(x_0, t))
+    log_ratio = log_row - own(log_row, x_t)
+    return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t)).to(values.dtype)
 
 
 def pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
@@ -52,5 +51,6 @@ def pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
         if (reached == 0).any():
             at = check.first(reached == 0)
             raise ValueError(
-                f"x_t{list(at)} is {int(x_t[at])}, which cannot come from x_0{list(at)} = {int(x_0[at])} under {process}: P_t(x_t|x_0) = 0"
+                f"x_t{list(at)} is {int(x_t[at])}, which cannot come from x_0{list(at)} = {int(x_0[at])} "
+                f"under {process}: P_t(x_t|x_0) = 0"
             )

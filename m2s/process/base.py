@@ -27,8 +27,8 @@ def pick(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -
 class Process(ABC):
     """A continuous- or discrete-time Markov chain that corrupts every site independently.
 
-    States 0..vocab-1 are the clean tokens. A process with a mask has one more, the last: `mask` = `vocab`, `states` = `vocab` + 1.
-    Matrices are indexed [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k).
+    States 0..vocab-1 are the clean tokens. A process with a mask has one more, the last: `mask` = `vocab`, `states` =
+    `vocab` + 1. Matrices are indexed [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k).
     """
 
     vocab: int
@@ -66,8 +66,8 @@ class Process(ABC):
     def reference(self) -> Float[Tensor, "S"]:
         """Where sampling starts: the law at t = 1 of a uniformly drawn clean token (float64).
 
-        For uniform corruption that is uniform; for a mask with alpha_1 = 0 it is the mask. Where a schedule stops short of the end
-        (SEDD's log-linear one leaves alpha_1 = eps) it keeps the prior KL finite.
+        For uniform corruption that is uniform; for a mask with alpha_1 = 0 it is the mask. Where a schedule stops short of
+        the end (SEDD's log-linear one leaves alpha_1 = eps) it keeps the prior KL finite.
         """
         end = self.kernel(torch.ones((), dtype=torch.float64))
         return end[: self.vocab].mean(0)
@@ -77,7 +77,7 @@ class Process(ABC):
         check.tokens("x_0", x_0, self.vocab)
         check.times("t", t)
         rows = self.rows(x_0, wide(t))
-        return kl_terms(rows, self.reference().to(rows)).sum(-1)
+        return kl_terms(rows, self.reference().to(rows).expand_as(rows)).sum(-1)
 
     def last_time(self, t_min: float) -> float:
         """Where the integral of the bound stops: 1 - t_min, or 1 where the prior KL at 1 - t_min would be infinite."""

@@ -1,7 +1,7 @@
 """Finite chains: given one-step matrices and their stored products (D3PM).
 
-D3PM's discretised Gaussian belongs here and not under `RateMatrix`: its steps do not commute, and the logarithm of their product
-has negative rates, so that it is no expm(sigma Q).
+D3PM's discretised Gaussian belongs here and not under `RateMatrix`: its steps do not commute, and the logarithm of their
+product has negative rates, so that it is no expm(sigma Q).
 """
 
 import torch
@@ -57,7 +57,9 @@ class Chain(Process):
         self._on(t)
         out = torch.empty(*t.shape, self.states, self.states, dtype=t.dtype, device=t.device)
         flat = out.reshape(-1, self.states, self.states)
-        for i, (low, high) in enumerate(zip(self.index(s).reshape(-1).tolist(), self.index(t).reshape(-1).tolist(), strict=True)):
+        for i, (low, high) in enumerate(
+            zip(self.index(s).reshape(-1).tolist(), self.index(t).reshape(-1).tolist(), strict=True)
+        ):
             running = torch.eye(self.states, dtype=torch.float64, device=t.device)
             for n in range(low, high):
                 running = running @ self.matrices[n].double()
@@ -65,7 +67,9 @@ class Chain(Process):
         return out
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        raise ValueError("a finite chain has no rates, so no score entropy in continuous time: use m2s.RateMatrix, Uniform or Absorbing")
+        raise ValueError(
+            "a finite chain has no rates, so no score entropy in continuous time: use m2s.RateMatrix, Uniform or Absorbing"
+        )
 
     @classmethod
     def uniform(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
@@ -85,7 +89,8 @@ class Chain(Process):
     def gaussian(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
         """D3PM's discretised Gaussian on ordered levels (Austin et al. 2021, appendix A.2.3).
 
-        Q(i, j) = exp(-4 (i-j)^2 / ((K-1)^2 beta)) / sum_{n=-(K-1)}^{K-1} exp(-4 n^2 / ((K-1)^2 beta)) for i != j; the rest stays.
+        Q(i, j) = exp(-4 (i-j)^2 / ((K-1)^2 beta)) / sum_{n=-(K-1)}^{K-1} exp(-4 n^2 / ((K-1)^2 beta)) for i != j; the rest
+        stays.
         """
         betas = _probabilities(betas)[:, None, None]
         level = torch.arange(vocab, dtype=torch.float64)

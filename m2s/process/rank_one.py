@@ -1,4 +1,5 @@
-"""The rank-one family: P_t(y|z) = alpha_t [y = z] + m_t(y), where the mixing law m_t has one value on clean tokens and one on the mask.
+"""The rank-one family: P_t(y|z) = alpha_t [y = z] + m_t(y), where the mixing law m_t has one value on clean tokens and one
+on the mask.
 
     between s < t:  P_{t|s} = A I + 1 q^T,   A = alpha_t / alpha_s,   q = m_t - A m_s
     rates:          Q_t(y -> k) = n_t(k) for y != k,   n_t = m_t' - (alpha_t'/alpha_t) m_t
@@ -173,7 +174,7 @@ class Uniform(_Scheduled):
         return Mixing(mass / self.vocab, torch.zeros_like(mass))
 
     def rho(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """rho_t = (beta/K) / (alpha + beta/K), the off-diagonal entry of the kernel over its diagonal one (before Eq. 6)."""
+        """rho_t = (beta/K) / (alpha + beta/K), the off-diagonal entry of the kernel over its diagonal one (before Eq. 7)."""
         own = self.schedule.beta(t) / self.vocab
         return own / (self.schedule.alpha(t) + own)
 

@@ -1,7 +1,7 @@
 """The tabulated family: P_t = expm(sigma_t Q) for any rate matrix Q on up to about 512 states.
 
-The exponential is entrywise non-negative and accurate to a small relative error in every entry, tiny ones included. A short step is
-summed by uniformization, then doubled. While the step is short its off-diagonal part O is squared by itself,
+The exponential is entrywise non-negative and accurate to a small relative error in every entry, tiny ones included. A short
+step is summed by uniformization, then doubled. While the step is short its off-diagonal part O is squared by itself,
 
     O <- O (2 - r_i - r_j) + offdiag(O O),   r = row sums of O,
 
@@ -95,7 +95,9 @@ class RateMatrix(Process):
         wrong = (total + rates.diagonal()).abs() > 1e-9 * total.clamp(min=1e-300).maximum(rates.diagonal().abs())
         if wrong.any():
             row = int(check.first(wrong)[0])
-            raise ValueError(f"row {row} of rates sums to {float(rates[row].sum()):g}, but the rows of a rate matrix sum to zero")
+            raise ValueError(
+                f"row {row} of rates sums to {float(rates[row].sum()):g}, but the rows of a rate matrix sum to zero"
+            )
         self.generator = off - torch.diag(total)
         self.schedule = schedule
         self.states = rates.shape[0]
@@ -133,11 +135,13 @@ class RateMatrix(Process):
         return cls(rates, schedule, mask=True)
 
     @classmethod
-    def birth_death(cls, birth: Float[Tensor, "K-1"], death: Float[Tensor, "K-1"], schedule: Schedule) -> "RateMatrix":
+    def birth_death(cls, birth: Float[Tensor, "n"], death: Float[Tensor, "n"], schedule: Schedule) -> "RateMatrix":
         """Q(i -> i+1) = birth[i], Q(i+1 -> i) = death[i]."""
         birth, death = torch.as_tensor(birth).double(), torch.as_tensor(death).double()
         if birth.ndim != 1 or birth.shape != death.shape:
-            raise ValueError(f"birth and death must be vectors of one length, but have shapes {list(birth.shape)}, {list(death.shape)}")
+            raise ValueError(
+                f"birth and death must be vectors of one length, but have shapes {list(birth.shape)}, {list(death.shape)}"
+            )
         check.not_negative("birth", birth)
         check.not_negative("death", death)
         rates = torch.diag(birth, 1) + torch.diag(death, -1)

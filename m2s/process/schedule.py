@@ -1,7 +1,7 @@
 """Noise schedules: the survival probability alpha_t = e^{-sigma_t} of a token, accurate at both ends of [0, 1].
 
-Every schedule states `alpha`, `beta` = 1 - alpha, `alpha_prime`, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 - alpha_t/alpha_s,
-each in a form without cancellation, in the dtype of the time it is given.
+Every schedule states `alpha`, `beta` = 1 - alpha, `alpha_prime`, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 -
+alpha_t/alpha_s, each in a form without cancellation, in the dtype of the time it is given.
 """
 
 import math
@@ -125,7 +125,8 @@ class LogLinear(Schedule):
 
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """sigma = sigma_min^{1-t} sigma_max^t (SEDD). alpha_0 = e^{-sigma_min} is not one: a likelihood needs its reconstruction term."""
+    """sigma = sigma_min^{1-t} sigma_max^t (SEDD). alpha_0 = e^{-sigma_min} is not one: a likelihood needs its
+    reconstruction term."""
 
     sigma_min: float
     sigma_max: float

@@ -1,4 +1,5 @@
-"""Does one posterior stand behind a whole score vector? The paper's four classes, and what a sampler does with the vectors that have none."""
+"""Does one posterior stand behind a whole score vector? The paper's four classes, and what a sampler does with the vectors
+that have none."""
 
 from typing import NamedTuple
 
@@ -90,5 +91,6 @@ def _diagnose(
 def classify(
     score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Int[Tensor, "*site"]:
-    """0 outside the box, 1 in the box but materially (below -1e-6) without a posterior, 2 on the numerical boundary, 3 realizable."""
+    """0 outside the box, 1 in the box but materially (below -1e-6) without a posterior, 2 on the numerical boundary, 3
+    realizable."""
     return diagnose(score, x_t, t, process).classes

@@ -1,45 +1,30 @@
 """The posterior whose bridged score is nearest to a given score (Eq. 9), exactly.
 
-For a rank-one process the problem in u = mu off k reduces to min_{u >= 0, sum u <= 1} |u|^2 + curvature (sum u)^2 - 2 pull.u
-(`m2s.belief.inverse.reduce`), solved by u = [pull - tau]_+ with
+For a rank-one process the optimum has the form u_y = [s_y - sigma]_+ / b off the current token k, b = alpha/m(k), mu_k = 1 - sum(u): the paper's
+threshold (appendix D.4), theta = b (sigma - origin), kept in units of the score. With delta = m(y)/(alpha + m(k)) for clean y and for the mask,
 
-    sum(u) = tau / curvature   if that keeps sum(u) <= 1,     sum(u) = 1 with tau >= curvature   otherwise.
+    origin = delta - delta sum_{y != k} (s_y - delta) - delta_mask (s_mask - delta_mask),
+    curvature = 2 delta + (V-1) delta^2 + delta_mask^2      (uniform: delta = rho, curvature = h/c),
 
-The mass on the left is convex, decreasing and piecewise linear in tau, so Newton's method lands at or left of the root from anywhere, then climbs
-to it and stops, exactly, when the support stops changing: a few passes over the vocabulary, no sort and no tolerance.
+sigma is the root of   sum_y [s_y - sigma]_+ = min(b, (sigma - origin) / curvature),   b being the active branch (k = mask: always active).
+
+Left minus right is convex, decreasing and piecewise linear. Any set A of candidates, used without its positive parts, bounds the root from below,
+and Newton's method climbs from there and stops, exactly, when the support stops changing: a few passes over the vocabulary, no sort and no
+tolerance. A score is only ever compared with a nearby sigma, so its size costs no digits.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._higher_order_ops import while_loop
 
-from m2s.belief.inverse import Reduced, assemble, reduce
 from m2s.belief.maps import _door, _wider
-from m2s.process import Process, RankOne
+from m2s.process import Process, RankOne, Site
+from m2s.process.base import wide
 from m2s.realizability.quadratic import project_tabulated
 
-CPU_BLOCK = 1 << 16
+CPU_BLOCK = 1 << 17  # scores worked on at once on a CPU, so that they stay in cache
 PASSES = 100  # far above the handful that occur; a bound against a loop that rounding keeps alive
-
-
-def threshold(pull: Float[Tensor, "N V"], curvature: Float[Tensor, "N 1"], free: Tensor) -> Float[Tensor, "N 1"]:
-    """tau of u = [pull - tau]_+ for every row. Rows that are not `free` have sum(u) = 1 whatever tau."""
-    lowest = -torch.inf
-    start = torch.where(free, curvature, lowest)
-    active_start = torch.relu(pull - start.where(free, 0)).sum(-1, keepdim=True) > 1
-    active = ~free | active_start
-    # the target mass is slope * tau + level
-    slope, level = torch.where(active, 0, 1 / curvature), torch.where(active, 1.0, 0.0).to(pull.dtype)
-    tau, count = start, torch.full_like(start, -1.0)
-    for _ in range(PASSES):
-        above = pull > tau
-        size = above.sum(-1, keepdim=True, dtype=pull.dtype)
-        mass = torch.where(above, pull, 0).sum(-1, keepdim=True)
-        if torch.equal(size, count):
-            break
-        count = size
-        tau = (mass - level) / (size + slope)
-    return torch.where(free, tau.clamp(min=0), tau)
 
 
 def project(
@@ -51,23 +36,91 @@ def project(
     forward rate into k.
     """
     _door("score", score, x_t, t, process)
-    t = _wider(t, score)
     if not isinstance(process, RankOne):
-        return project_tabulated(score, x_t, t, process)
-    reduced = reduce(score, x_t, t, process)
-    return assemble(nearest(reduced), reduced, x_t, process)
+        return project_tabulated(score, x_t, _wider(t, score), process)
+    rows, k = score.reshape(-1, process.states), x_t.reshape(-1, 1).long()
+    site = [value.reshape(-1, 1) for value in process.at(x_t, wide(t))]
+    whole = score.device.type != "cpu" or torch.compiler.is_compiling()
+    size = len(rows) if whole else max(1, CPU_BLOCK // process.states)
+    if size >= len(rows):
+        return _nearest(rows, k, Site(*site), process.mask).reshape(score.shape)
+    mu = torch.empty_like(rows)
+    for start in range(0, len(rows), size):
+        at = slice(start, start + size)
+        mu[at] = _nearest(rows[at], k[at], Site(*(value[at] for value in site)), process.mask)
+    return mu.reshape(score.shape)
 
 
-def nearest(reduced: Reduced) -> Float[Tensor, "*site V"]:
-    """u = [pull - tau]_+, a block of rows at a time; the current token's own entry stays 0 where it takes the remainder."""
-    shape = reduced.pull.shape
-    pull = reduced.pull.reshape(-1, shape[-1])
-    curvature, free = reduced.curvature.reshape(-1, 1), reduced.free.reshape(-1, 1)
-    u = torch.empty_like(pull)
-    whole = pull.device.type != "cpu" or torch.compiler.is_compiling()
-    rows = len(pull) if whole else max(1, CPU_BLOCK // shape[-1])
-    for start in range(0, len(pull), rows):
-        at = slice(start, start + rows)
-        tau = threshold(pull[at], curvature[at], free[at])
-        torch.sub(pull[at], tau, out=u[at]).relu_()
-    return u.reshape(shape)
+def _nearest(score: Float[Tensor, "N S"], k: Int[Tensor, "N 1"], site: Site, mask: int | None) -> Float[Tensor, "N S"]:
+    """mu for a block of rows; the scalars of `site` are [N, 1], in float64 where the device has it."""
+    vocab = score.shape[-1] if mask is None else mask
+    known = site.own == 0  # mu = e_k whatever the score
+    slope = site.alpha / torch.where(known, 1, site.own)  # b
+    delta = site.clean / site.stay
+    candidates = score.scatter(-1, k, 0.0)[:, :vocab]
+    total = candidates.sum(-1, keepdim=True).to(slope.dtype)
+    origin = delta - delta * (total - (vocab - 1) * delta)
+    curvature = 2 * delta + (vocab - 1) * delta**2
+    if mask is None:
+        candidates = candidates.scatter_(-1, k, -torch.inf)
+    else:
+        masked = k == mask
+        delta_mask = site.mask / site.stay
+        origin = torch.where(masked, -torch.inf, origin - delta_mask * (score[:, mask:].to(slope.dtype) - delta_mask))
+        curvature = torch.where(masked, 1, curvature + delta_mask**2)
+        index = k.clamp(max=vocab - 1)
+        candidates = candidates.scatter_(-1, index, torch.where(masked, candidates.gather(-1, index), -torch.inf))
+    count = vocab - 1 if mask is None else vocab - 1 + masked.to(slope.dtype)
+    sigma, active = threshold(candidates, slope, origin, 1 / curvature, total, count)
+
+    # sigma as a number of the score's dtype and a remainder, so that s - sigma keeps all its digits
+    near = sigma.to(score.dtype)
+    u = (candidates - near).sub_((sigma - near).to(score.dtype)).relu_().mul_((1 / slope).to(score.dtype))
+    rest = torch.where(active, 0, (1 - u.sum(-1, keepdim=True)).clamp(min=0))
+    if mask is None:
+        return u.scatter_(-1, k, rest)
+    rest = torch.where(known, 1, torch.where(masked, 0, rest))
+    return torch.nn.functional.pad(u.masked_fill_(known, 0.0), (0, 1)).scatter_(-1, k, rest)
+
+
+def threshold(
+    candidates: Float[Tensor, "N V"], slope: Tensor, origin: Tensor, gain: Tensor, total: Tensor, count: Tensor | int
+) -> tuple[Float[Tensor, "N 1"], Tensor]:
+    """(sigma, active): the root of sum [s - sigma]_+ = min(slope, (sigma - origin) gain) and which of the two it meets, for every row.
+
+    `total` and `count` sum up the candidates, entries of -inf left out. All scalars are [N, 1].
+    """
+
+    def bound(mass: Tensor, size: Tensor | int) -> Tensor:
+        # the root of mass - size sigma = min(...)
+        return torch.maximum((mass - slope) / size, (mass + origin * gain) / (size + gain))
+
+    def step(sigma: Tensor) -> tuple[Tensor, Tensor]:
+        near = sigma.to(candidates.dtype)
+        mass = (candidates - near).relu_().sum(-1, keepdim=True)
+        size = torch.ge(candidates, near, out=torch.empty_like(candidates)).sum(-1, keepdim=True)
+        near = near.to(sigma.dtype)
+        target = (near - origin) * gain
+        return near + (mass - torch.minimum(target, slope)) / (size + torch.where(target > slope, 0, gain)), size
+
+    top = candidates.amax(-1, keepdim=True).to(slope.dtype)
+    sigma = torch.maximum(bound(total, count), bound(top, 1))
+    size = torch.full_like(top, -1.0, dtype=candidates.dtype)
+    if torch.compiler.is_compiling():
+
+        def moving(passes: Tensor, sigma: Tensor, size: Tensor, moved: Tensor) -> Tensor:
+            return moved & (passes < PASSES)
+
+        def climb(passes: Tensor, sigma: Tensor, size: Tensor, moved: Tensor) -> tuple[Tensor, ...]:
+            sigma, new_size = step(sigma)
+            return passes + 1, sigma, new_size, (new_size != size).any()
+
+        start = torch.zeros((), dtype=torch.long, device=sigma.device)
+        _, sigma, _, _ = while_loop(moving, climb, (start, sigma, size, torch.ones_like(start, dtype=torch.bool)))
+    else:
+        for _ in range(PASSES):
+            sigma, new_size = step(sigma)
+            if torch.equal(new_size, size):
+                break
+            size = new_size
+    return sigma, (sigma - origin) * gain > slope

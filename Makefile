@@ -1,0 +1,40 @@
+# make demo   the K = 3 story of Bayes realizability: a figure and a table, written to out/demo
+# make test   style, types and every test
+# Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/demo.installed
+	$(BIN)/m2s demo --out out/demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/test.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/test.installed
+	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/projection.py
+
+$(VENV)/pip.installed:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "m2s needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	@touch $@
+
+$(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/test.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""Figures and tables, each with its numbers beside it in a JSON file.
+
+Where a result goes is checked before it is computed, and a file appears whole or not at all.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Refused(ValueError):
+    """What was asked cannot be done as asked. Raised before anything is computed or written."""
+
+
+def target(path: Path, suffixes: tuple[str, ...]) -> Path:
+    """`path` as a place for a file: its folder made, known to be writable, its ending one of `suffixes`."""
+    if path.is_dir():
+        raise Refused(f"{path} is a folder: give the name of a file, such as {path / ('name' + suffixes[0])}")
+    if path.suffix.lower() not in suffixes:
+        raise Refused(f"{path} must end in {' or '.join(suffixes)}")
+    if os.path.lexists(path) and not path.is_file():
+        raise Refused(f"{path} is not an ordinary file: give another name")
+    folder(path.parent)
+    return path
+
+
+def folder(path: Path) -> Path:
+    """`path` as a folder that files can be written to, made where it does not exist."""
+    blocked = next((parent for parent in (path, *path.parents) if os.path.lexists(parent) and not parent.is_dir()), None)
+    if blocked is not None:
+        raise Refused(f"{blocked} is a file, so nothing can be written below it: give another place")
+    probe = path / f".m2s-{os.getpid()}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise Refused(f"cannot write to {path}: {error.strerror or error}") from error
+    return path
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to; it takes the place of `path` when the block ends well, and is gone if it does not."""
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as indented JSON; NaN and infinity, which JSON does not have, are an error."""
+    text = json.dumps(value, indent=1, allow_nan=False)
+    with whole(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")

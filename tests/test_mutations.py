@@ -1,0 +1,172 @@
+"""The tests can fail: each of these single changes to a formula is caught by the test that is named beside it.
+
+A mutant is a copy of the package with one piece of text replaced; the named tests run against the copy and must fail, by an assertion
+or an error inside a test, not because the copy cannot be imported.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "m2s"
+
+
+class Mutant(NamedTuple):
+    file: str
+    old: str
+    new: str
+    caught_by: str  # file::test, and -k what narrows it down
+
+
+MUTANTS = {
+    "bridge: own token's share over m(k)": Mutant(
+        "belief/maps.py",
+        "own(posterior, x_t).squeeze(-1) / site.stay",
+        "own(posterior, x_t).squeeze(-1) / divisor",
+        "test_theorems.py::test_bridge_theorem",
+    ),
+    "bridge: off counts the current token too": Mutant(
+        "belief/maps.py",
+        "set_own(posterior, x_t, 0.0).sum(-1) / divisor",
+        "posterior.sum(-1) / divisor",
+        "test_theorems.py::test_bridge_theorem",
+    ),
+    "bridge in logarithms: slope inverted": Mutant(
+        "belief/heads.py",
+        "torch.log(site.alpha / divisor)",
+        "torch.log(divisor / site.alpha)",
+        "test_theorems.py::test_bridge_theorem",
+    ),
+    "kernel: uniform noise spares the token itself": Mutant(
+        "process/rank_one.py",
+        "Mixing(mass / self.vocab, torch.zeros_like(mass))",
+        "Mixing(mass / (self.vocab - 1), torch.zeros_like(mass))",
+        "test_theorems.py::test_bridge_theorem",
+    ),
+    "rates: hybrid loses its factor 2": Mutant(
+        "process/rank_one.py",
+        "self._b / (2 * torch.sqrt(t * (1 - t)) * (1 + c))",
+        "self._b / (torch.sqrt(t * (1 - t)) * (1 + c))",
+        "test_theorems.py::test_score_entropy_is_its_definition",
+    ),
+    "step: hybrid loses a root": Mutant(
+        "process/rank_one.py",
+        "torch.sqrt(1 - t) * lost / torch.where",
+        "(1 - t) * lost / torch.where",
+        "test_identities.py::test_finite_step_kernels_compose",
+    ),
+    "expm: a short step doubled with the wrong sign": Mutant(
+        "process/rate_matrix.py",
+        "(2 - leave.unsqueeze(-1) - leave.unsqueeze(-2))",
+        "(2 - leave.unsqueeze(-1) + leave.unsqueeze(-2))",
+        "test_theorems.py::test_bridge_theorem",
+    ),
+    "offset: log instead of log1p": Mutant(
+        "belief/heads.py",
+        "torch.log1p(site.alpha / site.own.where(reached, 1))",
+        "torch.log(site.alpha / site.own.where(reached, 1))",
+        "test_identities.py::test_offset",
+    ),
+    "leave-one-out: divides where it should multiply": Mutant(
+        "belief/maps.py",
+        "joint = leave_one_out * process.columns(x_t, wide(t))",
+        "joint = leave_one_out / process.columns(x_t, wide(t))",
+        "test_identities.py::test_offset",
+    ),
+    "masked loss: 1 - alpha becomes alpha": Mutant(
+        "objective/masked.py",
+        "schedule.beta(t)",
+        "schedule.alpha(t)",
+        "test_theorems.py::test_md4_reduction",
+    ),
+    "affine inverse: curvature of one candidate only": Mutant(
+        "belief/inverse.py",
+        "2 * delta + (process.vocab - 1) * delta**2",
+        "2 * delta + delta**2",
+        "test_theorems.py::test_affine_inverse_is_the_closed_form",
+    ),
+    "projection: half the cross term": Mutant(
+        "belief/inverse.py",
+        "2 * delta + (process.vocab - 1) * delta**2",
+        "delta + (process.vocab - 1) * delta**2",
+        "test_theorems.py::test_projection_is_the_nearest",
+    ),
+    "box: upper end without m(y)": Mutant(
+        "belief/inverse.py",
+        "(site.alpha + site.clean) / divisor",
+        "site.alpha / divisor",
+        "test_theorems.py::test_box_holds_every_bridged_score",
+    ),
+    "classes: material and boundary exchanged": Mutant(
+        "realizability/classes.py",
+        "torch.where(material, 1, torch.where(lowest < 0, 2, 3))",
+        "torch.where(material, 2, torch.where(lowest < 0, 1, 3))",
+        "test_theorems.py::test_box_and_polytope_classes",
+    ),
+    "Bayes: the arriving token may not have stayed": Mutant(
+        "belief/step.py",
+        "(keep + into).unsqueeze(-1)",
+        "keep.unsqueeze(-1)",
+        "test_identities.py::test_bayes_law",
+    ),
+    "analytic step: mean over the candidates only": Mutant(
+        "belief/step.py",
+        "total = score.sum(-1, keepdim=True)",
+        "total = score.sum(-1, keepdim=True) - 1",
+        "test_identities.py::test_analytic_weights",
+    ),
+    "bound: the length of the interval left out": Mutant(
+        "objective/elbo.py",
+        "(end - t_min) * loss(",
+        "loss(",
+        "test_elbo.py",
+    ),
+    "bound: reconstruction left out": Mutant(
+        "objective/elbo.py",
+        "torch.stack(integral) + torch.stack(reconstruction) + prior",
+        "torch.stack(integral) + prior",
+        "test_elbo.py",
+    ),
+    "reconstruction: the likelihood of the current token forgotten": Mutant(
+        "belief/heads.py",
+        "joint = log_score + _log(self.process.columns(x_t, wide(t))).to(log_score.dtype)",
+        "joint = log_score",
+        "test_theorems.py::test_elbo_theorem_with_its_ends_cut",
+    ),
+}
+
+
+def write(mutant: Mutant, folder: Path) -> None:
+    shutil.copytree(PACKAGE, folder / "m2s", ignore=shutil.ignore_patterns("__pycache__"))
+    target = folder / "m2s" / mutant.file
+    text = target.read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
+    target.write_text(text.replace(mutant.old, mutant.new))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_single_change_is_caught(name: str, tmp_path: Path) -> None:
+    mutant = MUTANTS[name]
+    write(mutant, tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"{TESTS}/{mutant.caught_by}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1, (
+        f"exit code {run.returncode}: the change went unnoticed\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+    )
+    assert "FAILED" in run.stdout and "::test_" in run.stdout
+
+
+def test_there_are_enough_mutants() -> None:
+    assert len(MUTANTS) >= 15
+    assert all(mutant.old != mutant.new for mutant in MUTANTS.values())
