@@ -75,6 +75,16 @@ def align(name: str, t: Tensor, x: Tensor) -> Tensor:
     return t.reshape(t.shape + (1,) * (x.ndim - t.ndim))
 
 
+def not_after(name: str, s: Tensor, other: str, t: Tensor) -> None:
+    """`s` is nowhere later than `t`."""
+    same_shape(name, s, other, t)
+    if s.numel() and _looks_at_values(s) and (s > t).any():
+        at = first(s > t)
+        raise ValueError(
+            f"{name}{list(at)} is {float(s[at]):g}, but it must not lie above {other}{list(at)} = {float(t[at]):g}"
+        )
+
+
 def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:
     if x.shape != y.shape:
         raise ValueError(f"{name} has shape {list(x.shape)}, but {other} has shape {list(y.shape)}: they must agree")

@@ -145,7 +145,7 @@ def test_elbo_theorem(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-cosine", "hybrid-0.6", "gaussian"])
 def test_elbo_theorem_for_a_free_score(name: str) -> None:
-    """Theorem 4.2 holds for any positive score: here the exact one times noise that vanishes at the ends, where the rates diverge."""
+    """Theorem 4.2 holds for any positive score: here the exact one times noise that vanishes where rates diverge."""
     process, oracle = case(name)
     noise = Network(oracle, 3, scale=0.3)
 

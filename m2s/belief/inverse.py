@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from m2s.belief.maps import _door, _wider, bridge_matrix, scalars, set_own
@@ -86,14 +86,27 @@ def _tabulated_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: Process) 
     """Least squares over {sum mu = 1} on the tokens from which k can be reached, and over the candidates that have a rate
     into k."""
     bridge, target, reachable = weighted_system(score, x_t, t, process)
-    # mu = e_a + (directions that keep the sum), a = any reachable token: eliminate it
-    anchor = reachable.to(torch.uint8).argmax(-1, keepdim=True)
-    pivot = bridge.gather(-1, anchor.unsqueeze(-2).expand(*bridge.shape[:-1], 1))
-    directions = torch.where(reachable.unsqueeze(-2), bridge - pivot, 0)
-    solution = torch.linalg.lstsq(directions, target.unsqueeze(-1) - pivot, driver="gelsd").solution.squeeze(-1)
-    mu = torch.where(reachable, solution, 0).scatter(-1, anchor, 0.0)
-    mu = mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
+    mu = plane_least_squares(bridge, target, reachable)
     return torch.nn.functional.pad(mu, (0, process.states - process.vocab))
+
+
+def plane_least_squares(
+    matrix: Float[Tensor, "*n R K"], target: Float[Tensor, "*n R"], allowed: Bool[Tensor, "*n K"]
+) -> Float[Tensor, "*n K"]:
+    """argmin |matrix mu - target|^2 over sum(mu) = 1 and mu = 0 where not `allowed`; signs are free.
+
+    One allowed token takes what the others leave: mu = e_a + sum_z mu_z (e_z - e_a). Directions are scaled to unit length, since the
+    columns of a bridge divide by kernel entries and can differ by hundreds of orders of magnitude.
+    """
+    anchor = allowed.to(torch.uint8).argmax(-1, keepdim=True)
+    pivot = matrix.gather(-1, anchor.unsqueeze(-2).expand(*matrix.shape[:-1], 1))
+    directions = torch.where(allowed.unsqueeze(-2), matrix - pivot, 0)
+    length = torch.linalg.vector_norm(directions, dim=-2)
+    length = torch.where(length > 0, length, 1)
+    inverse = torch.linalg.pinv(directions / length.unsqueeze(-2))
+    mu = (inverse @ (target.unsqueeze(-1) - pivot)).squeeze(-1) / length
+    mu = torch.where(allowed, mu, 0).scatter(-1, anchor, 0.0)
+    return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
 
 
 def weighted_system(

@@ -11,13 +11,6 @@ from m2s.process import Process, RankOne
 from m2s.process.base import pick, wide
 
 
-def _times(s: Tensor, t: Tensor, x_t: Tensor) -> None:
-    check.times("s", s)
-    check.align("s", s, x_t)
-    if s.shape != t.shape or bool((s > t).any()):
-        raise ValueError("s must have the shape of t and nowhere lie above it: a reverse step goes from t down to s")
-
-
 def bayes_law(
     posterior: Float[Tensor, "*site S"],
     x_t: Int[Tensor, "*site"],
@@ -30,7 +23,8 @@ def bayes_law(
     Rank-one, with w_z = mu_z / P_t(k|z) and N = sum(w): p(y) = (A [y = k] + q(k)) (alpha_s w_y + m_s(y) N).
     """
     _door("posterior", posterior, x_t, t, process)
-    _times(s, t, x_t)
+    check.times("s", s)
+    check.not_after("s", s, "t", t)
     s, t = wide(s), wide(t)
     likelihood = process.columns(x_t, t)
     w = posterior / likelihood.where(likelihood > 0, torch.inf)
@@ -65,7 +59,8 @@ def analytic_weights(
     e^{-D}) mean(s).
     """
     _door("score", score, x_t, t, process)
-    _times(s, t, x_t)
+    check.times("s", s)
+    check.not_after("s", s, "t", t)
     s, t = _wider(s, score), _wider(t, score)
     if not isinstance(process, RankOne):
         raise TypeError(f"the analytic predictor is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")

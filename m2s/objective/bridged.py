@@ -13,10 +13,11 @@ G_y = e_y / (1 + e_y), C = sum_{y != k} m(y) G_y and Gbar = sum_{y != k} mu_y G_
 
     mu_z (G_z - Gbar + mu_k C / D)  at logit z != k,      -mu_k (Gbar + off C / D)  at logit k.
 
-It is found together with the value, a block of rows at a time, while the block is in cache; nothing else is kept for the backward pass.
+It is found together with the value, in three passes over the vocabulary, a block of rows at a time so that the block stays in cache;
+nothing else is kept for the backward pass. So that G_z - Gbar does not cancel where all G are near one, G is taken relative to a constant c.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -37,34 +38,90 @@ def block_rows(logits: Tensor) -> int:
     return max(1, (CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK) // columns)
 
 
-def excess(e: Tensor, one_plus_e: Tensor) -> Tensor:
-    """g(e) = e - log(1 + e). For small e, where that cancels: z = e/(2+e), g = z (e - 2 z^2 (1/3 + z^2/5 + z^4/7 + ...))."""
-    z = e / (e + 2)
-    square = z * z
-    series = (square * (2 / 7)).add_(2 / 5).mul_(square).add_(2 / 3).mul_(square)
-    near = torch.sub(e, series, out=series).mul_(z)
-    far = torch.log(one_plus_e).neg_().add_(e)
-    return torch.where(e.abs() < (0.2 if e.dtype == torch.float32 else 0.01), near, far)
+def excess(e: Tensor, one_plus_e: Tensor, work: Tensor | None = None) -> Tensor:
+    """g(e) = e - log(1 + e), given both e and 1 + e. Near 0, where that cancels, by g = z e - 2 z^3 (1/3 + z^2/5 + ...), z = e/(2+e).
+
+    Split at c = e clamped to the range of the series: g(e) = g(c) + (e - c) - log((1+e) / (1+c)), whose last terms are exactly 0 inside.
+    `work` is room for five such tensors.
+    """
+    low, high = (-0.3, 0.5) if e.dtype == torch.float32 else (-0.02, 0.02)
+    near, z, far, square, series = e.new_empty(5, *e.shape) if work is None else work
+    torch.clamp(e, low, high, out=near)
+    torch.clamp(one_plus_e, 1 + low, 1 + high, out=z)
+    torch.div(z, one_plus_e, out=far).log_().add_(e).sub_(near)
+    z.add_(1)
+    torch.div(near, z, out=z)
+    torch.mul(z, z, out=square)
+    torch.mul(square, 2 / 9, out=series).add_(2 / 7).mul_(square).add_(2 / 5).mul_(square).add_(2 / 3).mul_(square)
+    return far.add_(torch.sub(near, series, out=series).mul_(z))
 
 
-def _block(
-    logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None, gradient: Tensor | None
-) -> Float[Tensor, "N 1"]:
-    """The loss of a block of rows; its gradient is written into `gradient` where one is wanted. All scalars are [N, 1]."""
+class _Ratios(NamedTuple):
+    """The scalars of every row, [N, 1] each: e_y = slope mu_y + level and 1 + e_y = slope mu_y + level_1 for y outside {k, x}."""
+
+    slope: Tensor
+    level: Tensor
+    level_1: Tensor
+    pivot: Tensor  # G_y - c = lift (mu_y - pivot) / (1 + e_y)
+    lift: Tensor
+
+    def at(self, rows: slice) -> "_Ratios":
+        return _Ratios(*(value[rows] for value in self))
+
+
+def _weigh(logits: Tensor, mu: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """First pass: exp(logits - top) into `mu`, with 0 at k and x; top, the entries taken out, the sum and the greatest of the others."""
+    top = logits.amax(-1, keepdim=True)
+    torch.sub(logits, top, out=mu).exp_()
+    at_x, at_k = mu.gather(-1, x), mu.gather(-1, k)
+    mu.scatter_(-1, k, 0.0).scatter_(-1, x, 0.0)
+    return top, at_x, at_k, mu.sum(-1, keepdim=True), mu.amax(-1, keepdim=True)
+
+
+def _sums(mu: Tensor, k: Tensor, x: Tensor, row: _Ratios, wanted: bool, work: Tensor) -> tuple[Tensor, ...]:
+    """Second pass, over y outside {k, x}: the sums of g(e_y), G_y, (mu_y - pivot) G_y and mu_y (mu_y - pivot) / (1 + e_y)."""
+
+    def without(value: Tensor) -> Tensor:
+        return value.scatter_(-1, k, 0.0).scatter_(-1, x, 0.0)
+
+    e, one_plus_e, difference = work[:3]
+    torch.mul(mu, row.slope, out=one_plus_e)
+    torch.add(one_plus_e, row.level, out=e)
+    one_plus_e.add_(row.level_1)
+    total = without(excess(e, one_plus_e, work[2:])).sum(-1, keepdim=True)
+    if not wanted:
+        return (total,)
+    without(torch.sub(mu, row.pivot, out=difference))
+    big_g = without(e.div_(one_plus_e))
+    sum_g = big_g.sum(-1, keepdim=True)
+    weighted = big_g.mul_(difference).sum(-1, keepdim=True)
+    return total, sum_g, weighted, difference.div_(one_plus_e).mul_(mu).sum(-1, keepdim=True)
+
+
+def _slopes(mu: Tensor, row: _Ratios, shift: Tensor, scale: Tensor, work: Tensor) -> None:
+    """Third pass: mu_y (G_y - c + shift) scale, in the place of mu."""
+    difference, one_plus_e = work[:2]
+    torch.mul(mu, row.slope, out=one_plus_e).add_(row.level_1)
+    mu.mul_(torch.sub(mu, row.pivot, out=difference).div_(one_plus_e).mul_(row.lift * scale).add_(shift * scale))
+
+
+def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None, wanted: bool) -> tuple[Tensor, Tensor]:
+    """The loss [N, 1] and, where `wanted`, its gradient. What is a vector over the vocabulary is worked on a block of rows at a time."""
     alpha, own, stay, clean, mask_mass, rate = site
     counted = (rate > 0) & (own > 0)
     own = torch.where(own > 0, own, 1)
     same, k_clean = k == x, torch.ones_like(counted) if mask is None else k != mask
     k_index = torch.where(k_clean, k, x)
+    size = block_rows(logits)
+    blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
 
-    top = logits.amax(-1, keepdim=True)
-    mu = (logits - top).exp_()
-    total = mu.sum(-1, keepdim=True)
-    mu.div_(total)
-    mu_x, mu_k = mu.gather(-1, x), torch.where(k_clean, mu.gather(-1, k_index), 0)
+    mu = torch.empty_like(logits)
+    top, mu_x, mu_k, rest, mu_top = _joined([_weigh(logits[at], mu[at], k_index[at], x[at]) for at in blocks])
+    mu_k = torch.where(k_clean & ~same, mu_k, 0)
+    total = rest + mu_x + mu_k
     log_mu_x = logits.gather(-1, x) - top - total.log()
-    mu.scatter_(-1, k_index, 0.0).scatter_(-1, x, 0.0)
-    rest = mu.sum(-1, keepdim=True)
+    rest, mu_x, mu_top = rest / total, mu_x / total, mu_top / total
+    mu_k = torch.where(same, mu_x, mu_k / total)
     off = torch.where(same, rest, rest + mu_x)
 
     # every candidate outside {k, x}; with m(clean) = 0 there is no ratio to compare with, and h = s
@@ -74,66 +131,66 @@ def _block(
     slope = torch.where(same, stay / own, 1) * alpha / m_y
     level = torch.where(same, off * alpha / own, -mu_k * alpha / stay)
     level_1 = torch.where(same, 1 + level, off + keep_k)
-    e = mu * slope
-    one_plus_e = e + level_1
-    e.add_(level)
-    g = excess(e, one_plus_e).scatter_(-1, k_index, 0.0).scatter_(-1, x, 0.0)
-    bulk = torch.where(compared, clean / torch.where(same, stay, own) * g.sum(-1, keepdim=True), alpha / own * rest)
+    # G relative to c, that of the likeliest candidate, or to 0 where that is negative
+    e_top, one_plus_top = slope * mu_top + level, slope * mu_top + level_1
+    near_top = ~compared | (e_top > 0)
+    c = torch.where(compared, torch.where(near_top, e_top / one_plus_top, 0), 1)
+    lift = torch.where(compared, torch.where(near_top, slope / one_plus_top, slope), 0)
+    row = _Ratios(slope, level, level_1, torch.where(near_top, mu_top, -level / slope), lift)
+    work = logits.new_empty(7, min(size, len(logits)), logits.shape[-1])
+    parts = []
+    for at in blocks:
+        mu[at].div_(total[at])
+        parts.append(_sums(mu[at], k_index[at], x[at], row.at(at), wanted, work[:, : len(mu[at])]))
+    sums = _joined(parts)
+    bulk = torch.where(compared, clean / torch.where(same, stay, own) * sums[0], alpha / own * rest)
 
     # the clean token itself, where it is a candidate
     stay_x = alpha + clean
     e_x = torch.where(same, 0, -alpha / stay_x * (rest + mu_k + clean * mu_k / stay))
-    mixed = clean * (off + keep_k)
-    log_1 = torch.where(compared, torch.log((alpha * mu_x + mixed) / stay_x), log_mu_x)
-    log_1 = torch.where(same, 0, log_1)
+    numerator = torch.where(compared, alpha * mu_x + clean * (off + keep_k), 1)
+    log_1 = torch.where(same, 0, torch.where(compared, torch.log(numerator / stay_x), log_mu_x))
     one_plus_e_x = log_1.exp()
-    direct = stay_x / own * excess(e_x, one_plus_e_x)
-    certain = stay_x / own * (e_x - log_1)
-    at_x = torch.where(same, 0, torch.where(e_x.abs() < 0.5, direct, certain))
-
-    loss = bulk + at_x
+    at_x = stay_x / own * torch.where(e_x > -0.5, excess(e_x, one_plus_e_x), e_x - log_1)
+    loss = bulk + torch.where(same, 0, at_x)
     if mask is not None:  # the mask as a candidate: mu_mask = 0
         candidate = k_clean & (mask_mass > 0)
-        at_mask = mask_mass / torch.where(same, stay, own) * excess(level, level_1)
-        loss = loss + torch.where(candidate, at_mask, 0)
+        loss = loss + torch.where(candidate, mask_mass / torch.where(same, stay, own) * excess(level, level_1), 0)
     loss = torch.where(counted, rate * loss, 0)
-    if gradient is None:
-        return loss
+    if not wanted:
+        return loss, mu
 
-    # G relative to the likeliest candidate's, c: G_z - c = slope (mu_z - mu_top) / ((1 + e_z) (1 + e_top)), exact where all G are near one
-    mu_top, index_top = mu.max(-1, keepdim=True)
-    e_top, one_plus_top = slope * mu_top + level, slope * mu_top + level_1
-    c = torch.where(compared, e_top / one_plus_top, 1)
-    big_g = e.div_(one_plus_e).scatter_(-1, k_index, 0.0).scatter_(-1, x, 0.0)
-    # c + C/D, C = sum_{y != k} m(y) G_y. Where c and -m(x) G_x / D are both near one: 1 + m(x) G_x / D = (alpha (D mu_x - m mu_k) + m X) / (D X),
-    # X = alpha mu_x + m(x) (off + mu_k M/D), for k clean (elsewhere mu_k = 0)
-    bracket = clean / stay * big_g.sum(-1, keepdim=True)
+    # bracket = c + C/D, C = sum_{y != k} m(y) G_y. Where c > 0, f < 1 and k != x it is rearranged into small terms, by 1 = rest + mu_x + mu_k:
+    # c + m/D (sum_bulk G + G_x) = alpha/D (sum_bulk (mu_top - mu_y) G_y + mu_top - mu_k - mu_x - (n+1) m/D mu_k) / (1 + e_top) + f/(1+f),
+    # n the number in the bulk, 1 + f = (alpha mu_x + m (off + mu_k M/D)) / m
+    _, sum_g, weighted, mean_bulk = sums
+    portion = clean / stay
+    others = logits.shape[-1] - torch.where(same | ~k_clean, 1, 2)
+    f = alpha * (mu_x / m_y - mu_k / stay)
+    small = mu_top - mu_k - mu_x - weighted - (others + 1) * portion * mu_k
+    rearranged = alpha / stay * small / one_plus_top + f * m_y / numerator
+    plain = c + portion * (sum_g + e_x / torch.where(compared, one_plus_e_x, 1))
+    bracket = torch.where(compared & near_top & (f < 1) & ~same, rearranged, plain)
     if mask is not None:
         bracket = bracket + torch.where(candidate, mask_mass / stay * level / level_1, 0)
-    numerator = torch.where(compared, alpha * mu_x + mixed, 1)
-    above = -1 / one_plus_top + (alpha * (stay * mu_x - clean * mu_k) + clean * numerator) / (stay * numerator)
-    below = c + clean / stay * e_x / torch.where(compared, one_plus_e_x, 1)
-    bracket = bracket + torch.where(compared & (c > 0.5) & ~same, above, below)
-    relative = torch.sub(mu, mu_top, out=g).div_(one_plus_e).mul_(torch.where(compared, slope / one_plus_top, 0))
     ratio_x = stay_x * mu_x / numerator  # mu_x / (1 + e_x)
-    mean_x = torch.where(compared, ratio_x * (e_x - e_top) / one_plus_top, e_x - mu_x)  # mu_x (G_x - c)
-    mean_x = torch.where(same, 0, mean_x)
-    mean_bulk = torch.mul(mu, relative, out=one_plus_e).sum(-1, keepdim=True)
-    mean = mean_bulk + mean_x
-    common = mu_k * bracket
+    mean_x = torch.where(near_top, ratio_x * (e_x - e_top) / one_plus_top, ratio_x * e_x)  # mu_x (G_x - c)
+    mean_x = torch.where(same, 0, torch.where(compared, mean_x, e_x - mu_x))
+    mean_bulk = lift * mean_bulk
+    mean, common = mean_bulk + mean_x, mu_k * bracket
     scale = torch.where(counted, rate * alpha / own, 0)
-    torch.mul(relative.add_(common - mean), mu, out=gradient).mul_(scale)
+    for at in blocks:
+        _slopes(mu[at], row.at(at), (common - mean)[at], scale[at], work[:, : len(mu[at])])
     # at x, with 1 - mu_x as rest + mu_k
-    gradient_x = mean_x * (rest + mu_k) - mu_x * mean_bulk + mu_x * common
-    gradient_k = -mu_k * (mean + off * bracket)
-    gradient.scatter_(-1, x, torch.where(same, 0, scale * gradient_x))
-    gradient.scatter_(-1, k_index, torch.where(k_clean, scale * gradient_k, gradient.gather(-1, x)))
-    # the gradient sums to zero: the likeliest token's entry, where differences are smallest, is minus all the others
-    index_top = torch.where(mu_x > mu_top, x, index_top)
-    index_top = torch.where(mu_k > torch.maximum(mu_x, mu_top), k_index, index_top)
-    gradient.scatter_(-1, index_top, 0.0)
-    gradient.scatter_(-1, index_top, -gradient.sum(-1, keepdim=True))
-    return loss
+    gradient_x = scale * (mean_x * (rest + mu_k) - mu_x * mean_bulk + mu_x * common)
+    gradient_k = -scale * mu_k * (mean + off * bracket)
+    mu.scatter_(-1, x, torch.where(same, gradient_k, gradient_x))
+    mu.scatter_(-1, k_index, torch.where(k_clean, gradient_k, gradient_x))
+    return loss, mu
+
+
+def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 class _BridgedScoreEntropy(torch.autograd.Function):
@@ -141,17 +198,10 @@ class _BridgedScoreEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor
     ) -> Tensor:
-        rows = len(logits)
-        wanted = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(logits) if wanted else None
-        loss = torch.empty(rows, 1, dtype=logits.dtype, device=logits.device)
         k, x, scalars = k.unsqueeze(-1), x.unsqueeze(-1), [value.unsqueeze(-1) for value in site]
-        block = block_rows(logits)
-        for start in range(0, rows, block):
-            at = slice(start, start + block)
-            into = None if gradient is None else gradient[at]
-            loss[at] = _block(logits[at], k[at], x[at], Site(*(value[at] for value in scalars)), mask, into)
-        if gradient is not None:
+        wanted = ctx.needs_input_grad[0]
+        loss, gradient = _loss_and_gradient(logits, k, x, Site(*scalars), mask, wanted)
+        if wanted:
             ctx.save_for_backward(gradient)
         return loss.squeeze(-1)
 

@@ -44,7 +44,7 @@ def folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; it takes the place of `path` when the block ends well, and is gone if it does not."""
+    """A temporary name beside `path`, which takes its place when the block ends well and is gone if it does not."""
     temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
         yield temporary

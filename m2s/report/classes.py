@@ -1,7 +1,8 @@
-"""How many scores have a posterior behind them: the paper's four classes for free scores and for a posterior head, before and after projection.
+"""How many scores have a posterior behind them: the paper's four classes, before and after projection.
 
-Every row starts from exact scores. A leave-one-out law is drawn for each site, a clean token from it, and a noisy one from that; a free score is the
-exact one times independent log-normal noise, coordinate by coordinate, as a SEDD head that is not yet, or not perfectly, trained gives.
+For each vector a leave-one-out law is drawn, a clean token from it, and a noisy one from that. A free score is the exact one
+times independent log-normal noise, coordinate by coordinate, as a SEDD head gives that is not yet, or not perfectly,
+trained. The scores of a posterior head come from random logits.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ SPREADS = (0.01, 0.1, 1.0)  # standard deviations of the noise on a free log-sco
 VOCABULARIES = (3, 32, 256)
 TIMES = (0.1, 0.5, 0.9)
 STEP = 1 / 128  # of the analytic sampler
-ENTRIES = 1 << 16  # of the scores of one row: 2048 vectors at most, fewer for a large vocabulary
+ENTRIES = 1 << 15  # scores in a row: 2048 vectors at most, fewer for a large vocabulary
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,7 @@ def _row(spread: float | None, vocab: int, time: float, generator: torch.Generat
     return Row(source, vocab, time, vectors, count(score, x_t, t, process), count(repaired, x_t, t, process))
 
 
-def count(
-    score: Float[Tensor, "N K"], x_t: Int[Tensor, "N"], t: Float[Tensor, "N"], process: m2s.Uniform
-) -> Counts:
+def count(score: Float[Tensor, "N K"], x_t: Int[Tensor, "N"], t: Float[Tensor, "N"], process: m2s.Uniform) -> Counts:
     """`m2s.diagnose`, counted."""
     diagnosis = m2s.diagnose(score, x_t, t, process, s=t - STEP)
     outside, material, boundary, realizable = torch.bincount(diagnosis.classes, minlength=4).tolist()
@@ -92,27 +91,26 @@ def count(
 
 
 def table(rows: list[Row]) -> str:
-    """The rows in aligned columns: percentages of vectors, then of single scores, then the mean negative mass of a sampler step."""
+    """Aligned columns: percentages of vectors, of single scores (`coords`), and the mean negative mass of a sampler step.
+
+    After projection one column serves: the vectors still outside or material. The file that `save` writes has all of them.
+    """
     width = max(len(row.source) for row in rows)
-    groups = f"{'':{width + 11}} |{'before projection':^55}|{'after':^45}"
-    names = ("outside", "material", "boundary", "realizable")
-    heads = " ".join(f"{name:>10}" for name in names)
-    header = f"{'scores':{width}} {'K':>4} {'t':>5} |{heads} {'mass < 0':>10} |{heads} {'mass < 0':>10}"
-    header = f"{'scores':{width}} {'K':>4} {'t':>5} | {heads} {'coords out':>10} {'mass < 0':>9} | {heads} {'mass < 0':>9}"
-    groups = f"{'':{width}} {'':>4} {'':>5} | {'before projection':<64} | {'after projection':<53}"
-    lines = [groups.rstrip(), header, "-" * len(header)]
-    previous = rows[0].source
+    names = ("outside", "material", "boundary", "realizable", "coords", "mass < 0")
+    header = f"{'scores':{width}}    K     t | " + " ".join(f"{name:>10}" for name in names) + " | unrealizable   mass < 0"
+    groups = f"{'':{width}}            | {'before projection':65} | after projection"
+    lines = [groups, header]
+    previous = None
     for row in rows:
         if row.source != previous:
-            lines.append("")
+            lines.append("-" * len(header))
         previous = row.source
-        before, after = (
-            " ".join(f"{part / row.vectors:>10.1%}" for part in (c.outside, c.material, c.boundary, c.realizable))
-            for c in (row.before, row.after)
-        )
+        parts = (row.before.outside, row.before.material, row.before.boundary, row.before.realizable)
+        before = " ".join(f"{part / row.vectors:>10.1%}" for part in parts)
+        left = (row.after.outside + row.after.material) / row.vectors
         lines.append(
-            f"{row.source:{width}} {row.vocab:>4} {row.time:>5g} | {before} {row.before.coordinates:>10.1%} {_mass(row.before):>9}"
-            f" | {after} {_mass(row.after):>9}"
+            f"{row.source:{width}} {row.vocab:>4} {row.time:>5g} | {before} {row.before.coordinates:>10.1%} "
+            f"{_mass(row.before):>10} | {left:>12.1%} {_mass(row.after):>10}"
         )
     return "\n".join(lines)
 

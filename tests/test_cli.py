@@ -1,0 +1,177 @@
+"""The command line: what it writes, what it says, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import m2s
+from m2s.cli import COMMANDS, main
+from m2s.cli.cite import REFERENCES
+from m2s.report import Refused, classes, folder, target, toy, whole
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """The integrator takes longer steps here: the numbers are tested elsewhere."""
+    exact = toy.toy_data
+    monkeypatch.setattr(toy, "toy_data", lambda law=toy.LAW: exact(law, points=15, step=0.2))
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line that bad input gives."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("m2s: ") and err.count("\n") == 1
+    return err
+
+
+def test_figure_writes_a_picture_and_its_numbers(tmp_path, capsys):
+    out = tmp_path / "new" / "toy.png"
+    main(["figure", "toy", "--out", str(out)])
+    assert out.read_bytes().startswith(PNG)
+    width = int.from_bytes(out.read_bytes()[16:20], "big")
+    assert width == 3900
+    numbers = json.loads(out.with_suffix(".json").read_text())
+    assert numbers["law"] == list(toy.LAW) and len(numbers["tv"]) == len(numbers["c"])
+    assert sorted(path.name for path in out.parent.iterdir()) == ["toy.json", "toy.png"]
+    assert "toy.png" in capsys.readouterr().out
+
+
+def test_figure_seed_draws_another_law_and_replaces_what_was_there(tmp_path):
+    out = tmp_path / "toy.svg"
+    out.write_text("old")
+    main(["figure", "toy", "--out", str(out), "--seed", "1"])
+    assert "<svg" in out.read_text()
+    assert json.loads(out.with_suffix(".json").read_text())["law"] == list(toy.random_law(1))
+
+
+def test_demo_tells_the_story_with_the_numbers_of_its_files(tmp_path, capsys):
+    main(["demo", "--out", str(tmp_path / "demo")])
+    text = capsys.readouterr().out
+    numbers = json.loads((tmp_path / "demo" / "toy.json").read_text())
+    counts = json.loads((tmp_path / "demo" / "classes.json").read_text())
+    assert (tmp_path / "demo" / "toy.png").read_bytes().startswith(PNG)
+    for value in (*numbers["band"], *numbers["box"], *numbers["a"], *numbers["b"], min(numbers["a_signed"])):
+        assert f"{value:.3f}" in text
+    assert len(counts["rows"]) == len(classes.settings())
+    for name in ("toy.png", "toy.json", "classes.json"):
+        assert str(tmp_path / "demo" / name) in text
+
+
+def test_classes_of_a_posterior_head_and_after_projection():
+    rows = list(classes.random_classes(seed=3))
+    for row in rows:
+        for counts in (row.before, row.after):
+            assert counts.outside + counts.material + counts.boundary + counts.realizable == row.vectors
+        assert row.after.outside == row.after.material == 0 and row.after.negative_mass < 1e-12
+        if row.source == "posterior head":
+            assert row.before.outside == row.before.material == 0 and row.before.negative_mass < 1e-12
+    widest = [row for row in rows if row.source == "free, spread 1"]
+    assert all(row.before.outside > 0 for row in widest) and any(row.before.negative_mass > 1e-6 for row in widest)
+    assert rows == list(classes.random_classes(seed=3))
+    lines = classes.table(rows).splitlines()
+    assert len({line.index("|") for line in lines if "|" in line}) == 1
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_cite_one(name, capsys):
+    main(["cite", name.upper()])
+    text = capsys.readouterr().out
+    assert text.strip() == REFERENCES[name] and text.count("{") == text.count("}")
+
+
+def test_cite_all(capsys):
+    main(["cite"])
+    assert capsys.readouterr().out.count("@") == len(REFERENCES)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_teaches(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([*command, "--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0
+    for name in command or COMMANDS:
+        assert f"Example: m2s {name}" in text
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"m2s {m2s.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "demo, figure, cite"),
+        (["bogus"], "demo, figure, cite"),
+        (["figure"], "NAME"),
+        (["figure", "toy"], "--out"),
+        (["figure", "nope", "--out", "x.png"], "toy"),
+        (["figure", "toy", "--out", "x.png", "--sed", "1"], "--seed"),
+        (["figure", "toy", "--out", "x.png", "--seed", "one"], "one"),
+        (["figure", "toy", "--out", "new/x.png", "--seed", "-1"], "-1"),
+        (["figure", "toy", "--out", "x.json"], ".png"),
+        (["figure", "toy", "--out", "."], "folder"),
+        (["figure", "toy", "--out", "file/x.png"], "file"),
+        (["figure", "toy", "--out", "/proc/new/x.png"], "cannot write"),
+        (["figure", "toy", "--out", "taken.png"], "taken.json"),
+        (["demo", "--out", "file"], "file"),
+        (["demo", "--out", "new", "--seed", "-1"], "-1"),
+        (["cite", "nobody"], "sedd"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line_and_writes_nothing(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "taken.json").mkdir()
+    monkeypatch.setattr(toy, "toy_data", lambda *_: pytest.fail("computed before it looked"))
+    assert said in refused(capsys, *arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.json"]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert "cannot write" in refused(capsys, "figure", "toy", "--out", str(tmp_path / "x.png"))
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+
+    def fail() -> None:
+        with whole(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_target_and_folder_leave_nothing_behind(tmp_path):
+    assert target(tmp_path / "a" / "x.png", (".png",)) == tmp_path / "a" / "x.png"
+    assert list(folder(tmp_path / "a").iterdir()) == []
+    with pytest.raises(Refused, match="folder"):
+        target(tmp_path / "a", (".png",))
+
+
+def test_as_a_program(tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "m2s.cli", *arguments], capture_output=True, text=True, cwd=tmp_path)
+
+    version = run("--version")
+    assert version.returncode == 0 and version.stdout == f"m2s {m2s.__version__}\n"
+    bad = run("figure", "nope", "--out", "x.png")
+    assert bad.returncode == 2 and bad.stdout == "" and bad.stderr.count("\n") == 1 and "Traceback" not in bad.stderr
+    assert list(tmp_path.iterdir()) == []
