@@ -1,16 +1,18 @@
-"""Every shape in a signature of the library is checked while the tests run."""
+"""Every shape in a signature of the library is checked while the tests run. One thread a process: the arrays are small."""
 
 import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
 hook = install_import_hook("m2s", "beartype.beartype")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

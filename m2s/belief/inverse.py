@@ -1,7 +1,5 @@
 """From a score back to a signed posterior: the affine inverse of the bridge, and the box every bridged score lies in."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -10,76 +8,51 @@ from m2s.belief.maps import _door, _wider, bridge_matrix, scalars, set_own
 from m2s.process import Process, RankOne
 
 
-class Reduced(NamedTuple):
-    """The least-squares problem over one site's posterior, in units where its Hessian is I + curvature 1 1^T.
-
-    At a clean k the unknowns are u = mu off k, mu_k = 1 - sum(u), and |B mu - s|^2 / b^2 = |u|^2 + curvature (sum u)^2 - 2
-    pull.u + const, b = alpha/m(k). At the mask, and wherever the token itself carries no mass, u is all of mu and sums to
-    one: curvature is 0.
-    """
-
-    pull: Tensor  # [*sites, vocab], 0 at k
-    curvature: Tensor  # [*sites]
-    free: Tensor  # [*sites] bool: k is a clean token and takes what u leaves
-    known: Tensor  # [*sites] bool: mu = e_k whatever the score (an unmasked site under absorbing)
-
-
-def reduce(score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: RankOne) -> Reduced:
-    """Rank-one B mu - s, with w = (s - m(y)/(alpha + m(k))) / b and delta = m(y) / (alpha + m(k)) for clean y and for the mask:
-
-    pull = w + delta sum(w) + delta_mask w_mask,   curvature = 2 delta + n delta^2 + delta_mask^2. Uniform: delta = rho, and
-    with c = b^2 these are g/c and h/c of the paper's appendix D.4. At k = mask: pull = (m(k) s - m(y)) / alpha.
-    """
-    site = scalars(process, x_t, t, score.dtype)
-    known = site.own == 0
-    per_slope = torch.where(known, 1, site.own / site.alpha)  # 1/b
-    free = torch.ones_like(known) if process.mask is None else x_t != process.mask
-    base = torch.where(free, site.clean / site.stay, site.clean / site.own.where(~known, 1))
-    w = (score[..., : process.vocab] - base.unsqueeze(-1)) * per_slope.unsqueeze(-1)
-    index = x_t.long().clamp(max=process.vocab - 1).unsqueeze(-1)
-    w = w.scatter(-1, index, torch.where(free.unsqueeze(-1), 0, w.gather(-1, index)))
-    delta = torch.where(free, site.clean / site.stay, 0)
-    shift, curvature = delta * w.sum(-1), 2 * delta + (process.vocab - 1) * delta**2
-    if process.mask is not None:
-        delta_mask = torch.where(free, site.mask / site.stay, 0)
-        w_mask = (score[..., -1] - delta_mask) * per_slope
-        shift, curvature = shift + delta_mask * w_mask, curvature + delta_mask**2
-    pull = w + shift.unsqueeze(-1)
-    pull = pull.scatter(-1, index, torch.where(free.unsqueeze(-1), 0, pull.gather(-1, index)))
-    return Reduced(pull, curvature, free, known)
-
-
-def assemble(u: Tensor, reduced: Reduced, x_t: Tensor, process: RankOne) -> Float[Tensor, "*site S"]:
-    """mu from u: what u leaves goes to the current token; nothing to the mask; e_k at a known site."""
-    mu = u if process.mask is None else torch.nn.functional.pad(u, (0, 1))
-    index = x_t.long().unsqueeze(-1)
-    remainder = torch.where(reduced.free, 1 - u.sum(-1), 0).unsqueeze(-1)
-    mu = mu.scatter_add(-1, index, remainder)
-    return torch.where(reduced.known.unsqueeze(-1), torch.zeros_like(mu).scatter(-1, index, 1.0), mu)
-
-
 def affine_inverse(
     score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """The signed vector mu~ with sum one whose bridged score is `score` (appendix D.1), or nearest to it.
 
-    Uniform: exact and unique, m = sum_{y != k}(s_y - rho) / ((1-rho)(K-1+1/rho)), mu~_k = 1 - m, mu~_y = (s_y - rho -
-    (1-rho) m)/b. Where the bridged scores fill less than the whole space (a mask adds an equation) it is the least-squares
-    solution.
+    Uniform: exact and unique; m = sum_{y != k} (s_y - rho) / ((1-rho) (K-1 + 1/rho)), mu~_k = 1 - m,
+    mu~_y = (s_y - rho - (1-rho) m) / b. Where the bridged scores fill less than the whole space (a mask adds an equation) it is
+    the least-squares solution; where several vectors have the same score, the least of them.
     """
     _door("score", score, x_t, t, process)
     t = _wider(t, score)
-    if isinstance(process, RankOne):
-        reduced = reduce(score, x_t, t, process)
-        count = torch.where(reduced.free, process.vocab - 1, process.vocab).to(score.dtype)
-        total = reduced.pull.sum(-1)
-        # (I + curvature 1 1^T) u = pull, or u = pull + shift with sum(u) = 1
-        shift = torch.where(reduced.free, -reduced.curvature * total / (1 + count * reduced.curvature), (1 - total) / count)
-        u = reduced.pull + shift.unsqueeze(-1)
-        index = x_t.long().clamp(max=process.vocab - 1).unsqueeze(-1)
-        u = u.scatter(-1, index, torch.where(reduced.free.unsqueeze(-1), 0, u.gather(-1, index)))
-        return assemble(u, reduced, x_t, process)
-    return _tabulated_inverse(score, x_t, t, process)
+    return (_rank_one_inverse if isinstance(process, RankOne) else _tabulated_inverse)(score, x_t, t, process)
+
+
+def _rank_one_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: RankOne) -> Tensor:
+    """Least squares over u = mu~ off k, mu~_k = 1 - sum(u). With b = alpha/m(k), delta = m(y)/(alpha + m(k)) for clean y
+    and for the mask, w = (s - delta)/b and W = sum_{y != k} w_y, the normal equations (I + curvature 1 1^T) u = w + shift
+    have
+
+        shift = delta W + delta_mask w_mask,    curvature = 2 delta + n delta^2 + delta_mask^2,    n = K - 1.
+
+    At k = mask, u is all of mu~: w = (m(k) s - m(y)) / alpha moved onto the plane sum(u) = 1. Where m(k) = 0, mu~ = e_k.
+    """
+    site = scalars(process, x_t, t, score.dtype)
+    known = site.own == 0
+    own = torch.where(known, 1, site.own)
+    clean_k = torch.ones_like(known) if process.mask is None else x_t != process.mask
+    delta = site.clean / torch.where(clean_k, site.stay, own)
+    w = (score[..., : process.vocab] - delta.unsqueeze(-1)) * (own / site.alpha).unsqueeze(-1)
+    w = torch.nn.functional.pad(w, (0, process.states - process.vocab))
+    w = set_own(w, x_t, 0.0)
+    total, n = w.sum(-1), process.vocab - 1
+    shift, curvature = delta * total, 2 * delta + n * delta**2
+    if process.mask is not None:
+        delta_mask = site.mask / site.stay
+        shift = shift + delta_mask * (score[..., -1] - delta_mask) * own / site.alpha
+        curvature = curvature + delta_mask**2
+    onto = shift - curvature * (total + n * shift) / (1 + n * curvature)
+    u = w + torch.where(clean_k, onto, (1 - total) / process.vocab).unsqueeze(-1)
+    if process.mask is not None:
+        u = torch.nn.functional.pad(u[..., : process.vocab], (0, 1))
+    u = set_own(u, x_t, 0.0)
+    index = x_t.long().unsqueeze(-1)
+    mu = u.scatter(-1, index, torch.where(clean_k, 1 - u.sum(-1), 0).unsqueeze(-1))
+    return torch.where(known.unsqueeze(-1), torch.zeros_like(mu).scatter(-1, index, 1.0), mu)
 
 
 def _tabulated_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
@@ -93,20 +66,32 @@ def _tabulated_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: Process) 
 def plane_least_squares(
     matrix: Float[Tensor, "*n R K"], target: Float[Tensor, "*n R"], allowed: Bool[Tensor, "*n K"]
 ) -> Float[Tensor, "*n K"]:
-    """argmin |matrix mu - target|^2 over sum(mu) = 1 and mu = 0 where not `allowed`; signs are free.
+    """argmin |matrix mu - target|^2 over sum(mu) = 1 and mu = 0 where not `allowed`; signs are free, and of several the
+    least."""
+    anchor, pivot, directions, length = _directions(matrix, allowed)
+    mu = (torch.linalg.pinv(directions) @ (target.unsqueeze(-1) - pivot)).squeeze(-1) / length
+    mu = torch.where(allowed, mu, 0).scatter(-1, anchor, 0.0)
+    return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
 
-    One allowed token takes what the others leave: mu = e_a + sum_z mu_z (e_z - e_a). Directions are scaled to unit length, since the
-    columns of a bridge divide by kernel entries and can differ by hundreds of orders of magnitude.
+
+def is_injective(matrix: Float[Tensor, "*n R K"], allowed: Bool[Tensor, "*n K"]) -> Bool[Tensor, "*n"]:
+    """The rank condition (Eq. 10): no two posteriors over the `allowed` tokens have the same score."""
+    return torch.linalg.matrix_rank(_directions(matrix, allowed)[2]) == allowed.sum(-1) - 1
+
+
+def _directions(matrix: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The plane sum(mu) = 1 as mu = e_a + sum_z mu_z (e_z - e_a): a, the score of e_a, and those of the directions, at unit
+    length.
+
+    The columns of a bridge divide by kernel entries and can differ by hundreds of orders of magnitude: hence the length is
+    taken out.
     """
     anchor = allowed.to(torch.uint8).argmax(-1, keepdim=True)
     pivot = matrix.gather(-1, anchor.unsqueeze(-2).expand(*matrix.shape[:-1], 1))
     directions = torch.where(allowed.unsqueeze(-2), matrix - pivot, 0)
     length = torch.linalg.vector_norm(directions, dim=-2)
     length = torch.where(length > 0, length, 1)
-    inverse = torch.linalg.pinv(directions / length.unsqueeze(-2))
-    mu = (inverse @ (target.unsqueeze(-1) - pivot)).squeeze(-1) / length
-    mu = torch.where(allowed, mu, 0).scatter(-1, anchor, 0.0)
-    return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
+    return anchor, pivot, directions / length.unsqueeze(-2), length
 
 
 def weighted_system(

@@ -1,8 +1,8 @@
 """Score entropy through the rank-one bridge, without cancellation and without a K-vector for any candidate.
 
 At a site with current token k and clean token x the loss is n(k) sum_{y != k} h(s_y, r_y), h(s, r) = r g(e), e = s/r - 1,
-g(e) = e - log(1 + e). Written directly this cancels: at K = 50,257 and t = 1e-3 single terms are far larger than their sum. Here e is
-never found by subtraction from one. With M = m(k), D = alpha + m(k), off = sum_{z != k} mu_z:
+g(e) = e - log(1 + e). Written directly this cancels: at K = 50,257 and t = 1e-3 single terms are far larger than their sum.
+Here e is never found by subtraction from one. With M = m(k), D = alpha + m(k), off = sum_{z != k} mu_z:
 
     k = x:                  r_y = m(y)/D,             e_y = (alpha/M) (off + D mu_y / m(y))
     k != x, y not in {k,x}: r_y = m(y)/M,             e_y = alpha (mu_y / m(y) - mu_k / D)
@@ -13,10 +13,12 @@ G_y = e_y / (1 + e_y), C = sum_{y != k} m(y) G_y and Gbar = sum_{y != k} mu_y G_
 
     mu_z (G_z - Gbar + mu_k C / D)  at logit z != k,      -mu_k (Gbar + off C / D)  at logit k.
 
-It is found together with the value, in three passes over the vocabulary, a block of rows at a time so that the block stays in cache;
-nothing else is kept for the backward pass. So that G_z - Gbar does not cancel where all G are near one, G is taken relative to a constant c.
+It is found together with the value, in three passes over the vocabulary, a block of rows at a time so that the block stays in
+cache; nothing else is made for the backward pass. So that G_z - Gbar does not cancel where all G are near one, G is taken
+relative to a constant c.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,75 +40,79 @@ def block_rows(logits: Tensor) -> int:
     return max(1, (CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK) // columns)
 
 
-def excess(e: Tensor, one_plus_e: Tensor, work: Tensor | None = None) -> Tensor:
-    """g(e) = e - log(1 + e), given both e and 1 + e. Near 0, where that cancels, by g = z e - 2 z^3 (1/3 + z^2/5 + ...), z = e/(2+e).
+Room = Sequence[Tensor | None]  # tensors to write into, or None for new ones
 
-    Split at c = e clamped to the range of the series: g(e) = g(c) + (e - c) - log((1+e) / (1+c)), whose last terms are exactly 0 inside.
-    `work` is room for five such tensors.
+
+def excess(e: Tensor, one_plus_e: Tensor, room: Room = (None,) * 5) -> Tensor:
+    """g(e) = e - log(1 + e), given both e and 1 + e. Near 0, where that cancels, by g = z e - 2 z^3 (1/3 + z^2/5 + ...), z =
+    e/(2+e).
+
+    Split at c = e clamped to the range of the series: g(e) = g(c) + (e - c) - log((1+e) / (1+c)), whose last terms are exactly
+    0 inside.
     """
-    low, high = (-0.3, 0.5) if e.dtype == torch.float32 else (-0.02, 0.02)
-    near, z, far, square, series = e.new_empty(5, *e.shape) if work is None else work
-    torch.clamp(e, low, high, out=near)
-    torch.clamp(one_plus_e, 1 + low, 1 + high, out=z)
-    torch.div(z, one_plus_e, out=far).log_().add_(e).sub_(near)
-    z.add_(1)
-    torch.div(near, z, out=z)
-    torch.mul(z, z, out=square)
-    torch.mul(square, 2 / 9, out=series).add_(2 / 7).mul_(square).add_(2 / 5).mul_(square).add_(2 / 3).mul_(square)
-    return far.add_(torch.sub(near, series, out=series).mul_(z))
+    low, high = (-0.25, 0.3) if e.dtype == torch.float32 else (-0.02, 0.02)
+    near = torch.clamp(e, low, high, out=room[0])
+    near_1 = torch.clamp(one_plus_e, 1 + low, 1 + high, out=room[1])
+    far = torch.div(near_1, one_plus_e, out=room[2]).log_().add_(e).sub_(near)
+    z = torch.div(near, near_1.add_(1), out=room[1])
+    square = torch.mul(z, z, out=room[3])
+    series = torch.mul(square, 2 / 7, out=room[4]).add_(2 / 5).mul_(square).add_(2 / 3).mul_(square)
+    return far.add_(torch.sub(near, series, out=room[4]).mul_(z))
 
 
 class _Ratios(NamedTuple):
-    """The scalars of every row, [N, 1] each: e_y = slope mu_y + level and 1 + e_y = slope mu_y + level_1 for y outside {k, x}."""
+    """The scalars of every row, [N, 1] each, for w_y = total mu_y: e_y = slope w_y + level, 1 + e_y = slope w_y + level_1, y
+    outside {k, x}.
+    """
 
     slope: Tensor
     level: Tensor
     level_1: Tensor
-    pivot: Tensor  # G_y - c = lift (mu_y - pivot) / (1 + e_y)
+    pivot: Tensor  # G_y - c = lift (w_y - pivot) / (1 + e_y)
     lift: Tensor
 
     def at(self, rows: slice) -> "_Ratios":
         return _Ratios(*(value[rows] for value in self))
 
 
-def _weigh(logits: Tensor, mu: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """First pass: exp(logits - top) into `mu`, with 0 at k and x; top, the entries taken out, the sum and the greatest of the others."""
+def _weigh(logits: Tensor, w: Tensor, two: Tensor) -> tuple[Tensor, ...]:
+    """First pass: w = exp(logits - top), with 0 at the `two` tokens x and k; top, the entries taken out, the sum and the
+    greatest of the others.
+    """
     top = logits.amax(-1, keepdim=True)
-    torch.sub(logits, top, out=mu).exp_()
-    at_x, at_k = mu.gather(-1, x), mu.gather(-1, k)
-    mu.scatter_(-1, k, 0.0).scatter_(-1, x, 0.0)
-    return top, at_x, at_k, mu.sum(-1, keepdim=True), mu.amax(-1, keepdim=True)
+    torch.sub(logits, top, out=w).exp_()
+    taken = w.gather(-1, two)
+    w.scatter_(-1, two, 0.0)
+    return top, taken, w.sum(-1, keepdim=True), w.amax(-1, keepdim=True)
 
 
-def _sums(mu: Tensor, k: Tensor, x: Tensor, row: _Ratios, wanted: bool, work: Tensor) -> tuple[Tensor, ...]:
-    """Second pass, over y outside {k, x}: the sums of g(e_y), G_y, (mu_y - pivot) G_y and mu_y (mu_y - pivot) / (1 + e_y)."""
-
-    def without(value: Tensor) -> Tensor:
-        return value.scatter_(-1, k, 0.0).scatter_(-1, x, 0.0)
-
-    e, one_plus_e, difference = work[:3]
-    torch.mul(mu, row.slope, out=one_plus_e)
-    torch.add(one_plus_e, row.level, out=e)
-    one_plus_e.add_(row.level_1)
-    total = without(excess(e, one_plus_e, work[2:])).sum(-1, keepdim=True)
+def _sums(w: Tensor, two: Tensor, row: _Ratios, wanted: bool, room: Room) -> tuple[Tensor, ...]:
+    """Second pass, over y outside {k, x}: the sums of g(e_y), G_y, (w_y - pivot) G_y and w_y (w_y - pivot) / (1 + e_y)."""
+    one_plus_e = torch.mul(w, row.slope, out=room[0])
+    e = torch.add(one_plus_e, row.level, out=room[1]).scatter_(-1, two, 0.0)
+    one_plus_e.add_(row.level_1).scatter_(-1, two, 1.0)
+    total = excess(e, one_plus_e, room[2:]).sum(-1, keepdim=True)
     if not wanted:
         return (total,)
-    without(torch.sub(mu, row.pivot, out=difference))
-    big_g = without(e.div_(one_plus_e))
+    difference = torch.sub(w, row.pivot, out=room[2])
+    big_g = e.div_(one_plus_e)
     sum_g = big_g.sum(-1, keepdim=True)
     weighted = big_g.mul_(difference).sum(-1, keepdim=True)
-    return total, sum_g, weighted, difference.div_(one_plus_e).mul_(mu).sum(-1, keepdim=True)
+    return total, sum_g, weighted, difference.div_(one_plus_e).mul_(w).sum(-1, keepdim=True)
 
 
-def _slopes(mu: Tensor, row: _Ratios, shift: Tensor, scale: Tensor, work: Tensor) -> None:
-    """Third pass: mu_y (G_y - c + shift) scale, in the place of mu."""
-    difference, one_plus_e = work[:2]
-    torch.mul(mu, row.slope, out=one_plus_e).add_(row.level_1)
-    mu.mul_(torch.sub(mu, row.pivot, out=difference).div_(one_plus_e).mul_(row.lift * scale).add_(shift * scale))
+def _slopes(w: Tensor, row: _Ratios, shift: Tensor, scale: Tensor, room: Room) -> None:
+    """Third pass: w_y (G_y - c + shift) scale, in the place of w."""
+    one_plus_e = torch.mul(w, row.slope, out=room[0]).add_(row.level_1)
+    w.mul_(torch.sub(w, row.pivot, out=room[1]).div_(one_plus_e).mul_(row.lift * scale).add_(shift * scale))
 
 
-def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None, wanted: bool) -> tuple[Tensor, Tensor]:
-    """The loss [N, 1] and, where `wanted`, its gradient. What is a vector over the vocabulary is worked on a block of rows at a time."""
+def _loss_and_gradient(
+    logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """The loss [N, 1] and, where `wanted`, its gradient. What is a vector over the vocabulary is worked on a block of rows at a
+    time.
+    """
     alpha, own, stay, clean, mask_mass, rate = site
     counted = (rate > 0) & (own > 0)
     own = torch.where(own > 0, own, 1)
@@ -115,9 +121,9 @@ def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: i
     size = block_rows(logits)
     blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
 
-    mu = torch.empty_like(logits)
-    top, mu_x, mu_k, rest, mu_top = _joined([_weigh(logits[at], mu[at], k_index[at], x[at]) for at in blocks])
-    mu_k = torch.where(k_clean & ~same, mu_k, 0)
+    w, two = torch.empty_like(logits), torch.cat([x, k_index], -1)
+    top, taken, rest, mu_top = _joined([_weigh(logits[at], w[at], two[at]) for at in blocks])
+    mu_x, mu_k = taken[:, :1], torch.where(k_clean & ~same, taken[:, 1:], 0)
     total = rest + mu_x + mu_k
     log_mu_x = logits.gather(-1, x) - top - total.log()
     rest, mu_x, mu_top = rest / total, mu_x / total, mu_top / total
@@ -136,13 +142,14 @@ def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: i
     near_top = ~compared | (e_top > 0)
     c = torch.where(compared, torch.where(near_top, e_top / one_plus_top, 0), 1)
     lift = torch.where(compared, torch.where(near_top, slope / one_plus_top, slope), 0)
-    row = _Ratios(slope, level, level_1, torch.where(near_top, mu_top, -level / slope), lift)
-    work = logits.new_empty(7, min(size, len(logits)), logits.shape[-1])
-    parts = []
-    for at in blocks:
-        mu[at].div_(total[at])
-        parts.append(_sums(mu[at], k_index[at], x[at], row.at(at), wanted, work[:, : len(mu[at])]))
-    sums = _joined(parts)
+    pivot = torch.where(near_top, mu_top, -level / slope)
+    row = _Ratios(slope / total, level, level_1, pivot * total, lift / total)
+    work = None if torch.compiler.is_compiling() else logits.new_empty(7, min(size, len(logits)), logits.shape[-1])
+
+    def room(at: slice) -> Room:
+        return (None,) * 7 if work is None else list(work[:, : len(w[at])])
+
+    sums = _joined([_sums(w[at], two[at], row.at(at), wanted, room(at)) for at in blocks])
     bulk = torch.where(compared, clean / torch.where(same, stay, own) * sums[0], alpha / own * rest)
 
     # the clean token itself, where it is a candidate
@@ -158,12 +165,15 @@ def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: i
         loss = loss + torch.where(candidate, mask_mass / torch.where(same, stay, own) * excess(level, level_1), 0)
     loss = torch.where(counted, rate * loss, 0)
     if not wanted:
-        return loss, mu
+        return loss, w
 
-    # bracket = c + C/D, C = sum_{y != k} m(y) G_y. Where c > 0, f < 1 and k != x it is rearranged into small terms, by 1 = rest + mu_x + mu_k:
-    # c + m/D (sum_bulk G + G_x) = alpha/D (sum_bulk (mu_top - mu_y) G_y + mu_top - mu_k - mu_x - (n+1) m/D mu_k) / (1 + e_top) + f/(1+f),
+    # bracket = c + C/D, C = sum_{y != k} m(y) G_y. Where c > 0, f < 1 and k != x it is rearranged into small terms, by 1 = rest
+    # + mu_x + mu_k:
+    # c + m/D (sum_bulk G + G_x) = alpha/D (sum_bulk (mu_top - mu_y) G_y + mu_top - mu_k - mu_x - (n+1) m/D mu_k) / (1 + e_top)
+    # + f/(1+f),
     # n the number in the bulk, 1 + f = (alpha mu_x + m (off + mu_k M/D)) / m
     _, sum_g, weighted, mean_bulk = sums
+    weighted, mean_bulk = weighted / total, lift * mean_bulk / total**2
     portion = clean / stay
     others = logits.shape[-1] - torch.where(same | ~k_clean, 1, 2)
     f = alpha * (mu_x / m_y - mu_k / stay)
@@ -176,17 +186,16 @@ def _loss_and_gradient(logits: Tensor, k: Tensor, x: Tensor, site: Site, mask: i
     ratio_x = stay_x * mu_x / numerator  # mu_x / (1 + e_x)
     mean_x = torch.where(near_top, ratio_x * (e_x - e_top) / one_plus_top, ratio_x * e_x)  # mu_x (G_x - c)
     mean_x = torch.where(same, 0, torch.where(compared, mean_x, e_x - mu_x))
-    mean_bulk = lift * mean_bulk
     mean, common = mean_bulk + mean_x, mu_k * bracket
     scale = torch.where(counted, rate * alpha / own, 0)
     for at in blocks:
-        _slopes(mu[at], row.at(at), (common - mean)[at], scale[at], work[:, : len(mu[at])])
+        _slopes(w[at], row.at(at), (common - mean)[at], (scale / total)[at], room(at))
     # at x, with 1 - mu_x as rest + mu_k
     gradient_x = scale * (mean_x * (rest + mu_k) - mu_x * mean_bulk + mu_x * common)
     gradient_k = -scale * mu_k * (mean + off * bracket)
-    mu.scatter_(-1, x, torch.where(same, gradient_k, gradient_x))
-    mu.scatter_(-1, k_index, torch.where(k_clean, gradient_k, gradient_x))
-    return loss, mu
+    w.scatter_(-1, x, torch.where(same, gradient_k, gradient_x))
+    w.scatter_(-1, k_index, torch.where(k_clean, gradient_k, gradient_x))
+    return loss, w
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -195,29 +204,29 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
 
 class _BridgedScoreEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor
-    ) -> Tensor:
-        k, x, scalars = k.unsqueeze(-1), x.unsqueeze(-1), [value.unsqueeze(-1) for value in site]
+    def forward(ctx: Any, logits: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor) -> Tensor:
         wanted = ctx.needs_input_grad[0]
-        loss, gradient = _loss_and_gradient(logits, k, x, Site(*scalars), mask, wanted)
+        loss, gradient = _loss_and_gradient(logits, k, x, Site(*site), mask, wanted)
         if wanted:
-            ctx.save_for_backward(gradient)
+            ctx.save_for_backward(logits, k, x, *site)
+            ctx.mask, ctx.gradient = mask, gradient
         return loss.squeeze(-1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return (gradient * upstream.unsqueeze(-1), *(None for _ in range(9)))
+        gradient, ctx.gradient = ctx.gradient, None  # handed over, not copied; a second call (a retained graph) finds it anew
+        if gradient is None:
+            logits, k, x, *site = ctx.saved_tensors
+            _, gradient = _loss_and_gradient(logits, k, x, Site(*site), ctx.mask, True)
+        return (gradient.mul_(upstream.unsqueeze(-1)), *(None for _ in range(9)))
 
 
 def bridged_score_entropy(
     logits: Float[Tensor, "*site K"], x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, mask: int | None
 ) -> Float[Tensor, "*site"]:
     """n(k) sum_{y != k} h(s_y, r_y) for posterior logits over the clean tokens of a rank-one process; nats per site."""
-    flat = [value.to(logits.dtype).reshape(-1) for value in site]
-    loss = _BridgedScoreEntropy.apply(
-        logits.reshape(-1, logits.shape[-1]), x_t.reshape(-1).long(), x_0.reshape(-1).long(), mask, *flat
-    )
+    flat = [value.to(logits.dtype).reshape(-1, 1) for value in site]
+    k, x = x_t.reshape(-1, 1).long(), x_0.reshape(-1, 1).long()
+    loss = _BridgedScoreEntropy.apply(logits.reshape(-1, logits.shape[-1]), k, x, mask, *flat)
     return loss.reshape(x_0.shape)

@@ -1,6 +1,7 @@
 """Score entropy of a free log-score: h(s, r) = r (e^d - 1 - d), d = log s - log r, with gradient n r (e^d - 1) = n (s - r).
 
-For a rank-one process the ratio r_y takes at most three values at a site, so nothing but the output and its gradient is a K-vector.
+For a rank-one process the ratio r_y takes at most three values at a site, so nothing but the output and its gradient is a
+K-vector.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from m2s.process import Site
 
 def bregman(d: Tensor) -> Tensor:
     """e^d - 1 - d, by its series for small d, where the difference would cancel."""
-    series = 1 / 40320
+    series = torch.full_like(d, 1 / 40320)
     for factorial in (5040, 720, 120, 24, 6, 2):
         series = series * d + 1 / factorial
     return torch.where(d.abs() < (0.2 if d.dtype == torch.float32 else 0.02), series * d * d, torch.expm1(d) - d)
@@ -27,7 +28,8 @@ def entropy_from_logs(
 ) -> Float[Tensor, "*site"]:
     """sum_y weight_y h(s_y, r_y) for any weights, ordinary autograd; h(s, 0) = s, and a weight of zero gives exactly zero.
 
-    A weight can be as small as its ratio is large, so their product is formed in logarithms: w h = w r (e^d - 1 - d), or w s - w r (1 + d).
+    A weight can be as small as its ratio is large, so their product is formed in logarithms: w h = w r (e^d - 1 - d), or
+    w s - w r (1 + d).
     """
     counted = weight > 0
     compared = counted & (log_ratio > -torch.inf)
@@ -50,7 +52,15 @@ def split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 class _FreeScoreEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, rate: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, mask: int | None
+        ctx: Any,
+        log_score: Tensor,
+        k: Tensor,
+        x: Tensor,
+        rate: Tensor,
+        log_r: Tensor,
+        log_r_x: Tensor,
+        log_r_mask: Tensor,
+        mask: int | None,
     ) -> Tensor:
         rows = len(log_score)
         gradient = torch.empty_like(log_score) if ctx.needs_input_grad[0] else None
@@ -71,7 +81,7 @@ class _FreeScoreEntropy(torch.autograd.Function):
         return loss.squeeze(-1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return (gradient * upstream.unsqueeze(-1), *(None for _ in range(7)))

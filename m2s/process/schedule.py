@@ -178,4 +178,4 @@ class Cosine(Schedule):
 
     def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         # sin(pi t/2) - sin(pi s/2), as a product, over alpha_s
-        return 2 * torch.sin(math.pi / 4 * (2 - t - s)) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)
+        return 2 * torch.sin(math.pi / 4 * ((1 - t) + (1 - s))) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.belief.inverse import affine_inverse, box
+from m2s.belief.inverse import affine_inverse, box, is_injective, weighted_system
 from m2s.belief.maps import _door, score_from_posterior, set_own
 from m2s.belief.step import analytic_weights
 from m2s.process import Process, RankOne
+from m2s.realizability.projection import project
 
 CLASSES = ("outside the box", "material", "boundary", "realizable")
 BLOCK = 1 << 22  # entries in float64 at once
@@ -72,10 +73,8 @@ def _diagnose(
     beyond = ((score < low * (1 - box_tolerance)) | (score > high * (1 + box_tolerance))).any(-1)
     signed = affine_inverse(score, x_t, t, process)
     lowest = signed[..., : process.vocab].amin(-1)
-    counted = process.rates_into(x_t, t) > 0
-    gap = torch.where(counted, score_from_posterior(signed, x_t, t, process) - score, 0)
-    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
-    off_plane = torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)
+    off_plane = _distance(signed, score, x_t, t, process)
+    lowest, off_plane = _where_several_posteriors_fit(lowest, off_plane, score, x_t, t, process)
     material = (lowest < -posterior_tolerance) | (off_plane > box_tolerance)
     inside = torch.where(material, 1, torch.where(lowest < 0, 2, 3))
     if s is not None and isinstance(process, RankOne):
@@ -86,6 +85,31 @@ def _diagnose(
     classes = torch.where(beyond, 0, inside)
     strict = torch.where(outside > 0, 0, inside)
     return Diagnosis(classes, strict, outside, lowest, off_plane, negative, mass)
+
+
+def _distance(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
+    """|B mu - s| / |s| over the candidates that have a rate into k."""
+    counted = process.rates_into(x_t, t) > 0
+    gap = torch.where(counted, score_from_posterior(mu, x_t, t, process) - score, 0)
+    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
+    return torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)
+
+
+def _where_several_posteriors_fit(
+    lowest: Tensor, off_plane: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process
+) -> tuple[Tensor, Tensor]:
+    """Where the rank condition fails the signed posterior is one of many: there only the distance to the nearest true one
+    counts."""
+    if isinstance(process, RankOne):
+        return lowest, off_plane
+    bridge, _, reachable = weighted_system(score, x_t, t, process)
+    several = ~is_injective(bridge, reachable)
+    if several.any():
+        some = (score[several], x_t[several], t[several], process)
+        nearest = project(*some)
+        lowest = lowest.masked_scatter(several, nearest[..., : process.vocab].amin(-1))
+        off_plane = off_plane.masked_scatter(several, _distance(nearest, *some))
+    return lowest, off_plane
 
 
 def classify(

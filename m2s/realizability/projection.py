@@ -1,16 +1,18 @@
 """The posterior whose bridged score is nearest to a given score (Eq. 9), exactly.
 
-For a rank-one process the optimum has the form u_y = [s_y - sigma]_+ / b off the current token k, b = alpha/m(k), mu_k = 1 - sum(u): the paper's
-threshold (appendix D.4), theta = b (sigma - origin), kept in units of the score. With delta = m(y)/(alpha + m(k)) for clean y and for the mask,
+For a rank-one process the optimum has the form u_y = [s_y - sigma]_+ / b off the current token k, b = alpha/m(k), mu_k = 1 -
+sum(u): the paper's threshold (appendix D.4), theta = b (sigma - origin), kept in units of the score. With delta = m(y)/(alpha +
+m(k)) for clean y and for the mask,
 
     origin = delta - delta sum_{y != k} (s_y - delta) - delta_mask (s_mask - delta_mask),
     curvature = 2 delta + (V-1) delta^2 + delta_mask^2      (uniform: delta = rho, curvature = h/c),
 
-sigma is the root of   sum_y [s_y - sigma]_+ = min(b, (sigma - origin) / curvature),   b being the active branch (k = mask: always active).
+sigma is the root of   sum_y [s_y - sigma]_+ = min(b, (sigma - origin) / curvature),   b being the active branch (k = mask:
+always active).
 
-Left minus right is convex, decreasing and piecewise linear. Any set A of candidates, used without its positive parts, bounds the root from below,
-and Newton's method climbs from there and stops, exactly, when the support stops changing: a few passes over the vocabulary, no sort and no
-tolerance. A score is only ever compared with a nearby sigma, so its size costs no digits.
+Left minus right is convex, decreasing and piecewise linear. Any set A of candidates, used without its positive parts, bounds
+the root from below, and Newton's method climbs from there and stops, exactly, when the support stops changing: a few passes
+over the vocabulary, no sort and no tolerance. A score is only ever compared with a nearby sigma, so its size costs no digits.
 """
 
 import torch
@@ -32,8 +34,8 @@ def project(
 ) -> Float[Tensor, "*site S"]:
     """argmin over posteriors mu of |B_{t,k} mu - s|^2: a realizable score's own posterior, any other's nearest.
 
-    Rank-one processes at any vocabulary; tabulated ones by a batched QP up to 256 states. The distance counts the candidates that have a
-    forward rate into k.
+    Rank-one processes at any vocabulary; tabulated ones by a batched QP up to 256 states. The distance counts the candidates
+    that have a forward rate into k.
     """
     _door("score", score, x_t, t, process)
     if not isinstance(process, RankOne):
@@ -51,43 +53,49 @@ def project(
     return mu.reshape(score.shape)
 
 
+def put(values: Float[Tensor, "N V"], index: Int[Tensor, "N 1"], value: Tensor | float) -> Float[Tensor, "N V"]:
+    """`value` at `index` of every row: in place, or, when compiled, by a selection that fuses with what comes next."""
+    if torch.compiler.is_compiling():
+        return torch.where(torch.arange(values.shape[-1], device=values.device) == index, value, values)
+    return values.scatter_(-1, index, value)
+
+
 def _nearest(score: Float[Tensor, "N S"], k: Int[Tensor, "N 1"], site: Site, mask: int | None) -> Float[Tensor, "N S"]:
     """mu for a block of rows; the scalars of `site` are [N, 1], in float64 where the device has it."""
     vocab = score.shape[-1] if mask is None else mask
     known = site.own == 0  # mu = e_k whatever the score
     slope = site.alpha / torch.where(known, 1, site.own)  # b
     delta = site.clean / site.stay
-    candidates = score.scatter(-1, k, 0.0)[:, :vocab]
+    candidates = put(score.clone(), k, 0.0)[:, :vocab]
     total = candidates.sum(-1, keepdim=True).to(slope.dtype)
     origin = delta - delta * (total - (vocab - 1) * delta)
     curvature = 2 * delta + (vocab - 1) * delta**2
     if mask is None:
-        candidates = candidates.scatter_(-1, k, -torch.inf)
+        candidates = put(candidates, k, -torch.inf)
     else:
         masked = k == mask
         delta_mask = site.mask / site.stay
         origin = torch.where(masked, -torch.inf, origin - delta_mask * (score[:, mask:].to(slope.dtype) - delta_mask))
         curvature = torch.where(masked, 1, curvature + delta_mask**2)
         index = k.clamp(max=vocab - 1)
-        candidates = candidates.scatter_(-1, index, torch.where(masked, candidates.gather(-1, index), -torch.inf))
+        candidates = put(candidates, index, torch.where(masked, candidates.gather(-1, index), -torch.inf))
     count = vocab - 1 if mask is None else vocab - 1 + masked.to(slope.dtype)
-    sigma, active = threshold(candidates, slope, origin, 1 / curvature, total, count)
-
-    # sigma as a number of the score's dtype and a remainder, so that s - sigma keeps all its digits
-    near = sigma.to(score.dtype)
-    u = (candidates - near).sub_((sigma - near).to(score.dtype)).relu_().mul_((1 / slope).to(score.dtype))
+    near, beyond, active = threshold(candidates, slope, origin, 1 / curvature, total, count)
+    u = (candidates - near).sub_(beyond.to(score.dtype)).relu_().mul_((1 / slope).to(score.dtype))
     rest = torch.where(active, 0, (1 - u.sum(-1, keepdim=True)).clamp(min=0))
     if mask is None:
-        return u.scatter_(-1, k, rest)
+        return put(u, k, rest.to(u.dtype))
     rest = torch.where(known, 1, torch.where(masked, 0, rest))
-    return torch.nn.functional.pad(u.masked_fill_(known, 0.0), (0, 1)).scatter_(-1, k, rest)
+    return put(torch.nn.functional.pad(u.masked_fill_(known, 0.0), (0, 1)), k, rest.to(u.dtype))
 
 
 def threshold(
     candidates: Float[Tensor, "N V"], slope: Tensor, origin: Tensor, gain: Tensor, total: Tensor, count: Tensor | int
-) -> tuple[Float[Tensor, "N 1"], Tensor]:
-    """(sigma, active): the root of sum [s - sigma]_+ = min(slope, (sigma - origin) gain) and which of the two it meets, for every row.
+) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Tensor]:
+    """The root sigma of sum [s - sigma]_+ = min(slope, (sigma - origin) gain) for every row, and whether it meets the first of
+    the two.
 
+    sigma is returned as near + beyond, `near` in the dtype of the score, so that (s - near) - beyond keeps all its digits.
     `total` and `count` sum up the candidates, entries of -inf left out. All scalars are [N, 1].
     """
 
@@ -95,32 +103,33 @@ def threshold(
         # the root of mass - size sigma = min(...)
         return torch.maximum((mass - slope) / size, (mass + origin * gain) / (size + gain))
 
-    def step(sigma: Tensor) -> tuple[Tensor, Tensor]:
-        near = sigma.to(candidates.dtype)
+    def step(near: Tensor) -> tuple[Tensor, Tensor]:
         mass = (candidates - near).relu_().sum(-1, keepdim=True)
         size = torch.ge(candidates, near, out=torch.empty_like(candidates)).sum(-1, keepdim=True)
-        near = near.to(sigma.dtype)
         target = (near - origin) * gain
-        return near + (mass - torch.minimum(target, slope)) / (size + torch.where(target > slope, 0, gain)), size
+        return (mass - torch.minimum(target, slope)) / (size + torch.where(target > slope, 0, gain)), size
 
     top = candidates.amax(-1, keepdim=True).to(slope.dtype)
-    sigma = torch.maximum(bound(total, count), bound(top, 1))
-    size = torch.full_like(top, -1.0, dtype=candidates.dtype)
+    near = torch.maximum(bound(total, count), bound(top, 1)).to(candidates.dtype)
+    beyond, size = torch.zeros_like(top), torch.full_like(near, -1.0)
     if torch.compiler.is_compiling():
 
-        def moving(passes: Tensor, sigma: Tensor, size: Tensor, moved: Tensor) -> Tensor:
+        def moving(passes: Tensor, near: Tensor, beyond: Tensor, size: Tensor, moved: Tensor) -> Tensor:
             return moved & (passes < PASSES)
 
-        def climb(passes: Tensor, sigma: Tensor, size: Tensor, moved: Tensor) -> tuple[Tensor, ...]:
-            sigma, new_size = step(sigma)
-            return passes + 1, sigma, new_size, (new_size != size).any()
+        def climb(passes: Tensor, near: Tensor, beyond: Tensor, size: Tensor, moved: Tensor) -> tuple[Tensor, ...]:
+            near = (near + beyond).to(near.dtype)
+            beyond, new_size = step(near)
+            return passes + 1, near, beyond, new_size, (new_size != size).any()
 
-        start = torch.zeros((), dtype=torch.long, device=sigma.device)
-        _, sigma, _, _ = while_loop(moving, climb, (start, sigma, size, torch.ones_like(start, dtype=torch.bool)))
+        start = torch.zeros((), dtype=torch.long, device=near.device)
+        carried = (start, near, beyond, size, torch.ones_like(start, dtype=torch.bool))
+        _, near, beyond, _, _ = while_loop(moving, climb, carried)
     else:
         for _ in range(PASSES):
-            sigma, new_size = step(sigma)
+            near = (near + beyond).to(near.dtype)
+            beyond, new_size = step(near)
             if torch.equal(new_size, size):
                 break
             size = new_size
-    return sigma, (sigma - origin) * gain > slope
+    return near, beyond, (near + beyond - origin) * gain > slope

@@ -1,8 +1,8 @@
 """The same projection for a tabulated process: min |B mu - s|^2 over the simplex, a batched QP in float64.
 
-Columns of B are scaled to unit length (their lengths can differ by hundreds of orders of magnitude, since B divides by kernel entries), and the
-problem min 1/2 v'Hv - f'v, a'v = 1, v >= 0 is solved by Mehrotra's predictor-corrector interior point; the support it ends on is then solved
-exactly by least squares where that keeps every entry non-negative.
+Columns of B are scaled to unit length (their lengths can differ by hundreds of orders of magnitude, since B divides by kernel
+entries), and the problem min 1/2 v'Hv - f'v, a'v = 1, v >= 0 is solved by Mehrotra's predictor-corrector interior point; the
+support it ends on is then solved exactly by least squares where that keeps every entry non-negative.
 """
 
 import torch
@@ -21,7 +21,9 @@ def project_tabulated(
 ) -> Float[Tensor, "*site S"]:
     """The nearest posterior by score, over the tokens from which x_t can be reached."""
     if process.vocab > LIMIT:
-        raise ValueError(f"projection for a tabulated process is a QP for up to {LIMIT} tokens, but this one has {process.vocab}")
+        raise ValueError(
+            f"projection for a tabulated process is a QP for up to {LIMIT} tokens, but this one has {process.vocab}"
+        )
     bridge, target, reachable = weighted_system(score.double(), x_t, t.double(), process)
     mu = simplex_least_squares(bridge.flatten(0, -3), target.flatten(0, -2), reachable.flatten(0, -2)).reshape(reachable.shape)
     return torch.nn.functional.pad(mu, (0, process.states - process.vocab)).to(score.dtype)
@@ -103,5 +105,9 @@ def _polish(matrix: Tensor, target: Tensor, mu: Tensor, usable: Tensor) -> Tenso
     def distance(candidate: Tensor) -> Tensor:
         return torch.linalg.vector_norm((matrix @ candidate.unsqueeze(-1)).squeeze(-1) - target, dim=-1, keepdim=True)
 
-    better = (exact.amin(-1, keepdim=True) >= 0) & (distance(exact) <= distance(mu) * (1 + 1e-12)) & exact.isfinite().all(-1, keepdim=True)
+    better = (
+        (exact.amin(-1, keepdim=True) >= 0)
+        & (distance(exact) <= distance(mu) * (1 + 1e-12))
+        & exact.isfinite().all(-1, keepdim=True)
+    )
     return torch.where(better, exact, mu)
