@@ -73,17 +73,25 @@ class Posterior(Head):
         if isinstance(self.process, RankOne):
             if self.offset == "none":
                 return clean
-            site = scalars(self.process, x_t, t, clean.dtype)
-            reached = site.own > 0
-            offset = torch.where(reached, torch.log1p(site.alpha / site.own.where(reached, 1)), 0)
-            if self.process.mask is not None:
-                offset = torch.where(x_t == self.process.mask, 0, offset)
             index = x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1)
-            return clean.scatter_add(-1, index, offset.unsqueeze(-1))
+            return clean.scatter_add(-1, index, self.own_offset(x_t, t).to(clean.dtype).unsqueeze(-1))
         log_likelihood = _log(self.process.columns(x_t, wide(t))[..., : self.process.vocab]).to(clean.dtype)
         if self.offset == "none":
             return clean.where(log_likelihood > -torch.inf, -torch.inf)
         return clean + log_likelihood
+
+    def own_offset(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
+        """What is added to the logit of the current token under a rank-one process: log1p(alpha/m_t(k)); 0 without an offset.
+
+        It is 0 too at the mask, and where it would be infinite (an unmasked site under absorbing).
+        """
+        assert isinstance(self.process, RankOne)
+        site = self.process.at(x_t, wide(t))
+        reached = site.own > 0
+        if self.process.mask is not None:
+            reached = reached & (x_t != self.process.mask)
+        offset = torch.where(reached, torch.log1p(site.alpha / site.own.where(reached, 1)), 0)
+        return torch.zeros_like(offset) if self.offset == "none" else offset
 
     def log_posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """log mu, -inf at the mask; log e_k where the current token is certainly clean."""

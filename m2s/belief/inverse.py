@@ -19,7 +19,9 @@ def affine_inverse(
     """
     _door("score", score, x_t, t, process)
     t = _wider(t, score)
-    return (_rank_one_inverse if isinstance(process, RankOne) else _tabulated_inverse)(score, x_t, t, process)
+    if isinstance(process, RankOne):
+        return _rank_one_inverse(score, x_t, t, process)
+    return _tabulated_inverse(score, x_t, t, process)
 
 
 def _rank_one_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: RankOne) -> Tensor:

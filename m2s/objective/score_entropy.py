@@ -25,8 +25,8 @@ def score_entropy(
     if isinstance(process, RankOne):
         scale = wide(t)
         if isinstance(head, Posterior):
-            site = process.at(x_t, scale)
-            return bridged_score_entropy(head.posterior_logits(output, x_t, t), x_0, x_t, site, process.mask)
+            clean, offset = logits(output, x_t, process.states)[..., : process.vocab], head.own_offset(x_t, t)
+            return bridged_score_entropy(clean, offset, x_0, x_t, process.at(x_t, scale), process.mask)
         if isinstance(head, LogScore):
             values = logits(output, x_t, process.states)
         else:
