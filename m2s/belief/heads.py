@@ -13,7 +13,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief.inverse import affine_inverse
-from m2s.belief.maps import _log, own, scalars, set_own, times_kernel
+from m2s.belief.maps import own, safe_log, scalars, set_own, times_kernel
 from m2s.belief.output import Output, logits
 from m2s.process import Process, RankOne
 from m2s.process.base import pick, wide
@@ -75,7 +75,7 @@ class Posterior(Head):
                 return clean
             index = x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1)
             return clean.scatter_add(-1, index, self.own_offset(x_t, t).to(clean.dtype).unsqueeze(-1))
-        log_likelihood = _log(self.process.columns(x_t, wide(t))[..., : self.process.vocab]).to(clean.dtype)
+        log_likelihood = safe_log(self.process.columns(x_t, wide(t))[..., : self.process.vocab]).to(clean.dtype)
         if self.offset == "none":
             return clean.where(log_likelihood > -torch.inf, -torch.inf)
         return clean + log_likelihood
@@ -135,7 +135,7 @@ class Posterior(Head):
         logits = self.posterior_logits(output, x_t, t)
         kernel = self.process.kernel(wide(t))
         likelihood = pick(kernel, x_t, -1)[..., : self.process.vocab]
-        log_nu = logits.to(kernel.dtype) - _log(likelihood).where(likelihood > 0, 0)
+        log_nu = logits.to(kernel.dtype) - safe_log(likelihood).where(likelihood > 0, 0)
         nu = torch.nn.functional.pad(torch.softmax(log_nu, -1), (0, self.process.states - self.process.vocab))
         law = times_kernel(nu, kernel)
         log_law = torch.where(law > 0, torch.log(law.where(law > 0, 1)), -torch.inf)
@@ -151,7 +151,7 @@ class _FreeScore(Head):
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """log of s_y P_t(k|y), normalised over clean y: positive for every score, and the posterior itself as t tends to 0."""
         log_score = self.log_score(output, x_t, t)
-        joint = log_score + _log(self.process.columns(x_t, wide(t))).to(log_score.dtype)
+        joint = log_score + safe_log(self.process.columns(x_t, wide(t))).to(log_score.dtype)
         if self.process.mask is not None:
             joint = torch.nn.functional.pad(joint[..., : self.process.vocab], (0, 1), value=-torch.inf)
         return torch.log_softmax(joint, -1)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from m2s.belief.maps import _door, _wider, bridge_matrix, scalars, set_own
+from m2s.belief.maps import bridge_matrix, door, scalars, set_own, wider
 from m2s.process import Process, RankOne
 
 
@@ -17,8 +17,8 @@ def affine_inverse(
     mu~_y = (s_y - rho - (1-rho) m) / b. Where the bridged scores fill less than the whole space (a mask adds an equation) it is
     the least-squares solution; where several vectors have the same score, the least of them.
     """
-    _door("score", score, x_t, t, process)
-    t = _wider(t, score)
+    door("score", score, x_t, t, process)
+    t = wider(t, score)
     if isinstance(process, RankOne):
         return _rank_one_inverse(score, x_t, t, process)
     return _tabulated_inverse(score, x_t, t, process)
@@ -71,7 +71,12 @@ def plane_least_squares(
     """argmin |matrix mu - target|^2 over sum(mu) = 1 and mu = 0 where not `allowed`; signs are free, and of several the
     least."""
     anchor, pivot, directions, length = _directions(matrix, allowed)
-    mu = (torch.linalg.pinv(directions) @ (target.unsqueeze(-1) - pivot)).squeeze(-1) / length
+    right = target.unsqueeze(-1) - pivot
+    if right.device.type == "cpu":  # keeps digits that the pseudo-inverse loses, which is all there is elsewhere
+        solution = torch.linalg.lstsq(directions, right, driver="gelsd").solution
+    else:
+        solution = torch.linalg.pinv(directions) @ right
+    mu = solution.squeeze(-1) / length
     mu = torch.where(allowed, mu, 0).scatter(-1, anchor, 0.0)
     return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
 

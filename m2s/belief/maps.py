@@ -33,14 +33,14 @@ def times_kernel(law: Float[Tensor, "*site S"], kernel: Float[Tensor, "*b S S"])
     return (law.reshape(*batch, -1, law.shape[-1]) @ kernel).reshape(law.shape)
 
 
-def _door(name: str, belief: Tensor, x_t: Tensor, t: Tensor, process: Process) -> None:
+def door(name: str, belief: Tensor, x_t: Tensor, t: Tensor, process: Process) -> None:
     check.tokens("x_t", x_t, process.states)
     check.times("t", t)
     check.align("t", t, x_t)
     check.belief(name, belief, x_t, process.states)
 
 
-def _wider(t: Tensor, belief: Tensor) -> Tensor:
+def wider(t: Tensor, belief: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, belief.dtype))
 
 
@@ -48,7 +48,7 @@ def posterior_from_leave_one_out(
     leave_one_out: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """mu_z ∝ nu_z P_t(k|z): the current token seen as well."""
-    _door("leave_one_out", leave_one_out, x_t, t, process)
+    door("leave_one_out", leave_one_out, x_t, t, process)
     joint = leave_one_out * process.columns(x_t, wide(t))
     return (joint / joint.sum(-1, keepdim=True)).to(leave_one_out.dtype)
 
@@ -57,10 +57,10 @@ def leave_one_out_from_posterior(
     posterior: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """nu_z ∝ mu_z / P_t(k|z): the current token forgotten. Where P_t(k|z) = 0, nothing is known of nu_z and it is 0."""
-    _door("posterior", posterior, x_t, t, process)
+    door("posterior", posterior, x_t, t, process)
     likelihood = process.columns(x_t, wide(t))
     support(posterior, likelihood, x_t, t)
-    law = torch.softmax(_log(posterior) - _log(likelihood).where(likelihood > 0, torch.inf), -1)
+    law = torch.softmax(safe_log(posterior) - safe_log(likelihood).where(likelihood > 0, torch.inf), -1)
     return law.to(posterior.dtype)
 
 
@@ -76,7 +76,7 @@ def support(posterior: Tensor, likelihood: Tensor, x_t: Tensor, t: Tensor) -> No
         )
 
 
-def _log(p: Tensor) -> Tensor:
+def safe_log(p: Tensor) -> Tensor:
     return torch.where(p > 0, torch.log(p.where(p > 0, 1)), -torch.inf)
 
 
@@ -84,8 +84,8 @@ def score_from_leave_one_out(
     leave_one_out: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """s_y = (nu P_t)_y / (nu P_t)_k; rank-one: (alpha nu_y + m(y)) / (alpha nu_k + m(k))."""
-    _door("leave_one_out", leave_one_out, x_t, t, process)
-    t = _wider(t, leave_one_out)
+    door("leave_one_out", leave_one_out, x_t, t, process)
+    t = wider(t, leave_one_out)
     if isinstance(process, RankOne):
         site = scalars(process, x_t, t, leave_one_out.dtype)
         law = site.alpha.unsqueeze(-1) * leave_one_out + mixing_vector(process, site)
@@ -109,8 +109,8 @@ def score_from_posterior(
     Rank-one, in O(K): s_y = m(y) [off / m(k) + mu_k / (alpha + m(k))] + alpha mu_y / m(k), off = sum_{z != k} mu_z.
     Uniform (Eq. 7): s_y = off + rho mu_k + (1/rho - 1) mu_y.
     """
-    _door("posterior", posterior, x_t, t, process)
-    t = _wider(t, posterior)
+    door("posterior", posterior, x_t, t, process)
+    t = wider(t, posterior)
     if not isinstance(process, RankOne):
         kernel = process.kernel(wide(t))
         likelihood = pick(kernel, x_t, -1)
@@ -147,8 +147,8 @@ def rate_from_score(
     score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """The reverse rate k -> y: Q_t(y -> k) s_y (Eq. 4), and 0 at k."""
-    _door("score", score, x_t, t, process)
-    rates = process.rates_into(x_t, _wider(t, score)).to(score.dtype)
+    door("score", score, x_t, t, process)
+    rates = process.rates_into(x_t, wider(t, score)).to(score.dtype)
     return torch.where(rates > 0, rates * score, 0)
 
 
@@ -156,8 +156,8 @@ def score_from_rate(
     rate: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Float[Tensor, "*site S"]:
     """s_y = (reverse rate k -> y) / Q_t(y -> k); 0 where no rate leads from y to k, 1 at k."""
-    _door("rate", rate, x_t, t, process)
-    rates = process.rates_into(x_t, _wider(t, rate)).to(rate.dtype)
+    door("rate", rate, x_t, t, process)
+    rates = process.rates_into(x_t, wider(t, rate)).to(rate.dtype)
     return set_own(rate / rates.where(rates > 0, torch.inf), x_t, 1.0)
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief.maps import _door, _wider, mixing_vector, set_own, times_kernel
+from m2s.belief.maps import door, mixing_vector, set_own, times_kernel, wider
 from m2s.process import Process, RankOne
 from m2s.process.base import pick, wide
 
@@ -22,7 +22,7 @@ def bayes_law(
 
     Rank-one, with w_z = mu_z / P_t(k|z) and N = sum(w): p(y) = (A [y = k] + q(k)) (alpha_s w_y + m_s(y) N).
     """
-    _door("posterior", posterior, x_t, t, process)
+    door("posterior", posterior, x_t, t, process)
     check.times("s", s)
     check.not_after("s", s, "t", t)
     s, t = wide(s), wide(t)
@@ -58,10 +58,10 @@ def analytic_weights(
     included. On a realizable score it is the Bayes law; otherwise entries can be negative: for uniform, where s_y < (1 -
     e^{-D}) mean(s).
     """
-    _door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process)
     check.times("s", s)
     check.not_after("s", s, "t", t)
-    s, t = _wider(s, score), _wider(t, score)
+    s, t = wider(s, score), wider(t, score)
     if not isinstance(process, RankOne):
         raise TypeError(f"the analytic predictor is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")
     score = set_own(score, x_t, 1.0)

@@ -63,14 +63,14 @@ class _Row(NamedTuple):
     at_k: Tensor
 
 
-def _weigh(logits: Tensor, w: Tensor, two: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
+def _weigh(logits: Tensor, w: Tensor, two: Tensor, work: Tensor) -> tuple[Tensor, ...]:
     """First pass: w = exp(logits - top) with 0 at the `two` tokens x and k; top, and the sum and greatest of what is left."""
     top = logits.amax(-1, keepdim=True)
     torch.sub(logits, top, out=w).exp_().scatter_(-1, two, 0.0)
-    return top.to(wide), w.sum(-1, keepdim=True, dtype=wide), w.amax(-1, keepdim=True).to(wide)
+    return top.to(work.dtype), work[0].copy_(w).sum(-1, keepdim=True), w.amax(-1, keepdim=True).to(work.dtype)
 
 
-def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
     """Second pass, e = slope w + level: sums of g(e) and of G = e/(1 + e) over all columns of w.
 
     float64 has digits to spare for float32 weights: there sum g = sum e - sum log(1 + e), with one logarithm for eight factors.
@@ -82,9 +82,9 @@ def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, work: Tensor
     e.add_(level)
     if w.dtype == e.dtype:
         return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
-    sum_g = e.sum(-1, keepdim=True)
     sum_big_g = e.div_(v).sum(-1, keepdim=True)
-    for _ in range(3):
+    sum_g = sum_e.clone()
+    for _ in range(0 if torch.compiler.is_compiling() else 3):
         half = v.shape[-1] // 2
         if v.shape[-1] % 2:
             sum_g -= torch.log(v[:, -1:])
@@ -95,7 +95,6 @@ def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, work: Tensor
 def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None) -> tuple[Tensor, Tensor, _Row]:
     """The loss [N, 1], the weights w, and what turns them into the gradient."""
     alpha, own, stay, clean, mask_mass, rate = site
-    wide = alpha.dtype
     counted = (rate > 0) & (own > 0)
     own = torch.where(own > 0, own, 1)
     same, k_clean = k == x, torch.ones_like(counted) if mask is None else k != mask
@@ -105,7 +104,8 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
 
     w = torch.empty_like(logits)
-    top, rest_w, top_w = _joined([_weigh(logits[at], w[at], two[at], wide) for at in blocks])
+    work = torch.empty(2, min(size, len(logits)), logits.shape[-1], dtype=alpha.dtype, device=logits.device)
+    top, rest_w, top_w = _joined([_weigh(logits[at], w[at], two[at], work[:, : len(w[at])]) for at in blocks])
     logit_x, logit_k = (logits.gather(-1, two) - top).split(1, -1)
     w_x, w_k = torch.exp(logit_x + torch.where(same, offset, 0)), torch.exp(logit_k + offset)
     total = rest_w + w_x + torch.where(apart, w_k, 0)
@@ -119,10 +119,12 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     level = torch.where(same, off * alpha / own, -mu_k * alpha / stay)
     kept = off + mu_k * own / stay
     level_1 = torch.where(counted, torch.where(same, 1 + level, kept), 1)
-    work = torch.empty(2, min(size, len(logits)), logits.shape[-1], dtype=wide, device=logits.device)
-    sum_g, sum_big_g = _joined([_sums(w[at], slope[at], level[at], level_1[at], work[:, : len(w[at])]) for at in blocks])
+    linear = slope * rest_w + logits.shape[-1] * level
+    sum_g, sum_big_g = _joined(
+        [_sums(w[at], slope[at], level[at], level_1[at], linear[at], work[:, : len(w[at])]) for at in blocks]
+    )
     taken_out = torch.where(apart, 2, 1)  # columns with w = 0 that are no candidates
-    sum_g = (sum_g - taken_out * (level - torch.log(level_1))).clamp(min=0)
+    sum_g = (sum_g - taken_out * excess(level, level_1)).clamp(min=0)
     sum_big_g = sum_big_g - taken_out * level / level_1
     bulk = torch.where(compared, clean / torch.where(same, stay, own) * sum_g, alpha / own * rest)
 
@@ -139,8 +141,7 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     loss = torch.where(counted, rate * loss, 0)
 
     # sum w G from e G = e - G
-    sum_e = slope * rest_w + (logits.shape[-1] - taken_out) * level
-    sum_mu_g = (sum_e - level_1 * sum_big_g) / (slope * total)
+    sum_mu_g = (linear - taken_out * level - level_1 * sum_big_g) / (slope * total)
     ratio_x = torch.where(compared, stay_x / score_x.where(compared, 1), 0)  # 1 / (1 + e_x)
     mu_g_x = torch.where(same, 0, torch.where(compared, mu_x * e_x * ratio_x, e_x))
     g_bar = torch.where(compared, sum_mu_g, rest) + mu_g_x
@@ -168,14 +169,16 @@ def _backward(w: Tensor, row: _Row, k: Tensor, x: Tensor, mask: int | None, upst
     size = block_rows(w)
     work = w.new_empty(2, min(size, len(w)), w.shape[-1])
     slope, level_1, pivot, lift, shift, scale, at_x, at_k = row
-    lift, shift = (lift * scale * upstream).to(w.dtype), (shift * scale * upstream).to(w.dtype)
-    slope, level_1, pivot = slope.to(w.dtype), level_1.to(w.dtype), pivot.to(w.dtype)
+    # w (lift (w - pivot) / v + shift) scale upstream, the factors of the quotient put into its divisor
+    lift, shift = lift * scale * upstream, (shift * scale * upstream).to(w.dtype)
+    level_1 = torch.where(lift == 0, torch.inf, level_1 / lift.where(lift != 0, 1)).to(w.dtype)
+    slope, pivot = torch.where(lift == 0, 1, slope / lift.where(lift != 0, 1)).to(w.dtype), pivot.to(w.dtype)
     for start in range(0, len(w), size):
         at = slice(start, start + size)
         part = w[at]
         v, difference = work[:, : len(part)]
         torch.mul(part, slope[at], out=v).add_(level_1[at])
-        part.mul_(torch.sub(part, pivot[at], out=difference).div_(v).mul_(lift[at]).add_(shift[at]))
+        part.mul_(torch.sub(part, pivot[at], out=difference).div_(v).add_(shift[at]))
     w.scatter_(-1, x, (at_x * upstream).to(w.dtype))
     return w.scatter_(-1, k if mask is None else torch.where(k == mask, x, k), (at_k * upstream).to(w.dtype))
 

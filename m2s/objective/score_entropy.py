@@ -5,7 +5,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, LogScore, Output, Posterior
-from m2s.belief.maps import _log, own
+from m2s.belief.maps import own, safe_log
 from m2s.belief.output import logits
 from m2s.objective.bridged import bridged_score_entropy
 from m2s.objective.free import entropy_from_logs, free_score_entropy
@@ -34,7 +34,7 @@ def score_entropy(
         return free_score_entropy(values, x_0, x_t, process.at(x_t, scale), process.mask)
     values, t = logits(output, x_t, process.states), wide(t)  # kernel entries reach far below float32's smallest number
     log_score = head.log_score(values.to(t.dtype), x_t, t)
-    log_row = _log(process.rows(x_0, t))
+    log_row = safe_log(process.rows(x_0, t))
     log_ratio = log_row - own(log_row, x_t)
     return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t)).to(values.dtype)
 

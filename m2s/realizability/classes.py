@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.belief.inverse import affine_inverse, box, is_injective, weighted_system
-from m2s.belief.maps import _door, score_from_posterior, set_own
+from m2s.belief.maps import door, score_from_posterior, set_own
 from m2s.belief.step import analytic_weights
 from m2s.process import Process, RankOne
 from m2s.realizability.projection import project
@@ -42,7 +42,7 @@ def diagnose(
 
     A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
     """
-    _door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process)
     flat_x = x_t.reshape(-1)
     flat_score = score.reshape(-1, score.shape[-1])
     spread = t.reshape(t.shape + (1,) * (x_t.ndim - t.ndim)).expand(x_t.shape).reshape(-1).double()

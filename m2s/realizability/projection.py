@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch._higher_order_ops import while_loop
 
-from m2s.belief.maps import _door, _wider
+from m2s.belief.maps import door, wider
 from m2s.process import Process, RankOne, Site
 from m2s.process.base import wide
 from m2s.realizability.quadratic import project_tabulated
@@ -37,9 +37,9 @@ def project(
     Rank-one processes at any vocabulary; tabulated ones by a batched QP up to 256 states. The distance counts the candidates
     that have a forward rate into k.
     """
-    _door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process)
     if not isinstance(process, RankOne):
-        return project_tabulated(score, x_t, _wider(t, score), process)
+        return project_tabulated(score, x_t, wider(t, score), process)
     rows, k = score.reshape(-1, process.states), x_t.reshape(-1, 1).long()
     site = [value.reshape(-1, 1) for value in process.at(x_t, wide(t))]
     whole = score.device.type != "cpu" or torch.compiler.is_compiling()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.belief.inverse import weighted_system
+from m2s.belief.inverse import plane_least_squares, weighted_system
 from m2s.process import Process
 
 LIMIT = 256
@@ -25,7 +25,9 @@ def project_tabulated(
             f"projection for a tabulated process is a QP for up to {LIMIT} tokens, but this one has {process.vocab}"
         )
     bridge, target, reachable = weighted_system(score.double(), x_t, t.double(), process)
-    mu = simplex_least_squares(bridge.flatten(0, -3), target.flatten(0, -2), reachable.flatten(0, -2)).reshape(reachable.shape)
+    rows, vocab = bridge.shape[-2:]
+    mu = simplex_least_squares(bridge.reshape(-1, rows, vocab), target.reshape(-1, rows), reachable.reshape(-1, vocab))
+    mu = mu.reshape(reachable.shape)
     return torch.nn.functional.pad(mu, (0, process.states - process.vocab)).to(score.dtype)
 
 
@@ -76,15 +78,17 @@ def _interior_point(columns: Tensor, target: Tensor, a: Tensor, usable: Tensor) 
             break
         diagonal = torch.where(usable, dual / v, 1.0)
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(diagonal + 1e-15))
-        if failed.any():
+        stuck = (failed > 0).unsqueeze(-1)  # a row at the end of its digits stays where it is
+        if stuck.all():
             break
+        factor = torch.where(stuck.unsqueeze(-1), torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), factor)
         inverse_a = torch.cholesky_solve(a.unsqueeze(-1), factor).squeeze(-1)
         dv, _, dz = solve(factor, inverse_a, rd, rp, torch.where(usable, v * dual, 0.0))
         ahead = ((v + longest(v, dv) * dv) * (dual + longest(dual, dz) * dz)).where(usable, 0.0).sum(-1, keepdim=True) / n
         centre = (ahead / gap.clamp(min=1e-300)) ** 3
         rc = torch.where(usable, v * dual + dv * dz - centre * gap, 0.0)
         dv, dl, dz = solve(factor, inverse_a, rd, rp, rc)
-        step = 0.9995 * torch.minimum(longest(v, dv), longest(dual, dz))
+        step = torch.where(stuck, 0, 0.9995 * torch.minimum(longest(v, dv), longest(dual, dz)))
         v = torch.where(usable, (v + step * dv).clamp(min=1e-300), v)
         dual = torch.where(usable, (dual + step * dz).clamp(min=1e-300), dual)
         multiplier = multiplier + step * dl
@@ -94,13 +98,7 @@ def _interior_point(columns: Tensor, target: Tensor, a: Tensor, usable: Tensor) 
 def _polish(matrix: Tensor, target: Tensor, mu: Tensor, usable: Tensor) -> Tensor:
     """Least squares on the support the interior point found, kept where it is feasible and no worse."""
     support = usable & (mu > 1e-9)
-    anchor = mu.argmax(-1, keepdim=True)
-    pivot = matrix.gather(-1, anchor.unsqueeze(-2).expand(*matrix.shape[:-1], 1))
-    free = support.scatter(-1, anchor, False)
-    directions = torch.where(free.unsqueeze(-2), matrix - pivot, 0.0)
-    solution = torch.linalg.lstsq(directions, target.unsqueeze(-1) - pivot, driver="gelsd").solution.squeeze(-1)
-    exact = torch.where(free, solution, 0.0)
-    exact = exact.scatter(-1, anchor, 1 - exact.sum(-1, keepdim=True))
+    exact = plane_least_squares(matrix, target, support)
 
     def distance(candidate: Tensor) -> Tensor:
         return torch.linalg.vector_norm((matrix @ candidate.unsqueeze(-1)).squeeze(-1) - target, dim=-1, keepdim=True)
