@@ -84,7 +84,7 @@ def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tenso
         return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
     sum_big_g = e.div_(v).sum(-1, keepdim=True)
     sum_g = sum_e.clone()
-    for _ in range(0 if torch.compiler.is_compiling() else 3):
+    for _ in range(3):
         half = v.shape[-1] // 2
         if v.shape[-1] % 2:
             sum_g -= torch.log(v[:, -1:])
@@ -187,18 +187,52 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
+# To a compiler the two halves are single operations: it would otherwise unroll the blocks, or undo them.
+@torch.library.custom_op("m2s::bridged_forward", mutates_args=())
+def _forward_op(
+    logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: list[Tensor], mask: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss, w, row = _forward(logits, offset, k, x, Site(*site), mask)
+    return loss, w, torch.cat(row, -1)
+
+
+@_forward_op.register_fake
+def _(
+    logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: list[Tensor], mask: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(offset), torch.empty_like(logits), offset.new_empty(len(offset), len(_Row._fields))
+
+
+@torch.library.custom_op("m2s::bridged_backward", mutates_args=())
+def _backward_op(w: Tensor, row: Tensor, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
+    return _backward(w.clone(), _Row(*row.split(1, -1)), k, x, mask, upstream)
+
+
+@_backward_op.register_fake
+def _(w: Tensor, row: Tensor, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
+    return torch.empty_like(w)
+
+
 class _BridgedScoreEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor) -> Tensor:
-        loss, w, row = _forward(logits, offset, k, x, Site(*site), mask)
+        ctx.mask = mask
+        if torch.compiler.is_compiling():
+            loss, w, row = _forward_op(logits, offset, k, x, list(site), mask)
+            ctx.save_for_backward(w, row, k, x)
+            return loss.squeeze(-1).to(logits.dtype)
+        loss, w, scalars = _forward(logits, offset, k, x, Site(*site), mask)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(logits, offset, k, x, *site)
-            ctx.mask, ctx.weights = mask, (w, row)
+            ctx.weights = (w, scalars)
         return loss.squeeze(-1).to(logits.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.compiler.is_compiling():
+            w, row, k, x = ctx.saved_tensors
+            return (_backward_op(w, row, k, x, ctx.mask, upstream.unsqueeze(-1)), *(None for _ in range(10)))
         logits, offset, k, x, *site = ctx.saved_tensors
         weights, ctx.weights = ctx.weights, None  # used up; a second call (a retained graph) finds them anew
         w, row = weights or _forward(logits, offset, k, x, Site(*site), ctx.mask)[1:]
