@@ -48,7 +48,8 @@ def tokens(name: str, x: Tensor, states: int) -> None:
     if x.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
         raise TypeError(f"{name} must hold integers (torch.long), but its dtype is {x.dtype}")
     if x.numel() and _looks_at_values(x):
-        bad = (x < 0) | (x >= states)
+        wide = x.long()  # a narrow dtype would wrap the bound instead of the comparison
+        bad = (wide < 0) | (wide >= states)
         if bad.any():
             at = first(bad)
             raise ValueError(f"{name}{list(at)} is {int(x[at])}, but tokens must lie in 0..{states - 1}")
@@ -83,6 +84,11 @@ def not_after(name: str, s: Tensor, other: str, t: Tensor) -> None:
         raise ValueError(
             f"{name}{list(at)} is {float(s[at]):g}, but it must not lie above {other}{list(at)} = {float(t[at]):g}"
         )
+
+
+def instance(name: str, value: object, kind: type, example: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {example}, not {value!r}")
 
 
 def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:

@@ -131,6 +131,24 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "horizon": (lambda: m2s.Exponential(horizon=-1.0), ValueError, r"horizon is -1\.0.*positive"),
     "eps": (lambda: m2s.LogLinear(eps=2.0), ValueError, r"eps is 2\.0"),
     "sigma order": (lambda: m2s.Geometric(sigma_min=2.0, sigma_max=1.0), ValueError, r"sigma_min is 2\.0.*sigma_max = 1\.0"),
+    "box at an end of time": (lambda: m2s.box(x, ends, uniform), ValueError, r"t\[0\] is 0, .*\(0, 1\)"),
+    "projection at an end of time": (lambda: m2s.project(score, x, ends, uniform), ValueError, r"t\[0\] is 0, .*\(0, 1\)"),
+    "head in place of a process": (lambda: m2s.project(score, x, t, head), TypeError, r"process must be a process such as"),
+    "process in place of a head": (
+        lambda: m2s.score_entropy(uniform, output, x, x, t),
+        TypeError,
+        r"head must be a head such as m2s.Posterior\(process\), not Uniform",
+    ),
+    "earlier time of another shape": (
+        lambda: m2s.diagnose(score, x, t, uniform, s=torch.tensor([0.1])),
+        ValueError,
+        r"s has shape \[1\].*\[2\]",
+    ),
+    "analytic step in a diagnosis of a rate matrix": (
+        lambda: m2s.diagnose(score, x, t, m2s.RateMatrix.uniform(K, m2s.Linear()), s=t / 2),
+        TypeError,
+        r"the analytic step to s is for rank-one processes",
+    ),
     "offset": (lambda: m2s.Posterior(uniform, offset="half"), ValueError, r"offset is 'half'.*\"none\" or \"exact\""),
     "head over nothing": (lambda: m2s.LogScore("uniform"), TypeError, r"process must be a process such as"),
     "masked loss over uniform": (
@@ -190,6 +208,60 @@ def test_nan_is_looked_for_only_in_checked_mode() -> None:
         head.posterior(broken, x, t)
     with m2s.checked(), m2s.checked(False):
         assert head.posterior(broken, x, t)[0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("process", [uniform, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=["rank-one", "tabulated"])
+def test_a_score_that_is_no_number_is_outside_the_box(process: m2s.Process) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        broken = half(value, (0, 1, 3), score).double()
+        classes = m2s.classify(broken, x, t.double(), process)
+        assert classes[0, 1] == 0 and (classes.flatten()[[0, 2, 3, 4, 5]] == 3).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_narrow_tokens_are_what_they_say(dtype: torch.dtype) -> None:
+    """A vocabulary that fills the dtype, and a mask beyond it: nothing wraps around."""
+    vocab = 256 if dtype == torch.uint8 else 300
+    tokens = torch.tensor([[0, 1, 255]])
+    for process in (m2s.Uniform(vocab, m2s.Linear()), m2s.Absorbing(vocab, m2s.Linear()), m2s.Hybrid(vocab, p_uniform=0.1)):
+        generator = torch.Generator().manual_seed(0)
+        noisy = process.corrupt(tokens.to(dtype), t[:1], generator)
+        assert torch.equal(noisy, process.corrupt(tokens, t[:1], torch.Generator().manual_seed(0)))
+        logits = torch.randn(1, 3, process.states)
+        for some in (m2s.Posterior(process, offset="exact"), m2s.LogScore(process)):
+            loss = m2s.score_entropy(some, logits, tokens.to(dtype), tokens.to(dtype), t[:1])
+            assert torch.equal(loss, m2s.score_entropy(some, logits, tokens, tokens, t[:1]))
+            assert torch.equal(some.posterior(logits, tokens.to(dtype), t[:1]), some.posterior(logits, tokens, t[:1]))
+        assert torch.equal(m2s.box(tokens.to(dtype), t[:1], process)[1], m2s.box(tokens, t[:1], process)[1])
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "process", [uniform, absorbing, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=lambda p: type(p).__name__
+)
+def test_nothing_in_nothing_out(process: m2s.Process, shape: tuple[int, int]) -> None:
+    none, times = torch.zeros(shape, dtype=torch.long), torch.full(shape[:1], 0.5)
+    values = torch.zeros(*shape, process.states, requires_grad=True)
+    assert process.corrupt(none, times).shape == shape
+    for some in (m2s.Posterior(process), m2s.LogScore(process), m2s.FactorizedRate(process)):
+        loss = m2s.score_entropy(some, values, none, none, times)
+        assert loss.shape == shape
+        loss.sum().backward()
+    assert m2s.project(values.detach(), none, times, process).shape == values.shape
+    assert m2s.classify(values.detach(), none, times, process).shape == shape
+
+
+def test_a_network_is_shown_times_in_its_own_dtype() -> None:
+    """`stratified_times` are float64; a float32 network takes what `Objective` and `elbo` hand it."""
+    seen = []
+
+    def network(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        seen.append(t.dtype)
+        return output
+
+    m2s.Objective(network, head)(x, m2s.stratified_times(B, 1e-3, 0.999))
+    m2s.elbo(network, head, x)
+    assert set(seen) == {torch.get_default_dtype()}
 
 
 def test_padding_of_the_output_is_ignored() -> None:

@@ -249,6 +249,18 @@ def test_consistency(name: str, t: float) -> None:
     assert (excess[counted.any(-1)] > 0).all()
 
 
+def test_realizable_scores_of_an_ill_conditioned_bridge_are_realizable() -> None:
+    """Where rounding hides the signed posterior (a Gaussian chain near its end) the distance to the nearest one decides."""
+    process = m2s.RateMatrix.gaussian(16, m2s.Linear())
+    t = torch.full((8,), 0.999, dtype=torch.float64)
+    x_t = process.corrupt(torch.randint(16, (8, 4)), t)
+    mu = torch.softmax(torch.randn(8, 4, 16, dtype=torch.float64), -1)
+    score = m2s.score_from_posterior(mu, x_t, t, process)
+    assert m2s.affine_inverse(score, x_t, t, process).min() < -1
+    assert (m2s.classify(score, x_t, t, process) >= 2).all()
+    assert (m2s.classify(score * torch.exp(torch.randn_like(score)), x_t, t, process) < 2).all()
+
+
 @EVERY
 @pytest.mark.parametrize("head", ["m2s", "free"])
 @pytest.mark.parametrize("t", TIMES)

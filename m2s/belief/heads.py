@@ -89,7 +89,7 @@ class Posterior(Head):
         site = self.process.at(x_t, wide(t))
         reached = site.own > 0
         if self.process.mask is not None:
-            reached = reached & (x_t != self.process.mask)
+            reached = reached & (x_t.long() != self.process.mask)
         offset = torch.where(reached, torch.log1p(site.alpha / site.own.where(reached, 1)), 0)
         return torch.zeros_like(offset) if self.offset == "none" else offset
 
@@ -179,5 +179,8 @@ class FactorizedRate(_FreeScore):
         total = rates.sum(-1, keepdim=True)
         counted = torch.where(total > 0, rates > 0, True)  # where nothing leads into k the score carries no weight
         log_jump = torch.log_softmax(set_own(values.where(counted, -torch.inf), x_t, -torch.inf), -1)
-        share = torch.where(rates > 0, total / rates.where(rates > 0, 1), 1)
+        if isinstance(self.process, RankOne):
+            share = torch.full_like(rates, self.process.states - 1)  # the same rate from everywhere, infinite or not
+        else:
+            share = torch.where(rates > 0, total / rates.where(rates > 0, 1), 1)
         return set_own(own(values, x_t) + log_jump + torch.log(share).to(values.dtype), x_t, 0.0)

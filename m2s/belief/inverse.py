@@ -4,7 +4,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from m2s import check
 from m2s.belief.maps import bridge_matrix, door, scalars, set_own, wider
+from m2s.belief.output import full
 from m2s.process import Process, RankOne
 
 
@@ -17,7 +19,8 @@ def affine_inverse(
     mu~_y = (s_y - rho - (1-rho) m) / b. Where the bridged scores fill less than the whole space (a mask adds an equation) it is
     the least-squares solution; where several vectors have the same score, the least of them.
     """
-    door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process, open_ends=True)
+    score = full(score)
     t = wider(t, score)
     if isinstance(process, RankOne):
         return _rank_one_inverse(score, x_t, t, process)
@@ -36,7 +39,7 @@ def _rank_one_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: RankOne) -
     site = scalars(process, x_t, t, score.dtype)
     known = site.own == 0
     own = torch.where(known, 1, site.own)
-    clean_k = torch.ones_like(known) if process.mask is None else x_t != process.mask
+    clean_k = torch.ones_like(known) if process.mask is None else x_t.long() != process.mask
     delta = site.clean / torch.where(clean_k, site.stay, own)
     w = (score[..., : process.vocab] - delta.unsqueeze(-1)) * (own / site.alpha).unsqueeze(-1)
     w = torch.nn.functional.pad(w, (0, process.states - process.vocab))
@@ -81,9 +84,19 @@ def plane_least_squares(
     return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
 
 
-def is_injective(matrix: Float[Tensor, "*n R K"], allowed: Bool[Tensor, "*n K"]) -> Bool[Tensor, "*n"]:
-    """The rank condition (Eq. 10): no two posteriors over the `allowed` tokens have the same score."""
-    return torch.linalg.matrix_rank(_directions(matrix, allowed)[2]) == allowed.sum(-1) - 1
+def is_determined(
+    matrix: Float[Tensor, "*n R K"], target: Float[Tensor, "*n R"], allowed: Bool[Tensor, "*n K"]
+) -> Bool[Tensor, "*n"]:
+    """The rank condition (Eq. 10) with room for rounding: the score fixes the posterior over the `allowed` tokens to 1e-7
+    in float64."""
+    _, _, directions, length = _directions(matrix, allowed)
+    values = torch.linalg.svdvals(directions)
+    unknowns = allowed.sum(-1, keepdim=True) - 1
+    least = values.gather(-1, (unknowns - 1).clamp(0, values.shape[-1] - 1)).squeeze(-1)
+    least = torch.where(unknowns.squeeze(-1) > values.shape[-1], 0, least)
+    shortest = length.where(allowed, torch.inf).amin(-1)
+    enough = least * shortest > 1e-9 * torch.linalg.vector_norm(target, dim=-1)
+    return enough | (unknowns.squeeze(-1) == 0)
 
 
 def _directions(matrix: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -109,8 +122,10 @@ def weighted_system(
     bridge = bridge_matrix(x_t, t, process).to(score.dtype)
     counted = process.rates_into(x_t, t) > 0
     bridge = torch.where(counted.unsqueeze(-1), bridge, 0)
-    reachable = process.columns(x_t, t)[..., : process.vocab] > 0
-    return bridge, torch.where(counted, score, 0), reachable
+    # a token from which k is reached with less than 1e-150 counts as one from which it is not: the bridge's squares would
+    # overflow
+    reachable = process.columns(x_t, t)[..., : process.vocab] > 1e-150
+    return torch.where(reachable.unsqueeze(-2), bridge, 0), torch.where(counted, score, 0), reachable
 
 
 def box(
@@ -121,11 +136,14 @@ def box(
     Uniform: [rho, 1/rho] (Eq. 12). Rank-one, clean k: [m(y)/(alpha+m(k)), (alpha+m(y))/m(k)], for the mask m(y)/m(k) above.
     Candidates that carry no rate into k are not bounded; the entry at k is 1.
     """
+    check.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")
+    check.tokens("x_t", x_t, process.states)
+    check.times("t", t, open_ends=True)
     if isinstance(process, RankOne):
         site = process.at(x_t, t)
         reached = site.own > 0
         divisor = torch.where(reached, site.own, 1)
-        masked = torch.zeros_like(reached) if process.mask is None else x_t == process.mask
+        masked = torch.zeros_like(reached) if process.mask is None else x_t.long() == process.mask
         clean = torch.stack([site.clean / torch.where(masked, site.own, site.stay), (site.alpha + site.clean) / divisor], -1)
         bounds = clean.unsqueeze(-2).expand(*x_t.shape, process.vocab, 2)
         if process.mask is not None:

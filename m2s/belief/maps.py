@@ -3,6 +3,8 @@
 Beliefs and scores are [*sites, states]; `x_t` is [*sites], `t` is [B]. The mask is never a clean token: its entry is zero.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,12 +32,15 @@ def set_own(belief: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], value: 
 def times_kernel(law: Float[Tensor, "*site S"], kernel: Float[Tensor, "*b S S"]) -> Float[Tensor, "*site S"]:
     """law @ P_t at every site."""
     batch = kernel.shape[:-2]
-    return (law.reshape(*batch, -1, law.shape[-1]) @ kernel).reshape(law.shape)
+    sites = math.prod(law.shape[len(batch) : -1])
+    return (law.reshape(*batch, sites, law.shape[-1]) @ kernel).reshape(law.shape)
 
 
-def door(name: str, belief: Tensor, x_t: Tensor, t: Tensor, process: Process) -> None:
+def door(name: str, belief: Tensor, x_t: Tensor, t: Tensor, process: Process, open_ends: bool = False) -> None:
+    """What every map takes; `open_ends` where t = 0 and t = 1 have no answer."""
+    check.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")
     check.tokens("x_t", x_t, process.states)
-    check.times("t", t)
+    check.times("t", t, open_ends=open_ends)
     check.align("t", t, x_t)
     check.belief(name, belief, x_t, process.states)
 

@@ -43,7 +43,7 @@ def arrival(
     if not isinstance(process, RankOne):
         return pick(process.step_kernel(s, t), x_t, -1)
     keep, mixing = process.step(check.align("s", s, x_t), check.align("t", t, x_t))
-    masked = torch.zeros_like(x_t, dtype=torch.bool) if process.mask is None else x_t == process.mask
+    masked = torch.zeros_like(x_t, dtype=torch.bool) if process.mask is None else x_t.long() == process.mask
     into = torch.where(masked, mixing.mask, mixing.clean)
     column = into.unsqueeze(-1).repeat(*(1 for _ in x_t.shape), process.states)
     return column.scatter(-1, x_t.long().unsqueeze(-1), (keep + into).unsqueeze(-1))

@@ -26,8 +26,8 @@ class Demo:
     """Of the random scores in the table."""
 
     def run(self) -> None:
-        if self.seed < 0:
-            raise Refused(f"the seed is {self.seed}, but it must not be negative")
+        if not 0 <= self.seed < 2**31:
+            raise Refused(f"the seed is {self.seed}, but it must lie in 0..{2**31 - 1}")
         folder(self.out)
         picture, counts = self.out / "toy.png", self.out / "classes.json"
         for path in (picture, picture.with_suffix(".json"), counts):

@@ -251,6 +251,8 @@ def bridged_score_entropy(
 
     `offset` is added to the logit of x_t. It and the scalars of `site` are float64 where the device has it; rows are summed so.
     """
+    if not x_0.numel():
+        return logits.sum(-1)
     flat = [value.reshape(-1, 1) for value in site]
     k, x = x_t.reshape(-1, 1).long(), x_0.reshape(-1, 1).long()
     loss = _BridgedScoreEntropy.apply(logits.reshape(-1, logits.shape[-1]), offset.reshape(-1, 1), k, x, mask, *flat)

@@ -37,7 +37,8 @@ class Elbo:
         """The bound averaged over the batch and its standard error.
 
         Times are stratified within a pass and independent between passes, so with several passes the error is the one of
-        sampling times and noise for this batch; with one it is taken over samples, and covers the choice of samples too.
+        sampling times and noise for this batch, itself known only roughly from a few passes; with one it is taken over
+        samples, and covers the choice of samples too.
         """
         if len(self.passes) > 1:
             means = self.passes.mean(1)
@@ -57,6 +58,7 @@ def elbo(
 ) -> Elbo:
     """Estimate the bound with `passes` times for each sample, stratified over the batch within a pass."""
     check.positive_int("passes", passes)
+    check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     check.tokens("x_0", x_0, process.vocab)
     if not 0 < t_min < 0.5:

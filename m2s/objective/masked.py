@@ -9,6 +9,7 @@ from m2s import check
 from m2s.belief import Head, Output, Posterior
 from m2s.objective.score_entropy import pair
 from m2s.process import Absorbing
+from m2s.process.base import wide
 
 
 def masked_cross_entropy(
@@ -20,7 +21,9 @@ def masked_cross_entropy(
         raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
     pair(process, x_0, x_t, t)
     values = head.posterior_logits(output, x_t, t)
-    nll = torch.nn.functional.cross_entropy(values.flatten(0, -2), x_0.flatten().long(), reduction="none").reshape(x_0.shape)
+    nll = torch.nn.functional.cross_entropy(
+        values.reshape(-1, process.vocab), x_0.reshape(-1).long(), reduction="none"
+    ).reshape(x_0.shape)
     schedule = process.schedule
-    weight = check.align("t", (-schedule.alpha_prime(t) / schedule.beta(t)).to(nll.dtype), x_t)
-    return torch.where(x_t.eq(process.vocab), weight * nll, 0)
+    weight = check.align("t", (-schedule.alpha_prime(wide(t)) / schedule.beta(wide(t))).to(nll.dtype), x_t)
+    return torch.where(x_t.long().eq(process.vocab), weight * nll, 0)

@@ -33,8 +33,8 @@ def stratified_times(
 class Objective(nn.Module):
     """forward(x_0, t) -> nats per site [B, L]: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
 
-    The network never sees a time outside [t_min, 1 - t_min]; the process does. `weight` [B, L] multiplies the loss of each site
-    (zero for padding). `loss` is any function of (head, output, x_0, x_t, t).
+    The network sees times in torch's default dtype and never outside [t_min, 1 - t_min]; the process does. `weight` [B, L]
+    multiplies the loss of each site (zero for padding). `loss` is any function of (head, output, x_0, x_t, t).
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Objective(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
         if not 0 < t_min < 0.5:
             raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
         self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
@@ -54,7 +55,7 @@ class Objective(nn.Module):
         self, x_0: Int[Tensor, "B *site"], t: Float[Tensor, "B"], weight: Float[Tensor, "B *site"] | None = None
     ) -> Float[Tensor, "B *site"]:
         x_t = self.head.process.corrupt(x_0, t, self.generator)
-        output = self.model(x_t, t.clamp(self.t_min, 1 - self.t_min))
+        output = self.model(x_t, t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype()))
         loss = self.loss(self.head, output, x_0, x_t, t)
         if weight is None:
             return loss

@@ -20,6 +20,7 @@ def score_entropy(
 
     h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites into which no rate leads give exactly 0.
     """
+    check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     pair(process, x_0, x_t, t)
     if isinstance(process, RankOne):

@@ -1,5 +1,6 @@
 """What every forward process can say: how one site is corrupted, and how fast."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -19,7 +20,7 @@ def pick(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -
     if dim == -1:
         matrices = matrices.transpose(-1, -2)
     batch = matrices.shape[:-2]
-    flat = x.long().reshape(*batch, -1)
+    flat = x.long().reshape(*batch, math.prod(x.shape[len(batch) :]))
     index = flat.unsqueeze(-1).expand(*flat.shape, matrices.shape[-1])
     return matrices.gather(-2, index).reshape(*x.shape, matrices.shape[-1])
 

@@ -60,7 +60,7 @@ class RankOne(Process):
         """The scalars of every site."""
         t = check.align("t", t, x_t)
         alpha, mixing, rate = self.alpha(t), self.mixing(t), self.mixing_rate(t)
-        masked = x_t == self.states - 1 if self.mask is not None else torch.zeros_like(x_t, dtype=torch.bool)
+        masked = x_t.long() == self.mask if self.mask is not None else torch.zeros_like(x_t, dtype=torch.bool)
         own = torch.where(masked, mixing.mask, mixing.clean)
         full = torch.broadcast_tensors(
             alpha, own, alpha + own, mixing.clean, mixing.mask, torch.where(masked, rate.mask, rate.clean)

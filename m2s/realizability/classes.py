@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.belief.inverse import affine_inverse, box, is_injective, weighted_system
+from m2s import check
+from m2s.belief.inverse import affine_inverse, box, is_determined, weighted_system
 from m2s.belief.maps import door, score_from_posterior, set_own
 from m2s.belief.step import analytic_weights
 from m2s.process import Process, RankOne
@@ -42,7 +43,12 @@ def diagnose(
 
     A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
     """
-    door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process, open_ends=True)
+    if s is not None:
+        if not isinstance(process, RankOne):
+            raise TypeError(f"the analytic step to s is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")
+        check.times("s", s)
+        check.not_after("s", s, "t", t)
     flat_x = x_t.reshape(-1)
     flat_score = score.reshape(-1, score.shape[-1])
     spread = t.reshape(t.shape + (1,) * (x_t.ndim - t.ndim)).expand(x_t.shape).reshape(-1).double()
@@ -59,7 +65,7 @@ def diagnose(
             box_tolerance,
             posterior_tolerance,
         )
-        for at in (slice(start, start + rows) for start in range(0, len(flat_x), rows))
+        for at in (slice(start, start + rows) for start in range(0, max(1, len(flat_x)), rows))
     ]
     return Diagnosis(*(torch.cat(field).reshape(x_t.shape) for field in zip(*parts, strict=True)))
 
@@ -69,8 +75,10 @@ def _diagnose(
 ) -> Diagnosis:
     score = set_own(score, x_t, 1.0)
     low, high = box(x_t, t, process)
-    outside = ((score < low) | (score > high)).sum(-1)
-    beyond = ((score < low * (1 - box_tolerance)) | (score > high * (1 + box_tolerance))).any(-1)
+    # by what is inside, so that NaN is not; then without it, and without infinity, for what follows
+    outside = (~((score >= low) & (score <= high))).sum(-1)
+    beyond = (~((score >= low * (1 - box_tolerance)) & (score <= high * (1 + box_tolerance)))).any(-1)
+    score = torch.where(score.isfinite(), score, 1)
     signed = affine_inverse(score, x_t, t, process)
     lowest = signed[..., : process.vocab].amin(-1)
     off_plane = _distance(signed, score, x_t, t, process)
@@ -102,8 +110,7 @@ def _where_several_posteriors_fit(
     counts."""
     if isinstance(process, RankOne):
         return lowest, off_plane
-    bridge, _, reachable = weighted_system(score, x_t, t, process)
-    several = ~is_injective(bridge, reachable)
+    several = ~is_determined(*weighted_system(score, x_t, t, process))
     if several.any():
         some = (score[several], x_t[several], t[several], process)
         nearest = project(*some)

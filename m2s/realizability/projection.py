@@ -1,4 +1,4 @@
-"""The posterior whose bridged score is nearest to a given score (Eq. 9), exactly.
+"""The posterior whose bridged score is nearest to a given score (Eq. 11), exactly.
 
 For a rank-one process the optimum has the form u_y = [s_y - sigma]_+ / b off the current token k, b = alpha/m(k), mu_k = 1 -
 sum(u): the paper's threshold (appendix D.4), theta = b (sigma - origin), kept in units of the score. With delta = m(y)/(alpha +
@@ -37,7 +37,7 @@ def project(
     Rank-one processes at any vocabulary; tabulated ones by a batched QP up to 256 states. The distance counts the candidates
     that have a forward rate into k.
     """
-    door("score", score, x_t, t, process)
+    door("score", score, x_t, t, process, open_ends=True)
     if not isinstance(process, RankOne):
         return project_tabulated(score, x_t, wider(t, score), process)
     rows, k = score.reshape(-1, process.states), x_t.reshape(-1, 1).long()

@@ -24,6 +24,8 @@ def project_tabulated(
         raise ValueError(
             f"projection for a tabulated process is a QP for up to {LIMIT} tokens, but this one has {process.vocab}"
         )
+    if not x_t.numel():
+        return torch.zeros_like(score)
     bridge, target, reachable = weighted_system(score.double(), x_t, t.double(), process)
     rows, vocab = bridge.shape[-2:]
     mu = simplex_least_squares(bridge.reshape(-1, rows, vocab), target.reshape(-1, rows), reachable.reshape(-1, vocab))
