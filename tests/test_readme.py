@@ -1,6 +1,7 @@
 """The code in README and docs runs, in order, as a reader would paste it."""
 
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -64,3 +65,20 @@ def test_the_map_of_the_paper_names_what_exists() -> None:
     for file, test in tests:
         source = (ROOT / "tests" / file).read_text()
         assert f"def {test}" in source if test else "def test_" in source, f"{file}::{test}"
+
+
+def test_results_are_those_of_the_files() -> None:
+    """The tables of RESULTS.md are what the benchmarks wrote."""
+    page, folder = (ROOT / "RESULTS.md").read_text(), ROOT / "benchmarks" / "results"
+    loss, projection = (json.loads((folder / f"{name}.json").read_text()) for name in ("loss", "projection"))
+    for form in ("direct", "m2s"):
+        times = loss["times"][form]
+        assert f"| {times['median_ms']:.1f} | {times['best_ms']:.1f} | {loss['peak_mib'][form]:.0f} |" in page
+    ratios = loss["times_faster"]
+    assert f"| ratio | {ratios['median_ms']:.1f} | {ratios['best_ms']:.1f} | {loss['times_less_memory']:.1f} |" in page
+    for solver, mean in projection["mean_best_ms"].items():
+        assert f"| {mean:.1f} |" in page, solver
+    assert f"`{loss['command']}`" in page and f"`{projection['command']}`" in page
+    toy = json.loads((ROOT / "docs" / "toy.json").read_text())
+    for low, high in (toy["box"], toy["band"]):
+        assert f"[{low:.3f}, {high:.3f}]" in page
