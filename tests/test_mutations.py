@@ -81,8 +81,8 @@ MUTANTS = {
     ),
     "masked loss: 1 - alpha becomes alpha": Mutant(
         "objective/masked.py",
-        "schedule.beta(t)",
-        "schedule.alpha(t)",
+        "schedule.beta(wide(t))",
+        "schedule.alpha(wide(t))",
         "test_theorems.py::test_md4_reduction",
     ),
     "affine inverse: curvature of one candidate only": Mutant(
