@@ -83,13 +83,16 @@ eager, compiled = loss(a), torch.compile(loss, fullgraph=True, backend=sys.argv[
 assert torch.allclose(eager, compiled, rtol=1e-5)
 eager.sum().backward(), compiled.sum().backward()
 assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+score = torch.exp(torch.randn(4, 9, 64))
+nearest = lambda value: m2s.project(value, x_t, t, process)
+assert torch.allclose(nearest(score), torch.compile(nearest, fullgraph=True, backend=sys.argv[1])(score), atol=1e-6)
 print("one graph")
 """
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_loss_compiles_whole(backend: str) -> None:
-    """One graph, no break, the same value and gradient. In a process of its own: the tests' shape checker cannot be traced."""
+def test_loss_and_projection_compile_whole(backend: str) -> None:
+    """One graph each, no break, the same numbers. In a process of its own: the tests' shape checker cannot be traced."""
     if backend == "inductor" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("inductor needs a C++ compiler on a CPU")
     done = subprocess.run([sys.executable, "-c", COMPILED, backend], capture_output=True, text=True)

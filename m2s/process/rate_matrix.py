@@ -153,6 +153,7 @@ class RateMatrix(Process):
 
         Q(i -> j) = exp(-(|i-j| - 1)^2 / jump_width^2) min(1, pi_j / pi_i), so that the chain is reversible with stationary law
         pi_i ∝ exp(-(i - (K-1)/2)^2 / (2 stationary_width^2)).
+        (The released code centres pi half a level below the middle.)
         """
         check.positive_int("vocab", vocab, low=2)
         if not (jump_width > 0 and stationary_width > 0):

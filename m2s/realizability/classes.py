@@ -24,7 +24,7 @@ class Diagnosis(NamedTuple):
     classes: Tensor  # 0 outside the box, 1 material, 2 boundary, 3 realizable
     strict: Tensor  # the same with no tolerance on the box: the paper's count
     outside: Tensor  # coordinates outside the box, no tolerance
-    lowest: Tensor  # min of the signed posterior
+    lowest: Tensor  # min of the signed posterior, or of the nearest posterior where the score does not fix a signed one
     off_plane: Tensor  # distance of the score from the plane of bridged scores, relative to it; 0 for uniform
     negative_weights: Tensor  # candidates with a negative weight in the analytic step to `s` (0 without one)
     negative_mass: Tensor  # their mass
@@ -51,8 +51,8 @@ def diagnose(
         check.not_after("s", s, "t", t)
     flat_x = x_t.reshape(-1)
     flat_score = score.reshape(-1, score.shape[-1])
-    spread = t.reshape(t.shape + (1,) * (x_t.ndim - t.ndim)).expand(x_t.shape).reshape(-1).double()
-    earlier = None if s is None else s.reshape(s.shape + (1,) * (x_t.ndim - s.ndim)).expand(x_t.shape).reshape(-1).double()
+    spread = check.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
+    earlier = None if s is None else check.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
     per_row = score.shape[-1] if isinstance(process, RankOne) else score.shape[-1] ** 2
     rows = max(1, BLOCK // per_row)
     parts = [
