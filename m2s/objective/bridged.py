@@ -16,7 +16,7 @@ sum_{y != k} mu_y G_y, is n(k) alpha/M times
 
 Everything that belongs to a row, and the sums over its candidates, is float64; only exp(logits) is kept, in the dtype of
 the logits, and becomes the gradient in the backward pass. What is a vector over the vocabulary is worked on a block of rows
-at a time, in cache.
+at a time, in cache; a compiler gets the same passes without blocks or buffers, and keeps nothing of that size.
 """
 
 from typing import Any, NamedTuple
@@ -33,11 +33,8 @@ GPU_BLOCK = 1 << 26
 
 
 def block_rows(logits: Tensor) -> int:
-    """How many rows to work on at once; all of them when compiled, where the compiler fuses the passes."""
-    rows, columns = logits.shape
-    if torch.compiler.is_compiling():
-        return rows
-    return max(1, (CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK) // columns)
+    """How many rows to work on at once."""
+    return max(1, (CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK) // logits.shape[-1])
 
 
 def excess(e: Tensor, one_plus_e: Tensor) -> Tensor:
@@ -50,7 +47,8 @@ def excess(e: Tensor, one_plus_e: Tensor) -> Tensor:
 
 class _Row(NamedTuple):
     """One number for each row, [N, 1]: outside {k, x}, for w = exp(logit - top), 1 + e = slope w + level_1 and
-    d loss / d logit = scale w (lift (w - pivot) / (1 + e) + shift). At k and x the gradient is given as it is.
+    d loss / d logit = scale w (lift (w - pivot) / (1 + e) + shift). At k and x the gradient is given as it is. `top` is the
+    greatest logit.
     """
 
     slope: Tensor
@@ -61,6 +59,7 @@ class _Row(NamedTuple):
     scale: Tensor
     at_x: Tensor
     at_k: Tensor
+    top: Tensor
 
 
 def _weigh(logits: Tensor, w: Tensor, two: Tensor, work: Tensor) -> tuple[Tensor, ...]:
@@ -92,6 +91,35 @@ def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tenso
     return sum_g - v.log_().sum(-1, keepdim=True), sum_big_g
 
 
+def _compiled_weigh(logits: Tensor, two: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
+    """w and what `_weigh` returns, without buffers: a compiler plans its own."""
+    top = logits.amax(-1, keepdim=True)
+    w = torch.where(_at(two[:, :1], logits) | _at(two[:, 1:], logits), 0.0, torch.exp(logits - top))
+    return w, top.to(wide), w.to(wide).sum(-1, keepdim=True), w.amax(-1, keepdim=True).to(wide)
+
+
+def _compiled_sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tensor) -> tuple[Tensor, Tensor]:
+    """What `_sums` returns; eight columns side by side, so that w is read once and nothing is written."""
+    if w.dtype == slope.dtype:
+        e, v = slope * w + level, slope * w + level_1
+        return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
+    sum_g, sum_big_g = sum_e, torch.zeros_like(sum_e)
+    even = w.shape[-1] // 8 * 8
+    for columns in (w[:, :even].chunk(8, -1), w[:, even:].split(1, -1)):
+        product, quotients = torch.ones_like(slope), torch.zeros_like(slope)
+        for part in columns:
+            scaled = slope * part.to(slope.dtype)
+            product, quotients = product * (scaled + level_1), quotients + (scaled + level) / (scaled + level_1)
+        sum_g = sum_g - torch.log(product).sum(-1, keepdim=True)
+        sum_big_g = sum_big_g + quotients.sum(-1, keepdim=True)
+    return sum_g, sum_big_g
+
+
+def _at(index: Tensor, logits: Tensor) -> Tensor:
+    """Where the column is `index`: what a compiler can fuse, as a scatter it cannot."""
+    return torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device) == index.int()
+
+
 def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, mask: int | None) -> tuple[Tensor, Tensor, _Row]:
     """The loss [N, 1], the weights w, and what turns them into the gradient."""
     alpha, own, stay, clean, mask_mass, rate = site
@@ -100,12 +128,15 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     same, k_clean = k == x, torch.ones_like(counted) if mask is None else k != mask
     apart = k_clean & ~same  # k and x are two entries
     two = torch.cat([x, torch.where(k_clean, k, x)], -1)
-    size = block_rows(logits)
-    blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
-
-    w = torch.empty_like(logits)
-    work = torch.empty(2, min(size, len(logits)), logits.shape[-1], dtype=alpha.dtype, device=logits.device)
-    top, rest_w, top_w = _joined([_weigh(logits[at], w[at], two[at], work[:, : len(w[at])]) for at in blocks])
+    compiling = torch.compiler.is_compiling()
+    if compiling:
+        w, top, rest_w, top_w = _compiled_weigh(logits, two, alpha.dtype)
+    else:
+        size = block_rows(logits)
+        blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
+        w = torch.empty_like(logits)
+        work = torch.empty(2, min(size, len(logits)), logits.shape[-1], dtype=alpha.dtype, device=logits.device)
+        top, rest_w, top_w = _joined([_weigh(logits[at], w[at], two[at], work[:, : len(w[at])]) for at in blocks])
     logit_x, logit_k = (logits.gather(-1, two) - top).split(1, -1)
     w_x, w_k = torch.exp(logit_x + torch.where(same, offset, 0)), torch.exp(logit_k + offset)
     total = rest_w + w_x + torch.where(apart, w_k, 0)
@@ -120,9 +151,12 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     kept = off + mu_k * own / stay
     level_1 = torch.where(counted, torch.where(same, 1 + level, kept), 1)
     linear = slope * rest_w + logits.shape[-1] * level
-    sum_g, sum_big_g = _joined(
-        [_sums(w[at], slope[at], level[at], level_1[at], linear[at], work[:, : len(w[at])]) for at in blocks]
-    )
+    if compiling:
+        sum_g, sum_big_g = _compiled_sums(w, slope, level, level_1, linear)
+    else:
+        sum_g, sum_big_g = _joined(
+            [_sums(w[at], slope[at], level[at], level_1[at], linear[at], work[:, : len(w[at])]) for at in blocks]
+        )
     taken_out = torch.where(apart, 2, 1)  # columns with w = 0 that are no candidates
     sum_g = (sum_g - taken_out * excess(level, level_1)).clamp(min=0)
     sum_big_g = sum_big_g - taken_out * level / level_1
@@ -161,81 +195,70 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     c = torch.where(compared, torch.where(by_top, e_top / v_top, 0), 1)
     at_k = torch.where(k_clean, gradient_k, gradient_x)
     at_x = torch.where(same, gradient_k, gradient_x)
-    return loss, w, _Row(slope, level_1, pivot, lift, c + shift, scale / total, at_x, at_k)
+    return loss, w, _Row(slope, level_1, pivot, lift, c + shift, scale / total, at_x, at_k, top)
 
 
 def _backward(w: Tensor, row: _Row, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
     """Third pass: the gradient times `upstream` [N, 1], in the place of w."""
-    size = block_rows(w)
-    work = w.new_empty(2, min(size, len(w)), w.shape[-1])
-    slope, level_1, pivot, lift, shift, scale, at_x, at_k = row
+    slope, level_1, pivot, lift, shift, scale, at_x, at_k, _ = row
     # w (lift (w - pivot) / v + shift) scale upstream, the factors of the quotient put into its divisor
     lift, shift = lift * scale * upstream, (shift * scale * upstream).to(w.dtype)
     level_1 = torch.where(lift == 0, torch.inf, level_1 / lift.where(lift != 0, 1)).to(w.dtype)
     slope, pivot = torch.where(lift == 0, 1, slope / lift.where(lift != 0, 1)).to(w.dtype), pivot.to(w.dtype)
+    at_x, at_k = (at_x * upstream).to(w.dtype), (at_k * upstream).to(w.dtype)
+    if torch.compiler.is_compiling():
+        gradient = w * ((w - pivot) / (w * slope + level_1) + shift)
+        return torch.where(_at(k, w), at_k, torch.where(_at(x, w), at_x, gradient))
+    size = block_rows(w)
+    work = w.new_empty(2, min(size, len(w)), w.shape[-1])
     for start in range(0, len(w), size):
         at = slice(start, start + size)
         part = w[at]
         v, difference = work[:, : len(part)]
         torch.mul(part, slope[at], out=v).add_(level_1[at])
         part.mul_(torch.sub(part, pivot[at], out=difference).div_(v).add_(shift[at]))
-    w.scatter_(-1, x, (at_x * upstream).to(w.dtype))
-    return w.scatter_(-1, k if mask is None else torch.where(k == mask, x, k), (at_k * upstream).to(w.dtype))
+    w.scatter_(-1, x, at_x)
+    return w.scatter_(-1, k if mask is None else torch.where(k == mask, x, k), at_k)
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-# To a compiler the two halves are single operations: it would otherwise unroll the blocks, or undo them.
-@torch.library.custom_op("m2s::bridged_forward", mutates_args=())
-def _forward_op(
-    logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: list[Tensor], mask: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    loss, w, row = _forward(logits, offset, k, x, Site(*site), mask)
-    return loss, w, torch.cat(row, -1)
+# A compiler would rather sum over the vocabulary again in the backward pass than keep these few numbers; this it must keep.
+@torch.library.custom_op("m2s::hold", mutates_args=())
+def _hold(row: Tensor) -> Tensor:
+    return row.clone()
 
 
-@_forward_op.register_fake
-def _(
-    logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: list[Tensor], mask: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(offset), torch.empty_like(logits), offset.new_empty(len(offset), len(_Row._fields))
-
-
-@torch.library.custom_op("m2s::bridged_backward", mutates_args=())
-def _backward_op(w: Tensor, row: Tensor, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
-    return _backward(w.clone(), _Row(*row.split(1, -1)), k, x, mask, upstream)
-
-
-@_backward_op.register_fake
-def _(w: Tensor, row: Tensor, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
-    return torch.empty_like(w)
+@_hold.register_fake
+def _(row: Tensor) -> Tensor:
+    return torch.empty_like(row)
 
 
 class _BridgedScoreEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor) -> Tensor:
+        loss, w, row = _forward(logits, offset, k, x, Site(*site), mask)
         ctx.mask = mask
         if torch.compiler.is_compiling():
-            loss, w, row = _forward_op(logits, offset, k, x, list(site), mask)
-            ctx.save_for_backward(w, row, k, x)
-            return loss.squeeze(-1).to(logits.dtype)
-        loss, w, scalars = _forward(logits, offset, k, x, Site(*site), mask)
-        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(logits, k, x, _hold(torch.cat(row, -1)))
+        elif ctx.needs_input_grad[0]:
             ctx.save_for_backward(logits, offset, k, x, *site)
-            ctx.weights = (w, scalars)
+            ctx.weights = (w, row)
         return loss.squeeze(-1).to(logits.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.compiler.is_compiling():
-            w, row, k, x = ctx.saved_tensors
-            return (_backward_op(w, row, k, x, ctx.mask, upstream.unsqueeze(-1)), *(None for _ in range(10)))
-        logits, offset, k, x, *site = ctx.saved_tensors
-        weights, ctx.weights = ctx.weights, None  # used up; a second call (a retained graph) finds them anew
-        w, row = weights or _forward(logits, offset, k, x, Site(*site), ctx.mask)[1:]
+            logits, k, x, held = ctx.saved_tensors
+            row = _Row(*held.split(1, -1))
+            w = torch.exp(logits - row.top.to(logits.dtype))
+        else:
+            logits, offset, k, x, *site = ctx.saved_tensors
+            weights, ctx.weights = ctx.weights, None  # used up; a second call (a retained graph) finds them anew
+            w, row = weights or _forward(logits, offset, k, x, Site(*site), ctx.mask)[1:]
         return (_backward(w, row, k, x, ctx.mask, upstream.unsqueeze(-1)), *(None for _ in range(10)))
 
 
