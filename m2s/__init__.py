@@ -34,7 +34,8 @@ from m2s.process import (
     Schedule,
     Uniform,
 )
-from m2s.realizability import Diagnosis, affine_inverse, box, classify, diagnose, project
+from m2s.realizability import Diagnosis, Projected, affine_inverse, box, classify, diagnose, project
+from m2s.sampler import Trajectory, sample
 
 __version__ = "0.1.0"
 
@@ -55,8 +56,10 @@ __all__ = [
     "Objective",
     "Posterior",
     "Process",
+    "Projected",
     "RateMatrix",
     "Schedule",
+    "Trajectory",
     "Uniform",
     "Unprojected",
     "affine_inverse",
@@ -72,6 +75,7 @@ __all__ = [
     "posterior_from_leave_one_out",
     "project",
     "rate_from_score",
+    "sample",
     "score_entropy",
     "score_from_leave_one_out",
     "score_from_posterior",

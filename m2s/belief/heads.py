@@ -5,7 +5,7 @@ from which the clean token is drawn when the noise is all but gone.
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,9 @@ from m2s.process.base import pick, wide
 
 class Head(ABC):
     """A meaning for the output of a network under a forward process."""
+
+    has_posterior: ClassVar[bool] = False  # a true posterior stands behind every output
+    open_start: ClassVar[bool] = False  # t = 1 has no answer
 
     def __init__(self, process: Process) -> None:
         if not isinstance(process, Process):
@@ -38,6 +41,10 @@ class Head(ABC):
     @abstractmethod
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """log of the law from which x_0 is drawn at a small t; -inf at the mask."""
+
+    def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
+        """Unnormalised log mu over the clean tokens, where there is a posterior."""
+        raise TypeError(f"{self} is a free score, which need not have a posterior: m2s.Projected(head) has the nearest one")
 
     def _logits(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:
         check.tokens("x_t", x_t, self.process.states)
@@ -57,6 +64,8 @@ class Posterior(Head):
     log1p(alpha/m_t(k)) at z = k alone. With "exact" the network need not say itself that the token it sees is probably
     right.
     """
+
+    has_posterior = True
 
     def __init__(self, process: Process, offset: Literal["none", "exact"] = "none") -> None:
         super().__init__(process)

@@ -2,6 +2,7 @@
 
 from m2s.belief.inverse import affine_inverse, box
 from m2s.realizability.classes import CLASSES, Diagnosis, classify, diagnose
+from m2s.realizability.head import Projected
 from m2s.realizability.projection import project
 
-__all__ = ["CLASSES", "Diagnosis", "affine_inverse", "box", "classify", "diagnose", "project"]
+__all__ = ["CLASSES", "Diagnosis", "Projected", "affine_inverse", "box", "classify", "diagnose", "project"]

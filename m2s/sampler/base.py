@@ -1,0 +1,76 @@
+"""What a sampler is: given the belief at time t, the next state at time s."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.belief import Head
+from m2s.process import Absorbing, Chain, Hybrid
+from m2s.sampler.belief import Belief
+from m2s.sampler.grid import GRIDS
+from m2s.sampler.random import Noise
+
+
+class Plan(NamedTuple):
+    """One row for each call of the network, one column for each sample: from which time to which it leads, and, for samplers
+    that count them, how many masked sites it reveals."""
+
+    t: Float[Tensor, "M B"]
+    s: Float[Tensor, "M B"]
+    reveal: Int[Tensor, "M B"] | None = None
+
+
+class Move(NamedTuple):
+    """One row of a plan. The belief's own time is t too, but for a sampler with an open start it is never above 1 - t_min."""
+
+    t: Float[Tensor, "B"]
+    s: Float[Tensor, "B"]
+    reveal: Int[Tensor, "B"] | None = None
+
+
+@dataclass(frozen=True)
+class Sampler(ABC):
+    """One way to walk from noise to data. Its options are its fields; its name is the one `m2s.sample` takes."""
+
+    name: ClassVar[str]
+    open_start: ClassVar[bool] = False  # the process itself is asked for t = 1 - t_min where the plan says 1
+
+    @abstractmethod
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        """The state at time s <= t, from the belief about the state at time t."""
+
+    def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
+        """`free` counts the sites of each sample that are to be filled; `noise` is that of step 0."""
+        ends = torch.tensor(GRIDS[grid](steps), dtype=torch.float64, device=free.device)
+        ends = ends.unsqueeze(-1).expand(-1, len(free))
+        return Plan(ends[:-1], ends[1:])
+
+    @abstractmethod
+    def refuse(self, head: Head) -> None:
+        """Raise TypeError, with the reason, where this sampler cannot serve a head."""
+
+
+def needs_posterior(sampler: Sampler, head: Head) -> None:
+    if not head.has_posterior:
+        raise TypeError(
+            f"sampler {sampler.name!r} draws from a posterior, and {type(head).__name__} is a free score that need not have "
+            "one: use sampler='analytic', 'euler' or 'tau_leaping', or m2s.Projected(head)"
+        )
+
+
+def needs_mask(sampler: Sampler, head: Head) -> None:
+    process = head.process
+    if not (isinstance(process, Absorbing) or (isinstance(process, Hybrid) and process.p_uniform == 0)):
+        raise TypeError(
+            f"sampler {sampler.name!r} is for masks alone, but the process is {process}: it needs m2s.Absorbing; "
+            "use sampler='bayes' or 'euler'"
+        )
+
+
+def needs_rates(sampler: Sampler, head: Head) -> None:
+    if isinstance(head.process, Chain):
+        raise TypeError(f"sampler {sampler.name!r} needs rates, and a finite chain has none: use sampler='bayes'")

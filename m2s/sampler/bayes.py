@@ -1,0 +1,85 @@
+"""Bayes: the exact finite-step posterior (Eq. 19, Algorithm 3)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head
+from m2s.belief.step import bayes_law
+from m2s.process import RankOne
+from m2s.process.base import wide
+from m2s.sampler.base import Move, Sampler, needs_mask, needs_posterior
+from m2s.sampler.belief import Belief
+from m2s.sampler.draw import draw, integer
+from m2s.sampler.random import Noise
+
+
+@dataclass(frozen=True)
+class Bayes(Sampler):
+    """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z); at s = 0 a draw from mu.
+
+    For a rank-one process a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
+    q(k) alpha_s / m_t(k), jump by the mixing law at s with weight q(k) (1 - alpha_s) N, or stay.
+    """
+
+    name = "bayes"
+
+    def refuse(self, head: Head) -> None:
+        needs_posterior(self, head)
+
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        s = torch.minimum(wide(move.s), belief.t)
+        if not belief.streams:
+            return belief.map(_by_law, s, noise("token"))[0]
+        process, k = belief.process, belief.x_t.long()
+        assert isinstance(process, RankOne)
+        token, _, own, off = belief.draw(noise("token"))
+        go, jump = routes(belief, s, own, off)
+        at_s = process.mixing(s)
+        total = process.vocab * at_s.clean + at_s.mask
+        masked = (at_s.mask / total.where(total > 0, 1)).unsqueeze(-1)
+        v = noise("jump")
+        landing = integer((v - masked) / (1 - masked).clamp(min=1e-300), process.vocab)
+        if process.mask is not None:
+            landing = torch.where(v < masked, process.mask, landing)
+        u = noise("route")
+        return torch.where(u < go, token, torch.where(u < go + jump, landing, k))
+
+
+def _by_law(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor]:
+    mu = part.posterior()
+    law = torch.where((s > 0).unsqueeze(-1), bayes_law(mu, part.x_t, s, part.t, part.process), mu)
+    return (draw(law.clamp(min=0), u),)
+
+
+def routes(belief: Belief, s: Float[Tensor, "B"], own: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of the first two routes at every site; the third has the rest."""
+    process = belief.process
+    assert isinstance(process, RankOne)
+    now = process.at(belief.x_t, belief.t)
+    reached = now.own > 0
+    divisor = now.own.where(reached, 1)
+    s, t = check.align("s", s, belief.x_t), check.align("t", belief.t, belief.x_t)
+    _, step = process.step(s, t)
+    into = torch.where(belief.masked, step.mask, step.clean)  # q(k)
+    alpha_s, mixing_s = process.alpha(s), process.mixing(s)
+    everything = off / divisor + own / now.stay  # N
+    go = torch.where(reached, into * alpha_s / divisor, 0)
+    jump = torch.where(reached, into * (process.vocab * mixing_s.clean + mixing_s.mask) * everything, 0)
+    last = s <= 0
+    return torch.where(last, 1.0, go), torch.where(last, 0.0, jump)
+
+
+@dataclass(frozen=True)
+class Ancestral(Bayes):
+    """For masks: each masked site is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), by a draw from mu; a
+    revealed one stays. It is the Bayes step of the absorbing process."""
+
+    name = "ancestral"
+
+    def refuse(self, head: Head) -> None:
+        needs_mask(self, head)
+        needs_posterior(self, head)

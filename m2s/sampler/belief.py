@@ -1,0 +1,221 @@
+"""What a network says of every site, in the form samplers ask for: a draw from the posterior, the posterior, the score.
+
+Large vocabularies are worked on some rows at a time, so that no K-vector exists for every site at once, and a draw from a
+posterior head is one pass over them. Hidden states (`m2s.Unprojected`) are multiplied out for those rows only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head, Posterior, Unprojected, leave_one_out_from_posterior, score_from_posterior
+from m2s.belief.maps import safe_log, set_own
+from m2s.belief.output import Output
+from m2s.process import RankOne
+from m2s.process.base import wide
+from m2s.sampler.draw import BLOCK, choose
+from m2s.sampler.draw import wide as wide_dtype
+
+CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries of K-vectors alive at once
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How a belief is sharpened before it is used, and how a conditional and an unconditional one are combined.
+
+    Temperature, then top-k, then top-p, on the posterior or on the leave-one-out law. Guidance g is mu ∝ mu_c^g mu_u^(1-g) on
+    the posterior, or rates R = R_c^g R_u^(1-g): g = 1 is the condition alone, g > 1 exaggerates it.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    on: Literal["posterior", "leave_one_out"] = "posterior"
+    guidance: float = 1.0
+    guide: Literal["posterior", "rates"] = "posterior"
+
+    @property
+    def sharpens(self) -> bool:
+        return self.temperature != 1 or self.top_k is not None or self.top_p < 1
+
+    def __call__(self, logits: Float[Tensor, "*site K"]) -> Float[Tensor, "*site K"]:
+        """Temperature, top-k and top-p, in that order; what is cut off is -inf. Ties with the k-th are kept."""
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits = logits.where(logits >= logits.topk(self.top_k, -1).values[..., -1:], -torch.inf)
+        if self.top_p < 1:
+            ordered, order = torch.softmax(logits, -1, dtype=wide_dtype(logits)).sort(dim=-1, descending=True, stable=True)
+            kept = ordered.cumsum(-1) - ordered < self.top_p  # the smallest set that holds top_p, the token that crosses too
+            logits = logits.where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
+        return logits
+
+
+class Drawn(NamedTuple):
+    """One draw from the posterior at every site, and the two masses that say how sure it is of the current token k."""
+
+    token: Tensor
+    share: Tensor  # the token's probability
+    own: Tensor  # mu_k
+    off: Tensor  # sum of mu over the other tokens, never 1 - mu_k
+
+
+class Belief:
+    """The network's output at the sites of x_t, and at which time t it holds; `[B, L]`, or flat for a part of the sites."""
+
+    def __init__(
+        self,
+        head: Head,
+        output: Output,
+        x_t: Int[Tensor, "*site"],
+        t: Float[Tensor, "*b"],
+        shaping: Shaping = Shaping(),  # noqa: B008
+        without: Output | None = None,
+        free: Bool[Tensor, "*site"] | None = None,
+    ) -> None:
+        self.head, self.process, self.output, self.without = head, head.process, output, without
+        self.x_t, self.t, self.shaping = x_t, wide(t), shaping
+        self.free = free  # the sites that are not clamped
+        self.notes: dict[str, Tensor] = {}
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether there is a true posterior to draw from: not so for a free score, nor after guidance on rates."""
+        return self.head.has_posterior and (self.without is None or self.shaping.guide == "posterior")
+
+    @property
+    def streams(self) -> bool:
+        """Whether one draw from the posterior and a few scalars are all a sampler needs."""
+        return self.has_posterior and isinstance(self.process, RankOne)
+
+    def __getitem__(self, at: slice | Tensor) -> "Belief":
+        """The belief at some of the sites, counted through the batch."""
+        t = check.align("t", self.t, self.x_t).expand(self.x_t.shape).reshape(-1)[at]
+        outputs = (None if output is None else _flat(output, at) for output in (self.output, self.without))
+        output, without = outputs
+        assert output is not None
+        return Belief(self.head, output, self.x_t.reshape(-1)[at], t, self.shaping, without)
+
+    def map(self, function: Callable[..., tuple[Tensor, ...]], *per_site: Tensor) -> tuple[Tensor, ...]:
+        """`function` of the belief, and of what else belongs to the sites, some rows at a time."""
+        sites = self.x_t.numel()
+        size = max(1, (CPU_CHUNK if self.x_t.device.type == "cpu" else GPU_CHUNK) // self.process.states)
+        flat = [check.align("value", value, self.x_t).expand(self.x_t.shape).reshape(-1) for value in per_site]
+        slices = [slice(start, start + size) for start in range(0, sites, size)]
+        parts = [function(self[at], *(value[at] for value in flat)) for at in slices]
+        return tuple(torch.cat(column).reshape(self.x_t.shape) for column in zip(*parts, strict=True))
+
+    def log_weights(self) -> Float[Tensor, "*site K"]:
+        """Unnormalised log mu over the clean tokens, guided and sharpened."""
+        if not self.has_posterior:
+            raise TypeError(f"{self.head} has no posterior to draw from: use m2s.Projected({self.head})")
+        logits = self.head.posterior_logits(self.output, self.x_t, self.t)
+        if self.without is not None:
+            logits = _guided(logits, self.head.posterior_logits(self.without, self.x_t, self.t), self.shaping.guidance)
+        if not self.shaping.sharpens:
+            return logits
+        if self.shaping.on == "posterior":
+            return self.shaping(logits)
+        seen = self._log_likelihood().to(logits.dtype)
+        return self.shaping(logits - seen.where(seen > -torch.inf, 0)) + seen
+
+    def _log_likelihood(self) -> Float[Tensor, "*site K"]:
+        """log P_t(k|z) up to a constant: what separates the posterior from the leave-one-out law."""
+        if isinstance(self.process, RankOne):
+            offset = Posterior(self.process, offset="exact").own_offset(self.x_t, self.t).unsqueeze(-1)
+            zeros = offset.new_zeros(*self.x_t.shape, self.process.vocab)
+            return zeros.scatter(-1, self.x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1), offset)
+        return safe_log(self.process.columns(self.x_t, self.t)[..., : self.process.vocab])
+
+    @property
+    def masked(self) -> Bool[Tensor, "*site"]:
+        """Where the current token is the mask."""
+        return torch.eq(self.x_t, -1 if self.process.mask is None else self.process.mask)
+
+    def known(self) -> Tensor:
+        """Where the current token is certainly the clean one: m_t(k) = 0."""
+        if not isinstance(self.process, RankOne):
+            return torch.zeros_like(self.x_t, dtype=torch.bool)
+        return self.process.at(self.x_t, self.t).own == 0
+
+    def posterior(self) -> Float[Tensor, "*site S"]:
+        """mu at every site, as a K-vector."""
+        mu = torch.softmax(self.log_weights(), -1)
+        mu = torch.nn.functional.pad(mu, (0, self.process.states - self.process.vocab))
+        return torch.where(self.known().unsqueeze(-1), set_own(torch.zeros_like(mu), self.x_t, 1.0), mu)
+
+    def leave_one_out(self) -> Float[Tensor, "*site S"]:
+        """nu at every site, as a K-vector."""
+        return leave_one_out_from_posterior(self.posterior(), self.x_t, self.t, self.process)
+
+    def score(self) -> Float[Tensor, "*site S"]:
+        """s at every site, as a K-vector; 1 at x_t."""
+        if self.head.has_posterior and (self.shaping.sharpens or (self.without is not None and self.has_posterior)):
+            return score_from_posterior(self.posterior(), self.x_t, self.t, self.process)
+        log_score = self.head.log_score(self.output, self.x_t, self.t)
+        if self.without is not None:
+            log_score = _guided(log_score, self.head.log_score(self.without, self.x_t, self.t), self.shaping.guidance)
+        return log_score.exp()
+
+    def last_step(self) -> Float[Tensor, "*site S"]:
+        """The law of the clean token when the noise is all but gone: the posterior, or for a free score s_y P_t(k|y)."""
+        if self.has_posterior:
+            return self.posterior()
+        law = self.score() * self.process.columns(self.x_t, self.t)[..., : self.process.states]
+        law = law if self.process.mask is None else torch.nn.functional.pad(law[..., : self.process.vocab], (0, 1))
+        return law / law.sum(-1, keepdim=True)
+
+    def draw(self, u: Float[Tensor, "*site"], other: bool = False) -> Drawn:
+        """One token from the posterior for each u, or, if `other`, from the posterior without the current token."""
+        return Drawn(*self.map(lambda part, v: part._draw(v, other), u))
+
+    def _draw(self, u: Float[Tensor, "N"], other: bool) -> Drawn:
+        """Weights of the other tokens in blocks of float64 sums; the current one is held apart, whatever its size."""
+        logits = self.log_weights()
+        vocab, double = self.process.vocab, wide_dtype(logits)
+        k = self.x_t.long()
+        clean = k < vocab
+        index = k.clamp(max=vocab - 1).unsqueeze(-1)
+        own = logits.gather(-1, index)
+        weights = torch.empty(len(k), -(-vocab // BLOCK) * BLOCK, dtype=logits.dtype, device=logits.device)
+        weights[:, vocab:] = 0
+        others = weights[:, :vocab].copy_(logits)
+        others.scatter_(-1, index, own.masked_fill(clean.unsqueeze(-1), -torch.inf))
+        top = others.amax(-1, keepdim=True)
+        top = top.where(top > -torch.inf, 0)  # no other token is possible
+        others.sub_(top).exp_()
+        blocks = weights.unflatten(-1, (-1, BLOCK))
+        sums = blocks.sum(-1, dtype=double)
+        others_total = sums.sum(-1)
+        own_log = torch.where(clean, (own - top).squeeze(-1).to(double), -torch.inf)
+        log_odds = own_log - torch.log(others_total)
+        mu_k, off = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
+        own_weight = torch.zeros_like(own_log) if other else own_log.clamp(max=600).exp()
+        token = choose(blocks, sums, u, index.squeeze(-1), own_weight).clamp(max=vocab - 1)
+        weight = torch.where(clean & (token == k), own_weight, weights.gather(-1, token.unsqueeze(-1)).squeeze(-1).to(double))
+        total = others_total + own_weight
+        share = weight / total.where(total > 0, 1)
+        known = self.known()
+        return Drawn(
+            torch.where(known, k, token),
+            torch.where(known, 0.0 if other else 1.0, share),
+            torch.where(known, 1.0, mu_k),
+            torch.where(known, 0.0, off),
+        )
+
+
+def _flat(output: Output, at: slice | Tensor) -> Output:
+    if isinstance(output, Unprojected):
+        return Unprojected(output.hidden.reshape(-1, output.hidden.shape[-1])[at], output.weight, output.bias)
+    return output.reshape(-1, output.shape[-1])[at]
+
+
+def _guided(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
+    """g log mu_c + (1 - g) log mu_u; what either rules out stays ruled out."""
+    ruled_out = (conditional == -torch.inf) | (unconditional == -torch.inf)
+    mixed = guidance * conditional + (1 - guidance) * unconditional
+    return mixed.masked_fill(ruled_out, -torch.inf)

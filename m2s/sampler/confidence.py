@@ -1,0 +1,47 @@
+"""Confidence-based unmasking (MaskGIT, Chang et al. 2022): what the network is surest of first."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from m2s.belief import Head
+from m2s.process import RankOne
+from m2s.sampler.base import Move, Plan, Sampler, needs_mask, needs_posterior
+from m2s.sampler.belief import Belief
+from m2s.sampler.first_hitting import first_of
+from m2s.sampler.random import Noise
+
+
+@dataclass(frozen=True)
+class Confidence(Sampler):
+    """Draw z ~ mu at every masked site and keep those of greatest log mu_z + noise * Gumbel, as many as the schedule says.
+
+    The number of masks left at s is beta_s times the number of sites, rounded. It is no simulation of the reverse process: its
+    law is not the data's even with a perfect network, and its samples are less diverse. `noise` brings some of that back.
+    """
+
+    name = "confidence"
+    noise: float = 0.0
+    """How much Gumbel noise is added to the confidence, in nats."""
+
+    def refuse(self, head: Head) -> None:
+        needs_mask(self, head)
+        needs_posterior(self, head)
+
+    def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
+        assert isinstance(head.process, RankOne)
+        t, s, _ = super().plan(steps, grid, free, head, noise)
+        left = torch.cat([free.unsqueeze(0), torch.round(free * head.process.mixing(s).mask).long()])
+        left[-1] = 0
+        return Plan(t, s, -left.diff(dim=0))
+
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        assert move.reveal is not None
+        drawn = belief.draw(noise("token"))
+        confidence = torch.log(drawn.share)
+        if self.noise:
+            confidence = confidence - self.noise * torch.log(-torch.log(noise("order")))
+        chosen = first_of(-confidence, belief.masked, move.reveal)
+        return torch.where(chosen, drawn.token, belief.x_t.long())

@@ -1,0 +1,71 @@
+"""What happened on the way: for every step, over all samples and free sites."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from m2s.realizability import diagnose
+from m2s.sampler.base import Move
+from m2s.sampler.belief import Belief
+
+CLASSES = 4
+
+
+@dataclass
+class Moment:
+    """Sums over the free sites of one step."""
+
+    t: float = 0.0
+    s: float = 0.0
+    sites: int = 0
+    jumps: int = 0  # sites whose token changed
+    exit_above_one: int = 0  # Euler: sites whose exit mass exceeded one
+    several_jumps: int = 0  # tau-leaping: sites with more than one jump
+    negative_mass: float = 0.0  # analytic: total mass of negative weights that was dropped
+    negative_sites: int = 0
+    classes: list[int] = field(default_factory=lambda: [0] * CLASSES)  # outside the box, material, boundary, realizable
+
+
+class Diagnostics:
+    """`steps[m]` is a `Moment`; `masks_left` counts the masks that were drawn from the belief after the last step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Moment] = []
+        self.masks_left = 0
+
+    def add(self, number: int, belief: Belief, move: Move, x_s: Tensor, real: slice) -> None:
+        while len(self.steps) <= number:
+            self.steps.append(Moment())
+        moment = self.steps[number]
+        free = belief.free if belief.free is not None else torch.ones_like(belief.x_t, dtype=torch.bool)
+        keep = torch.zeros_like(free)
+        keep[real] = free[real]
+        moment.t, moment.s = float(move.t[real].mean()), float(move.s[real].mean())
+        moment.sites += int(keep.sum())
+        moment.jumps += int(((x_s != belief.x_t) & keep).sum())
+        for name in ("exit_above_one", "several_jumps"):
+            if name in belief.notes:
+                setattr(moment, name, getattr(moment, name) + int((belief.notes[name] & keep).sum()))
+        if "negative_mass" in belief.notes:
+            negative = torch.where(keep, belief.notes["negative_mass"], 0)
+            moment.negative_mass += float(negative.sum())
+            moment.negative_sites += int((negative > 0).sum())
+        inside = keep & ((belief.t > 0) & (belief.t < 1)).reshape(-1, *(1 for _ in belief.x_t.shape[1:]))
+        if not bool(inside.any()):
+            return
+        counts = belief[inside.reshape(-1).nonzero().squeeze(-1)].map(_classes)[0].bincount(minlength=CLASSES)
+        moment.classes = [a + b for a, b in zip(moment.classes, counts.tolist(), strict=True)]
+
+    def total(self, name: str) -> Any:
+        """A count of `Moment`, summed over all steps."""
+        return sum(getattr(moment, name) for moment in self.steps)
+
+    def __repr__(self) -> str:
+        counts = ("sites", "jumps", "exit_above_one", "negative_mass")
+        return f"Diagnostics({len(self.steps)} steps, " + ", ".join(f"{name}={self.total(name):g}" for name in counts) + ")"
+
+
+def _classes(part: Belief) -> tuple[Tensor]:
+    return (diagnose(part.score(), part.x_t, part.t, part.process).classes,)

@@ -1,0 +1,49 @@
+"""Remasking (ReMDM, Wang et al. 2025): revealed tokens may be masked again, so that a mistake can be mended."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head
+from m2s.process import RankOne
+from m2s.process.base import wide
+from m2s.sampler.base import Move, Sampler, needs_mask, needs_posterior
+from m2s.sampler.belief import Belief
+from m2s.sampler.random import Noise
+
+
+@dataclass(frozen=True)
+class Remasking(Sampler):
+    """A revealed site is masked again with probability sigma = strength * min(1, (1 - alpha_s)/alpha_t), and a masked one is
+    revealed with probability (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): every site's law at s stays what it should be.
+
+    strength = 0 is ancestral sampling. Clamped sites are never masked.
+    """
+
+    name = "remasking"
+    strength: float = 0.1
+    """The share, in [0, 1], of the most remasking that keeps the marginals."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise ValueError(f"strength is {self.strength}, but it must lie in [0, 1]")
+
+    def refuse(self, head: Head) -> None:
+        needs_mask(self, head)
+        needs_posterior(self, head)
+
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        process, k = belief.process, belief.x_t.long()
+        assert isinstance(process, RankOne)
+        s, t = (check.align("t", time, belief.x_t) for time in (wide(move.s), belief.t))
+        alpha_s, alpha_t = process.alpha(s), process.alpha(t)
+        masked_s, masked_t = process.mixing(s).mask, process.mixing(t).mask
+        most = torch.where(alpha_t > 0, masked_s / alpha_t.where(alpha_t > 0, 1), 1).clamp(max=1)
+        again = self.strength * most
+        reveal = (alpha_s - (1 - again) * alpha_t) / masked_t.where(masked_t > 0, 1)
+        u = noise("route")
+        revealed = torch.where(u < reveal, belief.draw(noise("token")).token, k)
+        return torch.where(belief.masked, revealed, torch.where(u < again, torch.full_like(k, process.states - 1), k))
