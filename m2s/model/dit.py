@@ -1,0 +1,183 @@
+"""The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from m2s import check
+from m2s.belief.output import Output, Unprojected
+from m2s.model.condition import Condition
+from m2s.model.rotary import angles, rotate
+
+FREQUENCIES = 256  # sinusoids of the time
+MULTIPLE = 64  # rows of the embedding and of the last layer are padded to a multiple of this
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"width": 128, "depth": 4, "heads": 4},
+    "small": {"width": 768, "depth": 12, "heads": 12},
+    "medium": {"width": 1024, "depth": 24, "heads": 16},
+}
+
+Parts = Sequence[Tensor | float]
+UNMODULATED: Parts = (0.0, 0.0, 1.0)  # shift, scale, gate
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """`states` counts what the process can show the network: the tokens, and the mask where there is one.
+
+    `time=False` takes away the time (RADD); without classes too, nothing is modulated. `causal=True` lets a site see only
+    itself and those before it. `classes` adds class conditioning; label `classes` means none, and so does condition=None.
+    `length` is the greatest number of sites the network was made for; None sets no limit.
+    """
+
+    states: int
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    condition_width: int = 128
+    dropout: float = 0.0
+    time: bool = True
+    causal: bool = False
+    classes: int | None = None
+    label_dropout: float = 0.1
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        check.positive_int("states", self.states, low=2)
+        for name in ("width", "depth", "heads", "condition_width"):
+            check.positive_int(name, getattr(self, name))
+        for name in ("classes", "length"):
+            if getattr(self, name) is not None:
+                check.positive_int(name, getattr(self, name))
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width is {self.width}, but it must be a multiple of 2 heads = {2 * self.heads}: rotary positions turn pairs"
+            )
+        for name in ("dropout", "label_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but it must lie in [0, 1)")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding and of the last layer: `states` padded to a multiple of 64 (50,257 -> 50,304)."""
+        return -(-self.states // MULTIPLE) * MULTIPLE
+
+    @classmethod
+    def preset(cls, size: str, states: int, **options: Any) -> "DiTConfig":
+        """A named size: tiny (4 x 128 x 4), small (12 x 768 x 12) or medium (24 x 1024 x 16)."""
+        if size not in SIZES:
+            raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
+        return cls(states, **{**SIZES[size], **options})
+
+
+def modulate(x: Float[Tensor, "B L D"], shift: Tensor | float, scale: Tensor | float) -> Float[Tensor, "B L D"]:
+    return x * (1 + scale) + shift
+
+
+def set_to_zero(*layers: nn.Module) -> None:
+    for layer in layers:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+
+
+class Modulation(nn.Module):
+    """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
+
+    def __init__(self, condition_width: int, width: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(condition_width, count * width)
+        set_to_zero(self.linear)
+
+    def forward(self, c: Float[Tensor, "B C"]) -> tuple[Tensor, ...]:
+        return self.linear(c).unsqueeze(1).chunk(self.count, -1)
+
+
+class Attention(nn.Module):
+    """Softmax attention between all sites, or, if causal, from each site to those up to it."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B L D"]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    """x + gate attention(norm(x)), then x + gate mlp(norm(x)), each norm shifted and scaled by the condition."""
+
+    def __init__(self, config: DiTConfig, conditioned: bool) -> None:
+        super().__init__()
+        width = config.width
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.attention = Attention(width, config.heads, config.causal)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
+        if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
+            set_to_zero(self.attention.out, self.mlp[2])
+
+    def forward(self, x: Float[Tensor, "B L D"], c: Tensor | None, cos: Tensor, sin: Tensor) -> Float[Tensor, "B L D"]:
+        parts = (*UNMODULATED, *UNMODULATED) if self.modulation is None else self.modulation(c)
+        shift, scale, gate = parts[:3]
+        x = x + gate * self.dropout(self.attention(modulate(self.norm1(x), shift, scale), cos, sin))
+        shift, scale, gate = parts[3:]
+        return x + gate * self.dropout(self.mlp(modulate(self.norm2(x), shift, scale)))
+
+
+class DiT(nn.Module):
+    """model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states; the columns past `states` mean nothing.
+
+    The body may run under autocast; the last layer runs in float32. With `model.unprojected = True` the output is
+    `m2s.Unprojected`: hidden states and the last layer, not multiplied out. A time-free network takes t and ignores it.
+    """
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.unprojected = False
+        conditioned = config.time or config.classes is not None
+        width = config.width
+        self.embedding = nn.Embedding(config.rows, width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.condition = Condition(
+            config.condition_width, FREQUENCIES, config.condition_width, config.time, config.classes, config.label_dropout
+        )
+        self.blocks = nn.ModuleList(Block(config, conditioned) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.modulation = Modulation(config.condition_width, width, 2) if conditioned else None
+        self.head = nn.Linear(width, config.rows)
+        set_to_zero(self.head)
+
+    def forward(
+        self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None = None, condition: Int[Tensor, "B"] | None = None
+    ) -> Output:
+        check.tokens("x_t", x_t, self.config.states)
+        if x_t.ndim != 2:
+            raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")
+        length = x_t.shape[1]
+        if self.config.length is not None and length > self.config.length:
+            raise ValueError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
+        c = self.condition(x_t, t, condition)
+        if c is not None:
+            c = silu(c)
+        cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
+        x = self.embedding(x_t.long())
+        for block in self.blocks:
+            x = block(x, c, cos, sin)
+        with torch.autocast(x.device.type, enabled=False):
+            shift, scale = UNMODULATED[:2] if self.modulation is None else self.modulation(c)
+            output = Unprojected(modulate(self.norm(x), shift, scale), self.head.weight, self.head.bias)
+        return output if self.unprojected else output.project(self.config.rows)
