@@ -1,0 +1,163 @@
+"""`m2s data prepare | check | list`: pack text into token files, verify data, say what there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from m2s.report import Refused
+
+if TYPE_CHECKING:
+    from m2s.data import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Encode text and pack it into token files that training reads, with a meta.json of counts and checksums.
+
+    SOURCE is a folder (searched at any depth) or a file of .txt (documents separated by a line <|endoftext|>; without such a
+    line the file is one document), .jsonl (field `text`) or .parquet (column `text`); or a data set of the Hugging Face hub:
+    openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install 'm2s[hub]').
+
+    Of each source, documents 0, 100, 200, ... go to validation. Interrupt it at any time: the same command goes on where it
+    was, and the result is the same to the byte. A folder that holds another preparation is refused.
+
+    Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
+    """
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    """A folder, a file, or the name of a data set on the hub."""
+    out: Path
+    """The folder to write: a new or an empty one, or the same as before to go on."""
+    tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars")] = "gpt2"
+    """gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of --alphabet."""
+    merges: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """For gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2."""
+    alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
+    """For chars: all characters, in the order of their ids; by default text8's, a space and a to z."""
+    validation_every: int = 100
+    """How many documents to each one that goes to validation; 0: none goes there."""
+    test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
+    """Files with such a name go to the test split as a whole."""
+    shard_tokens: int = 2**27
+    """How many tokens go into one file, of two bytes each."""
+
+    def run(self) -> None:
+        if self.shard_tokens < 1:
+            raise Refused(f"--shard-tokens is {self.shard_tokens}, but it must be at least 1")
+        if self.validation_every < 0:
+            raise Refused(f"--validation-every is {self.validation_every}, but it must be 0 or more")
+        tokenizer = self.chosen()
+        from m2s.data import prepare_text
+
+        meta = prepare_text(self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens)
+        print("\n".join(counts(meta)))
+        print(
+            f"{self.out} holds the tokens and meta.json; read them with m2s.data.Tokens({str(self.out)!r}, 'train', length=512)"
+        )
+
+    def chosen(self) -> Tokenizer:
+        from m2s.data import GPT2, Bytes, Characters
+
+        given = {"gpt2": self.merges, "chars": self.alphabet}
+        for kind, option in (("gpt2", "--merges"), ("chars", "--alphabet")):
+            if given[kind] is not None and self.tokenizer != kind:
+                raise Refused(f"{option} is for --tokenizer {kind}, but the tokenizer is {self.tokenizer}")
+        try:
+            if self.tokenizer == "gpt2":
+                return GPT2() if self.merges is None else GPT2(str(self.merges))
+            if self.tokenizer == "bytes":
+                return Bytes()
+            if self.tokenizer == "chars":
+                return Characters() if self.alphabet is None else Characters(self.alphabet)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        raise Refused(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Verify the SHA-256 of every file of a prepared text, or of an image data set, and print what it holds.
+
+    Example: m2s data check packed/
+    """
+
+    what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|NAME")]
+    """The folder of a prepared text, or the name of an image data set: digits, mnist, cifar10."""
+
+    def run(self) -> None:
+        from m2s.data import DATASETS, check_text
+
+        if self.what in DATASETS:
+            entry = DATASETS[self.what]
+            entry.verify(entry.folder)
+            images = entry.load()
+            size = f"{len(images.train):,} train and {len(images.test):,} test images"
+            print(f"{size} of shape {list(images.shape)}, {images.vocab} levels")
+            print(f"every file of {self.what} in {entry.folder} has the SHA-256 it should have")
+        else:
+            meta = check_text(self.what)
+            print("\n".join(counts(meta)))
+            print(f"every file in {self.what} has the SHA-256 that its meta.json says")
+
+
+@dataclass(frozen=True)
+class List:
+    """Say which data sets there are, where they are looked for, and whether they are there.
+
+    Example: m2s data list
+    """
+
+    def run(self) -> None:
+        from importlib.util import find_spec
+
+        from m2s.data import DATASETS, root
+        from m2s.data.hub import HUB_TEXTS
+
+        print(f"Data lies in {root()} (set M2S_DATA to change that).\n\nImages:")
+        for name, entry in DATASETS.items():
+            missing = entry.missing(entry.folder)
+            print(f"  {'missing' if missing else 'here   '}  {name:8s} {entry.summary}")
+            print(f"           {'':8s} shape {list(entry.shape)}, {entry.vocab} levels, in {entry.folder}")
+            if missing:
+                print(f"           {'':8s} lacks {', '.join(missing)}: get them from {entry.origin}")
+        print("\nText: any folder of .txt, .jsonl or .parquet, through `m2s data prepare`. Prepared ones there:")
+        prepared = sorted(path.parent for path in root().glob("*/meta.json"))
+        print("\n".join(f"  {path}" for path in prepared) or "  none")
+        extra = "installed" if find_spec("datasets") else "not installed: pip install 'm2s[hub]'"
+        print(f"\nOn the Hugging Face hub, by name: {', '.join(HUB_TEXTS)}, or any OWNER/NAME (`datasets` is {extra}).")
+
+
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+@dataclass(frozen=True)
+class Data:
+    """Pack text into token files (prepare), verify data (check), or say what there is (list).
+
+    Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
+    """
+
+    action: (
+        Annotated[Prepare, tyro.conf.subcommand("prepare")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
+        | Annotated[List, tyro.conf.subcommand("list")]
+    )
+
+    def run(self) -> None:
+        self.action.run()
+
+
+def counts(meta: dict[str, Any]) -> list[str]:
+    """Documents, tokens and files of each split, for people."""
+    lines = [f"{'':12s}{'documents':>12s}{'tokens':>16s}{'files':>7s}"]
+    for split, entry in meta["splits"].items():
+        lines.append(f"{split:12s}{entry['documents']:>12,}{entry['tokens']:>16,}{len(entry['shards']):>7}")
+    blank = sum(count["blank"] for count in meta["counts"].values())
+    kind, end = meta["tokenizer"]["kind"], meta["end"]
+    after = "no token between documents" if end is None else f"token {end} after each document"
+    lines.append(
+        f"{len(meta['sources'])} sources, {blank} blank documents left out; tokenizer {kind}, {meta['vocab']:,} tokens, {after}"
+    )
+    return lines

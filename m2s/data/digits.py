@@ -1,0 +1,38 @@
+"""Handwritten digits of 8 x 8 pixels and 17 levels, shipped with the package (see digits.txt for whose they are)."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from m2s.data.files import BadData, read_bytes
+from m2s.data.images import Arrays, ImageSet
+
+
+def read(folder: Path) -> Arrays:
+    """1,797 images; every seventh (indices 6, 13, 20, ...) is test: 1,541 train and 256 test.
+
+    Seven, because the writers went through the ten digits in turn: a fifth or a tenth would pick the same few digits.
+    """
+    path = folder / "digits.npz"
+    try:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
+            images, labels = file["images"], file["labels"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise BadData(f"{path} is damaged ({error}): install m2s again") from error
+    test = np.arange(len(images)) % 7 == 6
+    return images[~test], labels[~test], images[test], labels[test]
+
+
+DIGITS = ImageSet(
+    name="digits",
+    summary="UCI optical digits, 1,541 + 256 images (CC BY 4.0), inside the package",
+    shape=(8, 8),
+    vocab=17,
+    read=read,
+    sha256={"digits": "af104d81e7cd419be5f343d23c6ca2e4e4ff847b06636260802df8e903c6183f"},
+    endings=(".npz",),
+    origin="the m2s package (install it again)",
+    home=Path(__file__).parent,
+)

@@ -1,0 +1,179 @@
+"""Tokenizers: text to integers and back.
+
+tokenizer.encode("a text")  -> list of ids        tokenizer.vocab     how many ids there are
+tokenizer.decode(ids)       -> str                tokenizer.end       the id that ends a document, or None
+"""
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+
+class Tokenizer(ABC):
+    """Base of every tokenizer. Subclasses are dataclasses, so that a file can hold their arguments."""
+
+    vocab: int
+    end: int | None
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`. No end-of-text id is added, and none is read out of the text."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`. What is no valid text (half a character) shows as U+FFFD."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The class and its arguments, for `from_dict`."""
+        return {"kind": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+
+    def _known(self, ids: Iterable[int]) -> list[int]:
+        listed = [int(i) for i in ids]
+        for i in listed:
+            if not 0 <= i < self.vocab:
+                raise ValueError(f"ids holds {i}, but the ids of {type(self).__name__} lie in 0..{self.vocab - 1}")
+        return listed
+
+
+@dataclass(frozen=True)
+class Bytes(Tokenizer):
+    """UTF-8 bytes, and 256 for the end of a document, which decodes to nothing."""
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        return 257
+
+    @property
+    def end(self) -> int:  # type: ignore[override]
+        return 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in self._known(ids) if i != self.end).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class Characters(Tokenizer):
+    """One id for each character of a given alphabet, in its order; text8's alphabet unless another is given."""
+
+    alphabet: str = " abcdefghijklmnopqrstuvwxyz"
+
+    def __post_init__(self) -> None:
+        if len(self.alphabet) < 2 or len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"alphabet is {self.alphabet!r}, but it must hold at least two characters, each of them once")
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        return len(self.alphabet)
+
+    @property
+    def end(self) -> None:  # type: ignore[override]
+        return None
+
+    @functools.cached_property
+    def _index(self) -> dict[str, int]:
+        return {character: i for i, character in enumerate(self.alphabet)}
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return [self._index[character] for character in text]
+        except KeyError as error:
+            at = text.index(error.args[0])
+            raise ValueError(
+                f"text[{at}] is {error.args[0]!r}, which is not in the alphabet {self.alphabet!r}: normalise the text first"
+            ) from None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.alphabet[i] for i in self._known(ids))
+
+
+@dataclass(frozen=True)
+class GPT2(Tokenizer):
+    """GPT-2's byte-level BPE: 50,256 tokens and <|endoftext|> = 50256, from its list of merges.
+
+    `path` is that list (`vocab.bpe`, or `merges.txt` of Hugging Face's gpt2) or a folder with it; by default the folder `gpt2`
+    in $M2S_DATA (~/.cache/m2s). It is read when first needed, so that a checkpoint loads on a machine without it.
+    """
+
+    path: str | None = None
+
+    @property
+    def vocab(self) -> int:  # type: ignore[override]
+        return 50_257
+
+    @property
+    def end(self) -> int:  # type: ignore[override]
+        return 50_256
+
+    def encode(self, text: str) -> list[int]:
+        return self._encoding.encode_ordinary(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._encoding.decode(self._known(ids), errors="replace")
+
+    @functools.cached_property
+    def _encoding(self) -> "Encoding":
+        return _gpt2(_merges(self.path))
+
+
+NAMES = ("vocab.bpe", "merges.txt")
+# GPT-2's way of cutting text into words, before any merge
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _merges(path: str | None) -> Path:
+    """The file of merges."""
+    start = Path(path or Path(os.environ.get("M2S_DATA", "~/.cache/m2s")) / "gpt2").expanduser()
+    for candidate in (start, *(start / name for name in NAMES)):
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"GPT-2's merges are not at {start}: put {' or '.join(NAMES)} of GPT-2 there, set $M2S_DATA to a folder that holds "
+        "gpt2/vocab.bpe, or give m2s.data.tokenizer.GPT2(path=...)"
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _gpt2(merges: Path) -> "Encoding":
+    """The ids are the 256 bytes in GPT-2's order, then the merges in theirs, then <|endoftext|>."""
+    try:
+        from tiktoken import Encoding
+    except ImportError:
+        raise ImportError("the GPT-2 tokenizer needs tiktoken: pip install tiktoken") from None
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]  # written in the file as the characters from 256 on
+    byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    ranks = {bytes([byte]): i for i, byte in enumerate([*shown, *hidden])}
+    lines = merges.read_text(encoding="utf-8").split("\n")
+    for line in (line for line in lines if line and not line.startswith("#version")):
+        ranks[bytes(byte_of[character] for character in line if character != " ")] = len(ranks)
+    if len(ranks) != 50_256:
+        raise ValueError(
+            f"{merges} gives {len(ranks)} tokens, but GPT-2 has 50256 before <|endoftext|>: it is not GPT-2's file"
+        )
+    return Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50_256})
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {cls.__name__: cls for cls in (Bytes, Characters, GPT2)}
+
+
+def from_dict(description: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that `to_dict` described."""
+    arguments = dict(description)
+    kind = arguments.pop("kind", None)
+    if kind not in TOKENIZERS:
+        raise ValueError(f"the tokenizer's kind is {kind!r}, but it must be one of {', '.join(TOKENIZERS)}")
+    known = [field.name for field in fields(TOKENIZERS[kind])]  # type: ignore[arg-type]
+    unknown = sorted(set(arguments) - set(known))
+    if unknown:
+        raise ValueError(f"the tokenizer {kind} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    return TOKENIZERS[kind](**arguments)

@@ -1,0 +1,114 @@
+"""Reading a prepared text: windows of tokens straight from the memory-mapped files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from m2s import check
+from m2s.data.files import BadData, sha256
+from m2s.data.shards import TOKEN
+from m2s.data.text import FORMAT
+from m2s.data.tokenizer import Tokenizer, from_dict
+
+
+class Tokens:
+    """The windows of `length` tokens, one after another without overlap, of one split of a folder that `prepare_text` made.
+
+    A window may span documents and files; what is left at the end, less than a window, is not shown. `tokens[i]` is window i
+    as [length] int64, `tokens[indices]` several of them as [n, length]. Opening checks meta.json and the files' sizes;
+    `verify` reads every file and compares its SHA-256.
+    """
+
+    def __init__(self, folder: Path | str, split: str, length: int, verify: bool = False) -> None:
+        check.positive_int("length", length)
+        self.folder, self.split, self.length = Path(folder).expanduser(), split, length
+        self.meta = read_meta(self.folder)
+        if split not in self.meta["splits"]:
+            raise ValueError(f"split is {split!r}, but it must be one of {', '.join(self.meta['splits'])}")
+        entry = self.meta["splits"][split]
+        if entry["tokens"] < length:
+            raise BadData(f"{self.folder}: {split} holds {entry['tokens']} tokens, too few for one window of length = {length}")
+        check_shards(self.folder, split, entry, verify)
+        self._shards = [np.memmap(self.folder / shard["file"], dtype=TOKEN, mode="r") for shard in entry["shards"]]
+        self._ends = np.cumsum([shard["tokens"] for shard in entry["shards"]])
+
+    @property
+    def vocab(self) -> int:
+        return int(self.meta["vocab"])
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return from_dict(self.meta["tokenizer"])
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a checkpoint keeps about its data."""
+        return {"kind": "text", "length": self.length, "vocab": self.vocab, "tokenizer": self.meta["tokenizer"]}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) // self.length
+
+    def __getitem__(self, index: int | Int[Tensor, "n"]) -> Int[Tensor, "*n L"]:
+        if isinstance(index, Tensor):
+            return torch.stack([self[int(i)] for i in index])
+        if not 0 <= index < len(self):
+            raise IndexError(f"index is {index}, but {self.split} of {self.folder} has windows 0..{len(self) - 1}")
+        start, parts, missing = index * self.length, [], self.length
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while missing:
+            within = start - int(self._ends[shard]) + len(self._shards[shard])
+            parts.append(self._shards[shard][within : within + missing])
+            start, missing, shard = start + len(parts[-1]), missing - len(parts[-1]), shard + 1
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokens, (self.folder, self.split, self.length)  # another process maps the files by itself
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """meta.json of a finished preparation."""
+    path = folder / "meta.json"
+    if not path.is_file():
+        if (folder / "plan.json").is_file():
+            raise BadData(f"{folder} is not finished: run the `m2s data prepare` command that began it again, and it goes on")
+        raise BadData(
+            f"{folder} has no meta.json, so it is no prepared text: make one with `m2s data prepare SOURCE --out {folder}`"
+        )
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        known = meta["format"] == FORMAT and isinstance(meta["splits"], dict)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{path} is damaged ({type(error).__name__}: {error}): prepare the text again") from error
+    if not known:
+        raise BadData(f"{path} has format {meta['format']!r}, expected {FORMAT!r}: prepare the text again")
+    return dict(meta)
+
+
+def check_shards(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> None:
+    """Every file of a split is there with its size and, with `verify`, its SHA-256."""
+    if sum(shard["tokens"] for shard in entry["shards"]) != entry["tokens"]:
+        raise BadData(
+            f"{folder / 'meta.json'}: the shards of {split} do not add up to its {entry['tokens']} tokens: prepare again"
+        )
+    for shard in entry["shards"]:
+        path, expected = folder / shard["file"], shard["tokens"] * TOKEN.itemsize
+        if not path.is_file():
+            raise BadData(f"{path} is missing: prepare the text again into a new folder")
+        if path.stat().st_size != expected:
+            raise BadData(f"{path} holds {path.stat().st_size:,} bytes, expected {expected:,}: prepare the text again")
+        if verify and (found := sha256(path)) != shard["sha256"]:
+            raise BadData(f"{path} has SHA-256 {found}, expected {shard['sha256']}: it was changed; prepare the text again")
+
+
+def check_text(folder: Path | str) -> dict[str, Any]:
+    """Verify every file of a prepared text by its SHA-256; returns its meta.json."""
+    folder = Path(folder).expanduser()
+    meta = read_meta(folder)
+    for split, entry in meta["splits"].items():
+        check_shards(folder, split, entry, verify=True)
+    return meta
