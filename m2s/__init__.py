@@ -1,7 +1,7 @@
 """m2s: mean-to-score discrete diffusion.
 
-Processes say how clean data is corrupted, heads say what a network's output means, objectives train it, and `realizability`
-says whether a score has a posterior behind it.
+Processes say how clean data is corrupted, heads say what a network's output means, objectives train it, samplers draw from it,
+and `realizability` says whether a score has a posterior behind it.
 """
 
 from m2s.belief import (
@@ -19,6 +19,7 @@ from m2s.belief import (
 )
 from m2s.belief.step import analytic_weights, bayes_law
 from m2s.check import checked
+from m2s.hub import Checkpoint, load
 from m2s.objective import Elbo, Objective, elbo, masked_cross_entropy, score_entropy, stratified_times
 from m2s.process import (
     Absorbing,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Absorbing",
     "Chain",
+    "Checkpoint",
     "Cosine",
     "Diagnosis",
     "Elbo",
@@ -71,6 +73,7 @@ __all__ = [
     "diagnose",
     "elbo",
     "leave_one_out_from_posterior",
+    "load",
     "masked_cross_entropy",
     "posterior_from_leave_one_out",
     "project",

@@ -110,7 +110,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "demo, figure, cite"),
+        ([], ", ".join(COMMANDS)),
         (["bogus"], "demo, figure, cite"),
         (["figure"], "NAME"),
         (["figure", "toy"], "--out"),

@@ -1,4 +1,4 @@
-"""The command line: `m2s figure`, `m2s demo`, `m2s cite`. One file per command, one line per command below.
+"""The command line. One file per command, one line per command below.
 
 A command is a dataclass whose fields are its arguments and whose `run` does the work; what is heavy is imported there.
 """
@@ -13,13 +13,21 @@ import tyro
 
 import m2s
 from m2s.cli.cite import Cite
+from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.figure import Figure
+from m2s.cli.sample import Sample
 from m2s.report import Refused
 
-COMMANDS: dict[str, Callable[..., Any]] = {"demo": Demo, "figure": Figure, "cite": Cite}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "demo": Demo,
+    "data": Data,
+    "sample": Sample,
+    "figure": Figure,
+    "cite": Cite,
+}
 
-DESCRIPTION = """Mean-to-score discrete diffusion: is there a posterior behind a score?
+DESCRIPTION = """Mean-to-score discrete diffusion: draw samples, audit scores, draw the figures of the paper.
 
 Start with `m2s demo`, which tells the story in numbers and a figure within a minute. `m2s COMMAND --help` explains one command;
 `m2s --version` prints the version."""
@@ -38,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
 
 
-def parse(arguments: list[str]) -> Demo | Figure | Cite:
+def parse(arguments: list[str]) -> Any:
     """The command that was asked for; tyro's boxed complaint about anything else is put in one line."""
     complaint = io.StringIO()
     try:

@@ -19,7 +19,7 @@ def draw(weights: Float[Tensor, "*site K"], u: Float[Tensor, "*site"]) -> Int[Te
 
 
 def choose(
-    blocks: Float[Tensor, "*site N {BLOCK}"],
+    blocks: Float[Tensor, "*site N 256"],
     sums: Float[Tensor, "*site N"],
     u: Float[Tensor, "*site"],
     at: Int[Tensor, "*site"] | None = None,

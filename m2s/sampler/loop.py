@@ -1,7 +1,7 @@
 """The loop that all samplers share: noise, network, belief, next state. It knows none of them by name."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -12,19 +12,13 @@ from m2s import check
 from m2s.belief import Head
 from m2s.belief.output import Output, Unprojected
 from m2s.sampler.base import Move, Plan, Sampler
-from m2s.sampler.belief import Belief, Shaping
+from m2s.sampler.belief import Belief
 from m2s.sampler.diagnostics import Diagnostics
 from m2s.sampler.draw import draw
-from m2s.sampler.grid import GRIDS
+from m2s.sampler.options import MICRO_BATCH, Options
 from m2s.sampler.random import Noise
-from m2s.sampler.registry import find
 
-MICRO_BATCH = 16
 LAST = 0xFFFFFFF0  # the step number of what is drawn after the last step
-
-
-class Network(Protocol):
-    def __call__(self, x_t: Tensor, t: Tensor, condition: Any = None) -> Output: ...
 
 
 class Step(NamedTuple):
@@ -65,7 +59,7 @@ class Trajectory:
 
 @torch.no_grad()
 def sample(
-    model: Network,
+    model: Callable[..., Output],
     head: Head,
     shape: tuple[int, int],
     steps: int = 128,
@@ -109,41 +103,40 @@ def sample(
                   given the last `overlap` tokens (half a window) of the one before
     t_min         the network never sees a time outside [t_min, 1 - t_min]
     """
-    chosen = find(sampler)
-    n, length = _shape(shape)
-    check.positive_int("steps", steps)
-    check.positive_int("start", start, low=0)
-    check.positive_int("micro_batch", micro_batch)
-    if batch_size is not None:
-        check.positive_int("batch_size", batch_size)
-    if grid not in GRIDS:
-        raise ValueError(f"there is no grid {grid!r}: choose from {', '.join(GRIDS)}")
-    check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
-    chosen.refuse(head)
-    shaping = _shaping(head, condition, guidance, guide, temperature, top_k, top_p, on)
-    if not 0 < t_min < 0.5:
-        raise ValueError(f"t_min is {t_min}, but it must lie between 0 and 1/2")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed is {seed!r}, but it must be an int in [0, 2^64)")
-    if start + n > 1 << 32:
-        raise ValueError(f"start + n is {start + n}, but samples are numbered below 2^32")
-    _check_clamp(clamp, n, length, head.process.vocab)
-    if condition is not None and len(condition) != n:
-        raise ValueError(f"condition has {len(condition)} rows, but {n} samples were asked for")
+    options = Options(
+        head=head,
+        shape=shape,
+        steps=steps,
+        sampler=sampler,
+        grid=grid,
+        seed=seed,
+        clamp=clamp,
+        condition=condition,
+        guidance=guidance,
+        guide=guide,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        on=on,
+        batch_size=batch_size,
+        start=start,
+        micro_batch=micro_batch,
+        window=window,
+        overlap=overlap,
+        t_min=t_min,
+    )
     device = torch.device(device) if device is not None else _device_of(model)
-    run = _Run(model, head, chosen, steps, grid, seed, shaping, t_min, callback, device, micro_batch)
-    run.log = Diagnostics() if diagnostics else None
-    size = batch_size or n
-    fixed = torch.full((n, length), -1) if clamp is None else clamp.long()
-    windows = list(_windows(length, window, overlap))
+    run = _Run(model, options, callback, Diagnostics() if diagnostics else None, device)
+    n, length = shape
+    fixed = torch.full((n, length), -1) if clamp is None else clamp.long().cpu()
     out = fixed.clone()
-    groups = range(0, n, size)
+    groups = range(0, n, batch_size or n)
     for first in tqdm(groups, desc="sampling", unit="batch", disable=not progress or len(groups) < 2):
-        at = slice(first, min(first + size, n))
-        for number, span in enumerate(windows):
+        at = slice(first, min(first + groups.step, n))
+        for number, span in enumerate(options.windows()):
             out[at, span] = run(
                 torch.arange(start + at.start, start + at.stop),
-                torch.where(fixed[at, span] >= 0, fixed[at, span], out[at, span]),
+                out[at, span],
                 None if condition is None else condition[at],
                 number,
                 progress and len(groups) < 2,
@@ -157,22 +150,14 @@ class _Run:
 
     def __init__(
         self,
-        model: Network,
-        head: Head,
-        sampler: Sampler,
-        steps: int,
-        grid: str,
-        seed: int,
-        shaping: Shaping,
-        t_min: float,
+        model: Callable[..., Output],
+        options: Options,
         callback: Callable[[Step], None] | None,
+        log: Diagnostics | None,
         device: torch.device,
-        micro_batch: int,
     ) -> None:
-        self.model, self.head, self.sampler, self.steps, self.grid = model, head, sampler, steps, grid
-        self.seed, self.shaping, self.t_min, self.callback, self.device = seed, shaping, t_min, callback, device
-        self.micro_batch = micro_batch
-        self.log: Diagnostics | None = None
+        self.model, self.options, self.callback, self.log, self.device = model, options, callback, log, device
+        self.head, self.sampler, self.shaping, self.t_min = options.head, options.chosen, options.shaping, options.t_min
 
     def __call__(self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int, progress: bool) -> Tensor:
         """One window of one batch."""
@@ -188,7 +173,7 @@ class _Run:
 
     def _micro_batches(self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int) -> Iterator["_Group"]:
         """Sample i is row i mod size of a batch of fixed size; rows that no sample has are filled and thrown away."""
-        size = self.micro_batch
+        size = self.options.micro_batch
         low, high = int(samples[0]), int(samples[-1]) + 1
         for first in range(low - low % size, high, size):
             begin, end = max(low, first), min(high, first + size)
@@ -209,11 +194,11 @@ class _Run:
         u = noise("start")
         reference = self.head.process.reference().to(u)
         group.x = torch.where(group.free, draw(reference.expand(*u.shape, -1), u), group.clamp)
-        group.plan = self.sampler.plan(self.steps, self.grid, group.free.sum(-1), self.head, noise)
+        group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.head, noise)
         return group
 
     def _noise(self, group: "_Group", step: int) -> Noise:
-        return Noise(self.seed, group.numbers, group.clamp.shape[1], step, group.window)
+        return Noise(self.options.seed, group.numbers, group.clamp.shape[1], step, group.window)
 
     def _belief(self, group: "_Group", t: Tensor, limit: bool) -> Belief:
         seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
@@ -267,76 +252,6 @@ class _Group:
     def __init__(self, numbers: Tensor, real: slice, clamp: Tensor, condition: Tensor | None, window: int) -> None:
         self.numbers, self.real, self.clamp, self.condition, self.window = numbers, real, clamp, condition, window
         self.free = clamp < 0
-
-
-def _windows(length: int, window: int | None, overlap: int | None) -> Iterator[slice]:
-    """The whole, or windows that share `overlap` tokens with the one before."""
-    if window is None:
-        if overlap is not None:
-            raise ValueError("overlap is for sequences longer than a window: give window too")
-        yield slice(0, length)
-        return
-    check.positive_int("window", window, low=2)
-    overlap = window // 2 if overlap is None else overlap
-    if not 0 <= overlap < window:
-        raise ValueError(f"overlap is {overlap}, but it must lie in 0..{window - 1}, below the window")
-    begin = 0
-    while True:
-        yield slice(begin, min(begin + window, length))
-        if begin + window >= length:
-            return
-        begin += window - overlap
-
-
-def _shape(shape: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(shape, tuple | list | torch.Size) or len(shape) != 2:
-        raise ValueError(f"shape is {shape!r}, but it must be (number of samples, length)")
-    for name, value in zip(("shape[0]", "shape[1]"), shape, strict=True):
-        check.positive_int(name, value)
-    return int(shape[0]), int(shape[1])
-
-
-def _shaping(
-    head: Head,
-    condition: Tensor | None,
-    guidance: float,
-    guide: Literal["posterior", "rates"],
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    on: Literal["posterior", "leave_one_out"],
-) -> Shaping:
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}, but it must be positive; for the likeliest token use top_k=1")
-    if top_k is not None:
-        check.positive_int("top_k", top_k)
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}, but it must lie in (0, 1]")
-    if on not in ("posterior", "leave_one_out"):
-        raise ValueError(f"on is {on!r}, but it must be 'posterior' or 'leave_one_out'")
-    if guide not in ("posterior", "rates"):
-        raise ValueError(f"guide is {guide!r}, but it must be 'posterior' or 'rates'")
-    shaping = Shaping(temperature, top_k, top_p, on, guidance, guide if head.has_posterior else "rates")
-    if guidance != 1 and condition is None:
-        raise ValueError(f"guidance is {guidance}, but there is no condition to exaggerate")
-    if shaping.sharpens and not (head.has_posterior and shaping.guide == "posterior"):
-        raise TypeError("temperature, top_k and top_p sharpen a posterior, and a free score has none: use m2s.Projected(head)")
-    return shaping
-
-
-def _check_clamp(clamp: Tensor | None, n: int, length: int, vocab: int) -> None:
-    if clamp is None:
-        return
-    if not isinstance(clamp, Tensor) or clamp.dtype.is_floating_point or clamp.dtype == torch.bool:
-        raise TypeError("clamp must be a torch.Tensor of integers: tokens, and -1 where the site is free")
-    if clamp.shape != (n, length):
-        raise ValueError(f"clamp has shape {list(clamp.shape)}, but the samples have shape {[n, length]}")
-    bad = (clamp < -1) | (clamp >= vocab)
-    if bad.any():
-        at = check.first(bad)
-        raise ValueError(
-            f"clamp{list(at)} is {int(clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 for a free site"
-        )
 
 
 def _device_of(model: object) -> torch.device:
