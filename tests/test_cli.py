@@ -111,7 +111,7 @@ def test_version(capsys):
     ("arguments", "said"),
     [
         ([], ", ".join(COMMANDS)),
-        (["bogus"], "demo, figure, cite"),
+        (["bogus"], ", ".join(COMMANDS)),
         (["figure"], "NAME"),
         (["figure", "toy"], "--out"),
         (["figure", "nope", "--out", "x.png"], "toy"),

@@ -104,32 +104,38 @@ def threshold(
         return torch.maximum((mass - slope) / size, (mass + origin * gain) / (size + gain))
 
     def step(near: Tensor) -> tuple[Tensor, Tensor]:
+        # the root on this support is the greater of those on the two branches: what is left of zero is the greater of two lines
         mass = (candidates - near).relu_().sum(-1, keepdim=True)
         size = torch.ge(candidates, near, out=torch.empty_like(candidates)).sum(-1, keepdim=True)
-        target = (near - origin) * gain
-        return (mass - torch.minimum(target, slope)) / (size + torch.where(target > slope, 0, gain)), size
+        return torch.maximum((mass - slope) / size, (mass - (near - origin) * gain) / (size + gain)), size
+
+    def climb(near: Tensor, beyond: Tensor, size: Tensor, done: Tensor) -> tuple[Tensor, ...]:
+        """One pass. A row whose support no longer changes is left alone, so that no other row can change its last digit."""
+        near = torch.where(done, near, (near + beyond).to(near.dtype))
+        beyond_here, size_here = step(near)
+        return near, torch.where(done, beyond, beyond_here), size_here, done | (size_here == size)
 
     top = candidates.amax(-1, keepdim=True).to(slope.dtype)
     near = torch.maximum(bound(total, count), bound(top, 1)).to(candidates.dtype)
-    beyond, size = torch.zeros_like(top), torch.full_like(near, -1.0)
+    state: tuple[Tensor, ...] = (
+        near,
+        torch.zeros_like(top),
+        torch.full_like(near, -1.0),
+        torch.zeros_like(near, dtype=torch.bool),
+    )
     if torch.compiler.is_compiling():
 
-        def moving(passes: Tensor, near: Tensor, beyond: Tensor, size: Tensor, moved: Tensor) -> Tensor:
-            return moved & (passes < PASSES)
+        def moving(passes: Tensor, *state: Tensor) -> Tensor:
+            return ~state[-1].all() & (passes < PASSES)
 
-        def climb(passes: Tensor, near: Tensor, beyond: Tensor, size: Tensor, moved: Tensor) -> tuple[Tensor, ...]:
-            near = (near + beyond).to(near.dtype)
-            beyond, new_size = step(near)
-            return passes + 1, near, beyond, new_size, (new_size != size).any()
+        def count_up(passes: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            return passes + 1, *climb(*state)
 
-        start = torch.zeros((), dtype=torch.long, device=near.device)
-        carried = (start, near, beyond, size, torch.ones_like(start, dtype=torch.bool))
-        _, near, beyond, _, _ = while_loop(moving, climb, carried)
+        _, near, beyond, *_ = while_loop(moving, count_up, (torch.zeros((), dtype=torch.long, device=near.device), *state))
     else:
         for _ in range(PASSES):
-            near = (near + beyond).to(near.dtype)
-            beyond, new_size = step(near)
-            if torch.equal(new_size, size):
+            state = climb(*state)
+            if state[-1].all():
                 break
-            size = new_size
+        near, beyond, *_ = state
     return near, beyond, (near + beyond - origin) * gain > slope

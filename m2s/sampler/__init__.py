@@ -4,9 +4,9 @@ from m2s.sampler.analytic import Analytic
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.bayes import Ancestral, Bayes
 from m2s.sampler.belief import Belief, Drawn, Shaping
+from m2s.sampler.categorical import draw
 from m2s.sampler.confidence import Confidence
 from m2s.sampler.diagnostics import Diagnostics, Moment
-from m2s.sampler.draw import draw
 from m2s.sampler.euler import Euler
 from m2s.sampler.first_hitting import FirstHitting
 from m2s.sampler.grid import GRIDS

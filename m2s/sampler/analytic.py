@@ -12,7 +12,7 @@ from m2s.process import RankOne
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
-from m2s.sampler.draw import draw
+from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
@@ -21,7 +21,8 @@ class Analytic(Sampler):
     """The positive part of (s P_{t|s}^{-1})_y P_{t|s}(k|y) (`m2s.analytic_weights`), drawn from as it is, as the release does.
 
     On a realizable score the weights are the Bayes law; elsewhere some are negative, and the mass so dropped is counted. The
-    last step, to t = 0, never leads to the mask. With `m2s.Projected(head)` this is the paper's Algorithm 4.
+    last step, to t = 0, never leads to the mask: where no clean token has a positive weight, its law is s_y P_t(k|y). With
+    `m2s.Projected(head)` this is the paper's Algorithm 4.
     """
 
     name = "analytic"
@@ -51,7 +52,11 @@ def _move(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(part.process, RankOne)
     weights = analytic_weights(part.score(), part.x_t, s, part.t, part.process)
     negative = -weights.clamp(max=0).sum(-1, dtype=part.t.dtype)
+    weights = weights.clamp(min=0)
     if part.process.mask is not None:
-        clean = weights.scatter(-1, torch.full_like(part.x_t, part.process.mask, dtype=torch.long).unsqueeze(-1), 0.0)
+        clean = torch.nn.functional.pad(weights[..., :-1], (0, 1))
+        nothing = clean.sum(-1, keepdim=True) == 0
+        if bool((nothing & (s <= 0).unsqueeze(-1)).any()):
+            clean = torch.where(nothing, part.last_step().to(clean.dtype), clean)
         weights = torch.where((s <= 0).unsqueeze(-1), clean, weights)
-    return draw(weights.clamp(min=0), u), negative
+    return draw(weights, u), negative

@@ -13,7 +13,7 @@ from m2s.process import RankOne
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Sampler, needs_mask, needs_posterior
 from m2s.sampler.belief import Belief
-from m2s.sampler.draw import draw, integer
+from m2s.sampler.categorical import draw, integer
 from m2s.sampler.random import Noise
 
 
@@ -51,7 +51,7 @@ class Bayes(Sampler):
 
 def _by_law(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor]:
     mu = part.posterior()
-    law = torch.where((s > 0).unsqueeze(-1), bayes_law(mu, part.x_t, s, part.t, part.process), mu)
+    law = torch.where(check.align("s", s, mu) > 0, bayes_law(mu, part.x_t, s, part.t, part.process), mu)
     return (draw(law.clamp(min=0), u),)
 
 

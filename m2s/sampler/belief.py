@@ -18,8 +18,8 @@ from m2s.belief.maps import safe_log, set_own
 from m2s.belief.output import Output
 from m2s.process import RankOne
 from m2s.process.base import wide
-from m2s.sampler.draw import BLOCK, choose
-from m2s.sampler.draw import wide as wide_dtype
+from m2s.sampler.categorical import BLOCK, choose
+from m2s.sampler.categorical import wide as wide_dtype
 
 CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries of K-vectors alive at once
 
@@ -95,18 +95,33 @@ class Belief:
     def __getitem__(self, at: slice | Tensor) -> "Belief":
         """The belief at some of the sites, counted through the batch."""
         t = check.align("t", self.t, self.x_t).expand(self.x_t.shape).reshape(-1)[at]
-        outputs = (None if output is None else _flat(output, at) for output in (self.output, self.without))
-        output, without = outputs
+        flat = lambda x: x.reshape(-1, x.shape[-1])[at]  # noqa: E731
+        output, without = (None if value is None else _each(value, flat) for value in (self.output, self.without))
         assert output is not None
         return Belief(self.head, output, self.x_t.reshape(-1)[at], t, self.shaping, without)
 
+    def rows(self, at: slice) -> "Belief":
+        """The belief about some of the samples."""
+        output, without = (None if value is None else _each(value, lambda x: x[at]) for value in (self.output, self.without))
+        assert output is not None
+        free = None if self.free is None else self.free[at]
+        part = Belief(self.head, output, self.x_t[at], self.t[at] if self.t.ndim else self.t, self.shaping, without, free)
+        part.notes = {name: value[at] for name, value in self.notes.items()}
+        return part
+
     def map(self, function: Callable[..., tuple[Tensor, ...]], *per_site: Tensor) -> tuple[Tensor, ...]:
-        """`function` of the belief, and of what else belongs to the sites, some rows at a time."""
-        sites = self.x_t.numel()
-        size = max(1, (CPU_CHUNK if self.x_t.device.type == "cpu" else GPU_CHUNK) // self.process.states)
-        flat = [check.align("value", value, self.x_t).expand(self.x_t.shape).reshape(-1) for value in per_site]
-        slices = [slice(start, start + size) for start in range(0, sites, size)]
-        parts = [function(self[at], *(value[at] for value in flat)) for at in slices]
+        """`function` of the belief, and of what else belongs to the sites, some at a time: some sites of a rank-one process,
+        else whole samples, whose sites share one kernel."""
+        most = (CPU_CHUNK if self.x_t.device.type == "cpu" else GPU_CHUNK) // max(self.process.states, BLOCK)
+        if isinstance(self.process, RankOne):
+            size, total = max(1, most), self.x_t.numel()
+            given = [check.align("value", value, self.x_t).expand(self.x_t.shape).reshape(-1) for value in per_site]
+        else:
+            size, total = max(1, most // max(1, self.x_t[0].numel())), len(self.x_t)
+            given = list(per_site)
+        part = self.__getitem__ if isinstance(self.process, RankOne) else self.rows
+        slices = [slice(start, start + size) for start in range(0, total, size)]
+        parts = [function(part(at), *(value[at] for value in given)) for at in slices]
         return tuple(torch.cat(column).reshape(self.x_t.shape) for column in zip(*parts, strict=True))
 
     def log_weights(self) -> Float[Tensor, "*site K"]:
@@ -153,7 +168,19 @@ class Belief:
         return leave_one_out_from_posterior(self.posterior(), self.x_t, self.t, self.process)
 
     def score(self) -> Float[Tensor, "*site S"]:
-        """s at every site, as a K-vector; 1 at x_t."""
+        """s at every site, as a K-vector in float64 where there is one; 1 at x_t."""
+        output, without = (self._widened(value) for value in (self.output, self.without))
+        assert output is not None
+        return Belief(self.head, output, self.x_t, self.t, self.shaping, without)._score()
+
+    def _widened(self, output: Output | None) -> Tensor | None:
+        """The logits, multiplied out in their own precision and then widened: scores of near-certain beliefs need it."""
+        if output is None:
+            return None
+        logits = output.project(self.process.states) if isinstance(output, Unprojected) else output
+        return logits.to(wide_dtype(logits))
+
+    def _score(self) -> Float[Tensor, "*site S"]:
         if self.head.has_posterior and (self.shaping.sharpens or (self.without is not None and self.has_posterior)):
             return score_from_posterior(self.posterior(), self.x_t, self.t, self.process)
         log_score = self.head.log_score(self.output, self.x_t, self.t)
@@ -173,11 +200,12 @@ class Belief:
         """One token from the posterior for each u, or, if `other`, from the posterior without the current token."""
         return Drawn(*self.map(lambda part, v: part._draw(v, other), u))
 
-    def _draw(self, u: Float[Tensor, "N"], other: bool) -> Drawn:
+    def _draw(self, u: Float[Tensor, "*site"], other: bool) -> Drawn:
         """Weights of the other tokens in blocks of float64 sums; the current one is held apart, whatever its size."""
         logits = self.log_weights()
         vocab, double = self.process.vocab, wide_dtype(logits)
-        k = self.x_t.long()
+        shape, logits, u = u.shape, logits.reshape(-1, vocab), u.reshape(-1)
+        k = self.x_t.long().reshape(-1)
         clean = k < vocab
         index = k.clamp(max=vocab - 1).unsqueeze(-1)
         own = logits.gather(-1, index)
@@ -186,12 +214,12 @@ class Belief:
         others = weights[:, :vocab].copy_(logits)
         others.scatter_(-1, index, own.masked_fill(clean.unsqueeze(-1), -torch.inf))
         top = others.amax(-1, keepdim=True)
-        top = top.where(top > -torch.inf, 0)  # no other token is possible
+        top = torch.where(top > -torch.inf, top, own.where(own > -torch.inf, 0))  # where no other token is possible
         others.sub_(top).exp_()
         blocks = weights.unflatten(-1, (-1, BLOCK))
         sums = blocks.sum(-1, dtype=double)
         others_total = sums.sum(-1)
-        own_log = torch.where(clean, (own - top).squeeze(-1).to(double), -torch.inf)
+        own_log = torch.where(clean, (own.to(double) - top.to(double)).squeeze(-1), -torch.inf)
         log_odds = own_log - torch.log(others_total)
         mu_k, off = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
         own_weight = torch.zeros_like(own_log) if other else own_log.clamp(max=600).exp()
@@ -199,23 +227,27 @@ class Belief:
         weight = torch.where(clean & (token == k), own_weight, weights.gather(-1, token.unsqueeze(-1)).squeeze(-1).to(double))
         total = others_total + own_weight
         share = weight / total.where(total > 0, 1)
-        known = self.known()
-        return Drawn(
+        known = self.known().reshape(-1)
+        drawn = Drawn(
             torch.where(known, k, token),
             torch.where(known, 0.0 if other else 1.0, share),
             torch.where(known, 1.0, mu_k),
             torch.where(known, 0.0, off),
         )
+        return Drawn(*(value.reshape(shape) for value in drawn))
 
 
-def _flat(output: Output, at: slice | Tensor) -> Output:
+def _each(output: Output, function: Callable[[Tensor], Tensor]) -> Output:
+    """`function` of what belongs to the sites, logits or hidden states."""
     if isinstance(output, Unprojected):
-        return Unprojected(output.hidden.reshape(-1, output.hidden.shape[-1])[at], output.weight, output.bias)
-    return output.reshape(-1, output.shape[-1])[at]
+        return Unprojected(function(output.hidden), output.weight, output.bias)
+    return function(output)
 
 
 def _guided(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
-    """g log mu_c + (1 - g) log mu_u; what either rules out stays ruled out."""
+    """g log mu_c + (1 - g) log mu_u; what either rules out stays ruled out, unless it has no say (g = 0)."""
+    if guidance == 0:
+        return unconditional
     ruled_out = (conditional == -torch.inf) | (unconditional == -torch.inf)
     mixed = guidance * conditional + (1 - guidance) * unconditional
     return mixed.masked_fill(ruled_out, -torch.inf)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from m2s.process import Chain
 from m2s.realizability import diagnose
 from m2s.sampler.base import Move
 from m2s.sampler.belief import Belief
@@ -25,7 +26,8 @@ class Moment:
     several_jumps: int = 0  # tau-leaping: sites with more than one jump
     negative_mass: float = 0.0  # analytic: total mass of negative weights that was dropped
     negative_sites: int = 0
-    classes: list[int] = field(default_factory=lambda: [0] * CLASSES)  # outside the box, material, boundary, realizable
+    classes: list[int] = field(default_factory=lambda: [0] * CLASSES)
+    """Outside the box, material, boundary, realizable; not counted at t = 1 nor for a finite chain, where there are none."""
 
 
 class Diagnostics:
@@ -39,23 +41,23 @@ class Diagnostics:
         while len(self.steps) <= number:
             self.steps.append(Moment())
         moment = self.steps[number]
-        free = belief.free if belief.free is not None else torch.ones_like(belief.x_t, dtype=torch.bool)
-        keep = torch.zeros_like(free)
-        keep[real] = free[real]
+        part, after = belief.rows(real), x_s[real]
+        free = part.free if part.free is not None else torch.ones_like(part.x_t, dtype=torch.bool)
         moment.t, moment.s = float(move.t[real].mean()), float(move.s[real].mean())
-        moment.sites += int(keep.sum())
-        moment.jumps += int(((x_s != belief.x_t) & keep).sum())
+        moment.sites += int(free.sum())
+        moment.jumps += int(((after != part.x_t) & free).sum())
         for name in ("exit_above_one", "several_jumps"):
-            if name in belief.notes:
-                setattr(moment, name, getattr(moment, name) + int((belief.notes[name] & keep).sum()))
-        if "negative_mass" in belief.notes:
-            negative = torch.where(keep, belief.notes["negative_mass"], 0)
+            if name in part.notes:
+                setattr(moment, name, getattr(moment, name) + int((part.notes[name] & free).sum()))
+        if "negative_mass" in part.notes:
+            negative = torch.where(free, part.notes["negative_mass"], 0)
             moment.negative_mass += float(negative.sum())
             moment.negative_sites += int((negative > 0).sum())
-        inside = keep & ((belief.t > 0) & (belief.t < 1)).reshape(-1, *(1 for _ in belief.x_t.shape[1:]))
-        if not bool(inside.any()):
+        inside = (part.t > 0) & (part.t < 1)
+        if isinstance(part.process, Chain) or not bool((inside | ~free.any(-1)).all()):
             return
-        counts = belief[inside.reshape(-1).nonzero().squeeze(-1)].map(_classes)[0].bincount(minlength=CLASSES)
+        part.t = torch.where(inside, part.t, 0.5)  # of samples without a free site, which do not count
+        counts = part.map(_classes)[0][free].bincount(minlength=CLASSES)
         moment.classes = [a + b for a, b in zip(moment.classes, counts.tolist(), strict=True)]
 
     def total(self, name: str) -> Any:

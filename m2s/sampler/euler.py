@@ -12,7 +12,7 @@ from m2s.process import RankOne
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Sampler, needs_rates
 from m2s.sampler.belief import Belief
-from m2s.sampler.draw import draw, integer
+from m2s.sampler.categorical import draw, integer
 from m2s.sampler.random import Noise
 
 
@@ -36,7 +36,7 @@ class Euler(Sampler):
         else:
             rate, target = belief.map(_by_rates, noise("token"))
         exit_mass = check.align("t", wide(move.t - move.s), belief.x_t) * rate
-        belief.notes["exit_above_one"] = exit_mass > 1
+        belief.notes["exit_above_one"] = exit_mass > 1 + 1e-9
         return torch.where(noise("route") < exit_mass, target, belief.x_t.long())
 
 

@@ -1,5 +1,6 @@
 """The loop that all samplers share: noise, network, belief, next state. It knows none of them by name."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -13,8 +14,8 @@ from m2s.belief import Head
 from m2s.belief.output import Output, Unprojected
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
+from m2s.sampler.categorical import draw
 from m2s.sampler.diagnostics import Diagnostics
-from m2s.sampler.draw import draw
 from m2s.sampler.options import MICRO_BATCH, Options
 from m2s.sampler.random import Noise
 
@@ -29,31 +30,35 @@ class Step(NamedTuple):
     samples: Tensor  # [B]
     t: Tensor  # [B]
     s: Tensor  # [B]
-    x_t: Tensor  # [B, L]
+    x_t: Tensor  # [B, L], or the window of it that is being filled
     x_s: Tensor  # [B, L]
     belief: Belief
+    window: slice  # which sites these are
+    length: int  # of the whole
 
 
 class Trajectory:
-    """A callback that keeps every state: `m2s.sample(..., callback=trajectory)`, then `trajectory.states` [steps + 1, n, L]."""
+    """A callback that keeps every state: `m2s.sample(..., callback=trajectory)`, then `trajectory.states` [steps + 1, n, L].
+
+    Sites of a window that is yet to come are -1. A sample that needed fewer steps stays as it was; masks that are drawn after
+    the last step are still masks here.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[int, dict[int, Tensor]] = {}
+        self._seen: dict[int, list[Tensor]] = {}
 
     def __call__(self, step: Step) -> None:
         for row, sample in enumerate(step.samples.tolist()):
-            states = self._seen.setdefault(sample, {})
+            states = self._seen.setdefault(sample, [torch.full((step.length,), -1)])
             if step.number == 0:
-                states[0] = step.x_t[row].cpu()
-            states[step.number + 1] = step.x_s[row].cpu()
+                states[-1][step.window] = step.x_t[row].cpu()
+            states.append(states[-1].clone())
+            states[-1][step.window] = step.x_s[row].cpu()
 
     @property
     def states(self) -> Int[Tensor, "M n L"]:
-        most = max(max(states) for states in self._seen.values())
-        rows = [
-            torch.stack([states[min(number, max(states))] for number in range(most + 1)])
-            for _, states in sorted(self._seen.items())
-        ]
+        most = max(map(len, self._seen.values()))
+        rows = [torch.stack(states + states[-1:] * (most - len(states))) for _, states in sorted(self._seen.items())]
         return torch.stack(rows, 1)
 
 
@@ -103,6 +108,8 @@ def sample(
                   given the last `overlap` tokens (half a window) of the one before
     t_min         the network never sees a time outside [t_min, 1 - t_min]
     """
+    if not callable(model):
+        raise TypeError(f"model must be a network, callable as model(x_t, t, condition=None), not {model!r}")
     options = Options(
         head=head,
         shape=shape,
@@ -127,22 +134,29 @@ def sample(
     )
     device = torch.device(device) if device is not None else _device_of(model)
     run = _Run(model, options, callback, Diagnostics() if diagnostics else None, device)
-    n, length = shape
+    with _evaluating(model):
+        out = _fill(run, options, progress)
+    return (out, run.log) if run.log is not None else out
+
+
+def _fill(run: "_Run", options: Options, progress: bool) -> Int[Tensor, "n L"]:
+    """Every batch, and in each every window."""
+    (n, length), clamp, condition = options.shape, options.clamp, options.condition
     fixed = torch.full((n, length), -1) if clamp is None else clamp.long().cpu()
     out = fixed.clone()
-    groups = range(0, n, batch_size or n)
+    groups = range(0, n, options.batch_size or n)
     for first in tqdm(groups, desc="sampling", unit="batch", disable=not progress or len(groups) < 2):
         at = slice(first, min(first + groups.step, n))
         for number, span in enumerate(options.windows()):
             out[at, span] = run(
-                torch.arange(start + at.start, start + at.stop),
+                torch.arange(options.start + at.start, options.start + at.stop),
                 out[at, span],
                 None if condition is None else condition[at],
                 number,
+                span,
                 progress and len(groups) < 2,
             )
-    out = out.to(device)
-    return (out, run.log) if run.log is not None else out
+    return out.to(run.device)
 
 
 class _Run:
@@ -159,9 +173,11 @@ class _Run:
         self.model, self.options, self.callback, self.log, self.device = model, options, callback, log, device
         self.head, self.sampler, self.shaping, self.t_min = options.head, options.chosen, options.shaping, options.t_min
 
-    def __call__(self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int, progress: bool) -> Tensor:
+    def __call__(
+        self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int, span: slice, progress: bool
+    ) -> Tensor:
         """One window of one batch."""
-        groups = list(self._micro_batches(samples, fixed, condition, window))
+        groups = list(self._micro_batches(samples, fixed, condition, window, span))
         most = max(len(group.plan.t) for group in groups)
         for number in tqdm(range(most), desc="sampling", unit="step", disable=not progress):
             for group in groups:
@@ -171,7 +187,9 @@ class _Run:
             self._finish(group)
         return torch.cat([group.x[group.real] for group in groups]).cpu()
 
-    def _micro_batches(self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int) -> Iterator["_Group"]:
+    def _micro_batches(
+        self, samples: Tensor, fixed: Tensor, condition: Tensor | None, window: int, span: slice
+    ) -> Iterator["_Group"]:
         """Sample i is row i mod size of a batch of fixed size; rows that no sample has are filled and thrown away."""
         size = self.options.micro_batch
         low, high = int(samples[0]), int(samples[-1]) + 1
@@ -186,7 +204,7 @@ class _Run:
                 given[real] = condition[rows]
                 given = given.to(self.device)
             numbers = torch.arange(first, first + size, device=self.device)
-            yield self._begin(_Group(numbers, real, clamp.to(self.device), given, window))
+            yield self._begin(_Group(numbers, real, clamp.to(self.device), given, window, span))
 
     def _begin(self, group: "_Group") -> "_Group":
         """The reference law at t = 1, and the plan."""
@@ -194,7 +212,7 @@ class _Run:
         u = noise("start")
         reference = self.head.process.reference().to(u)
         group.x = torch.where(group.free, draw(reference.expand(*u.shape, -1), u), group.clamp)
-        group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.head, noise)
+        group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
         return group
 
     def _noise(self, group: "_Group", step: int) -> Noise:
@@ -208,9 +226,18 @@ class _Run:
         return Belief(self.head, output, group.x, believed, self.shaping, without, group.free)
 
     def _call(self, x_t: Tensor, t: Tensor, condition: Tensor | None) -> Output:
+        """What the network says, looked at while it still has its shape."""
         output = self.model(x_t, t) if condition is None else self.model(x_t, t, condition)
-        found = output.hidden if isinstance(output, Unprojected) else output
-        check.not_nan("the network's output", found)
+        states = self.head.process.states
+        if isinstance(output, Unprojected):
+            if output.hidden.shape[:-1] != x_t.shape or output.weight.shape[0] < states:
+                raise ValueError(
+                    f"the network's output has shape {[*output.hidden.shape[:-1], output.weight.shape[0]]} (its last layer has "
+                    f"{output.weight.shape[0]} rows), expected {[*x_t.shape, states]} or more columns"
+                )
+            check.not_nan("the network's output", output.hidden)
+        else:
+            check.belief("the network's output", output, x_t, states, wider=True)
         return output
 
     def _step(self, group: "_Group", number: int) -> None:
@@ -226,7 +253,7 @@ class _Run:
         if self.callback is not None:
             kept = group.real
             rows = (group.numbers[kept], t[kept], s[kept], before[kept], group.x[kept])
-            self.callback(Step(number, len(plan.t), *rows, belief))
+            self.callback(Step(number, len(plan.t), *rows, belief.rows(kept), group.span, self.options.shape[1]))
 
     def _finish(self, group: "_Group") -> None:
         """Masks that are left are drawn from the belief, and counted."""
@@ -249,9 +276,23 @@ class _Group:
     x: Tensor
     plan: Plan
 
-    def __init__(self, numbers: Tensor, real: slice, clamp: Tensor, condition: Tensor | None, window: int) -> None:
-        self.numbers, self.real, self.clamp, self.condition, self.window = numbers, real, clamp, condition, window
+    def __init__(self, numbers: Tensor, real: slice, clamp: Tensor, condition: Tensor | None, window: int, span: slice) -> None:
+        self.numbers, self.real, self.clamp, self.condition = numbers, real, clamp, condition
+        self.window, self.span = window, span
         self.free = clamp < 0
+
+
+@contextlib.contextmanager
+def _evaluating(model: object) -> Iterator[None]:
+    """No dropout meanwhile."""
+    if not isinstance(model, torch.nn.Module) or not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
 
 
 def _device_of(model: object) -> torch.device:

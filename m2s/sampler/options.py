@@ -1,5 +1,6 @@
 """What a call of `m2s.sample` asks for, checked before anything is computed."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, LogScore
+from m2s.process import Chain
+from m2s.realizability import Projected
 from m2s.sampler.base import Sampler
 from m2s.sampler.belief import Shaping
 from m2s.sampler.grid import GRIDS
@@ -45,6 +48,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
+        if isinstance(self.head, Projected) and isinstance(self.head.process, Chain):
+            raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
         self.chosen.refuse(self.head)
         n, _ = self._checked_shape()
         check.positive_int("steps", self.steps)
@@ -52,7 +57,7 @@ class Options:
         check.positive_int("micro_batch", self.micro_batch)
         if self.batch_size is not None:
             check.positive_int("batch_size", self.batch_size)
-        if self.grid not in GRIDS:
+        if not isinstance(self.grid, str) or self.grid not in GRIDS:
             raise ValueError(f"there is no grid {self.grid!r}: choose from {', '.join(GRIDS)}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed is {self.seed!r}, but it must be an int in [0, 2^64)")
@@ -60,6 +65,8 @@ class Options:
             raise ValueError(f"start + n is {self.start + n}, but samples are numbered below 2^32")
         if not 0 < self.t_min < 0.5:
             raise ValueError(f"t_min is {self.t_min}, but it must lie between 0 and 1/2")
+        if self.condition is not None and (not isinstance(self.condition, Tensor) or self.condition.ndim == 0):
+            raise TypeError(f"condition must be a torch.Tensor with a row for each sample, not {self.condition!r}")
         if self.condition is not None and len(self.condition) != n:
             raise ValueError(f"condition has {len(self.condition)} rows, but {n} samples were asked for")
         self._check_shaping()
@@ -74,6 +81,11 @@ class Options:
     def shaping(self) -> Shaping:
         guide = self.guide if self.head.has_posterior else "rates"
         return Shaping(self.temperature, self.top_k, self.top_p, self.on, self.guidance, guide)
+
+    @cached_property
+    def acts_as(self) -> Head:
+        """What the head is to a sampler: guidance on rates makes a free score of any."""
+        return LogScore(self.head.process) if self.guidance != 1 and self.shaping.guide == "rates" else self.head
 
     def windows(self) -> Iterator[slice]:
         """The whole, or windows that share `overlap` tokens with the one before."""
@@ -109,11 +121,13 @@ class Options:
         for name, known in (("on", ("posterior", "leave_one_out")), ("guide", ("posterior", "rates"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but it must be {known[0]!r} or {known[1]!r}")
+        if isinstance(self.guidance, bool) or not isinstance(self.guidance, int | float) or not math.isfinite(self.guidance):
+            raise ValueError(f"guidance is {self.guidance!r}, but it must be a finite number")
         if self.guidance != 1 and self.condition is None:
             raise ValueError(f"guidance is {self.guidance}, but there is no condition to exaggerate")
-        if self.guidance != 1 and self.shaping.guide == "rates":
+        if self.acts_as is not self.head:
             try:
-                self.chosen.refuse(LogScore(self.head.process))
+                self.chosen.refuse(self.acts_as)
             except TypeError as error:
                 raise TypeError(f"guidance on rates makes a free score of every head: {error}") from None
         if self.shaping.sharpens and self.shaping.guide == "rates":

@@ -12,8 +12,7 @@ from m2s.sampler.analytic import Analytic
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.bayes import Bayes
 from m2s.sampler.belief import Belief
-from m2s.sampler.draw import draw
-from m2s.sampler.first_hitting import first_of
+from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
@@ -21,8 +20,9 @@ from m2s.sampler.random import Noise
 class PredictorCorrector(Sampler):
     """After each step to s > 0, `corrections` Gibbs moves at s, each with a call of the network of its own.
 
-    A Gibbs move draws a site from its law given the others, Pr(X_s^i = y | X_s^{-i}) = s_y / sum(s) = (nu P_s)_y, with s_k = 1.
-    One site at a time (`sites=1`, chosen evenly) leaves p_s as it is; several at once are faster and not exact.
+    A Gibbs move draws a site from s_y / sum(s) with s_k = 1, its law given the others, Pr(X_s^i = y | X_s^{-i}), by the head's
+    score (a posterior head has none for other clean tokens at an unmasked site, and keeps to what it knows). One site at a time
+    (`sites=1`, chosen evenly) leaves p_s as it is; several at once are faster and not exact.
     """
 
     name = "predictor_corrector"
@@ -41,9 +41,9 @@ class PredictorCorrector(Sampler):
     def refuse(self, head: Head) -> None:
         self.first(head).refuse(head)
 
-    def first(self, head: Head) -> Sampler:
+    def first(self, belief: Head | Belief) -> Sampler:
         """The predictor."""
-        return self.predictor or (Bayes() if head.has_posterior else Analytic())
+        return self.predictor or (Bayes() if belief.has_posterior else Analytic())
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
         predictor = self.first(head)
@@ -57,16 +57,16 @@ class PredictorCorrector(Sampler):
 
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
         if bool((move.s < move.t).any()):
-            return self.first(belief.head).step(belief, move, noise)
+            return self.first(belief).step(belief, move, noise)
         return gibbs(belief, self.sites, noise)
 
 
 def gibbs(belief: Belief, sites: int, noise: Noise) -> Int[Tensor, "B L"]:
     """`sites` sites of each sample, chosen evenly, drawn from their law given all others at time t."""
     x = belief.x_t.long()
-    free = belief.free if belief.free is not None else torch.ones_like(x, dtype=torch.bool)
-    chosen = first_of(noise("order"), free, torch.full((len(x),), sites, device=x.device))
-    at = chosen.reshape(-1).nonzero().squeeze(-1)
-    part = belief[at]
-    new = draw(part.score(), noise("token").reshape(-1)[at])
-    return x.reshape(-1).scatter(0, at, new).reshape(x.shape)
+    order = noise("order") if belief.free is None else noise("order").masked_fill(~belief.free, torch.inf)
+    chosen = order.argsort(dim=-1, stable=True)[:, :sites]  # as many rows whatever is clamped: a clamped one is put back
+    at = (chosen + torch.arange(len(x), device=x.device).unsqueeze(-1) * x.shape[1]).reshape(-1)
+    new = draw(belief[at].score(), noise("token").reshape(-1)[at])
+    moved = x.reshape(-1).scatter(0, at, new).reshape(x.shape)
+    return moved if belief.free is None else torch.where(belief.free, moved, x)

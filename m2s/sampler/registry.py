@@ -32,7 +32,7 @@ def find(sampler: str | Sampler) -> Sampler:
     """The sampler of that name, with its default options; one that is given already is itself."""
     if isinstance(sampler, Sampler):
         return sampler
-    if sampler in SAMPLERS:
+    if isinstance(sampler, str) and sampler in SAMPLERS:
         return SAMPLERS[sampler]()
     near = difflib.get_close_matches(str(sampler), SAMPLERS, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

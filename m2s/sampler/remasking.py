@@ -20,7 +20,8 @@ class Remasking(Sampler):
     """A revealed site is masked again with probability sigma = strength * min(1, (1 - alpha_s)/alpha_t), and a masked one is
     revealed with probability (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): every site's law at s stays what it should be.
 
-    strength = 0 is ancestral sampling. Clamped sites are never masked.
+    strength = 0 is ancestral sampling. The share is one for each step, not for each unit of time, so that more steps mean more
+    remasking: the law tends to the data's like the root of the step. Clamped sites are never masked.
     """
 
     name = "remasking"

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from m2s import check
 from m2s.belief import Head, rate_from_score
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Sampler, needs_rates
 from m2s.sampler.belief import Belief
-from m2s.sampler.draw import draw
+from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 MOST = 64  # jumps of one site in one step; the chance of more is counted as that many
@@ -45,12 +46,12 @@ class TauLeaping(Sampler):
         return x.clamp(0, belief.process.vocab - 1)
 
 
-def _rates(part: Belief) -> Float[Tensor, "N S"]:
+def _rates(part: Belief) -> Float[Tensor, "*site S"]:
     return rate_from_score(part.score(), part.x_t, part.t, part.process)
 
 
 def _number_of_jumps(part: Belief, step: Tensor, u: Tensor) -> tuple[Tensor]:
-    return (poisson(step * _rates(part).sum(-1, dtype=part.t.dtype), u),)
+    return (poisson(check.align("s", step, part.x_t) * _rates(part).sum(-1, dtype=part.t.dtype), u),)
 
 
 def _target(part: Belief, u: Tensor) -> tuple[Tensor]:

@@ -15,7 +15,7 @@ def draw(weights: Float[Tensor, "*site K"], u: Float[Tensor, "*site"]) -> Int[Te
     """The index at which the sums of non-negative `weights`, which need no normalising, first exceed u times their total."""
     columns = weights.shape[-1]
     padded = torch.nn.functional.pad(weights, (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
-    return choose(padded, padded.sum(-1, dtype=wide(weights)), u)
+    return choose(padded, padded.sum(-1, dtype=wide(weights)), u).clamp(max=columns - 1)  # of no weight at all: the last
 
 
 def choose(
