@@ -70,6 +70,28 @@ def test_half_precision_output_is_taken_up_to_float32(dtype: torch.dtype) -> Non
     assert rounded.grad is not None and rounded.grad.dtype == dtype and rounded.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", PROCESSES)
+def test_samples_on_a_device_are_those_of_the_cpu(name: str, device: str) -> None:
+    """The random bits agree, and so, given the same float64 logits, do the tokens."""
+    process = PROCESSES[name]
+    table = 2 * torch.randn(process.states, process.states + 3, dtype=torch.float64)
+    numbers = torch.arange(7)
+    here, there = (m2s.sampler.Noise(3, numbers.to(place), 5, 2) for place in ("cpu", device))
+    assert torch.equal(here("token"), there("token").cpu()) and torch.equal(here.once("time"), there.once("time").cpu())
+    for head in (m2s.Posterior(process), m2s.Posterior(process, offset="exact"), m2s.LogScore(process)):
+        for sampler in ("bayes", "euler", "first_hitting", "predictor_corrector"):
+            if (sampler in ("bayes", "predictor_corrector") and not head.has_posterior) or (
+                sampler == "first_hitting" and (name != "absorbing" or not head.has_posterior)
+            ):
+                continue
+            both = [
+                m2s.sample(lambda x_t, t, at=place: table.to(at)[x_t], head, (5, 9), steps=6, sampler=sampler, device=place)
+                for place in ("cpu", device)
+            ]
+            assert both[1].device.type == device and torch.equal(both[0], both[1].cpu())
+
+
 COMPILED = """
 import sys, torch, m2s
 processes = [m2s.Uniform(61, m2s.Linear()), m2s.Hybrid(6, 0.3)]

@@ -97,12 +97,6 @@ MUTANTS = {
         "delta + (vocab - 1) * delta**2",
         "test_theorems.py::test_projection_is_the_nearest",
     ),
-    "projection: the mass constraint forgotten": Mutant(
-        "realizability/projection.py",
-        "(mass - torch.minimum(target, slope))",
-        "(mass - target)",
-        "test_projection.py",
-    ),
     "loss: e of the bulk with the wrong sign": Mutant(
         "objective/bridged.py",
         "-mu_k * alpha / stay)\n    kept",
@@ -198,6 +192,78 @@ MUTANTS = {
         "joint = log_score + safe_log(self.process.columns(x_t, wide(t))).to(log_score.dtype)",
         "joint = log_score",
         "test_theorems.py::test_elbo_theorem_with_its_ends_cut",
+    ),
+    "bayes: the jump keeps no token": Mutant(
+        "sampler/bayes.py",
+        "into * (process.vocab * mixing_s.clean + mixing_s.mask) * everything",
+        "into * ((process.vocab - 1) * mixing_s.clean + mixing_s.mask) * everything",
+        "test_sampler_laws.py::test_bayes_step",
+    ),
+    "bayes: alpha at the wrong end": Mutant(
+        "sampler/bayes.py",
+        "alpha_s, mixing_s = process.alpha(s), process.mixing(s)",
+        "alpha_s, mixing_s = process.alpha(t), process.mixing(s)",
+        "test_sampler_laws.py::test_bayes_step",
+    ),
+    "euler: a jump may lead back to the current token": Mutant(
+        "sampler/euler.py",
+        "landing + (landing >= k)",
+        "landing",
+        "test_sampler_laws.py::test_euler_step",
+    ),
+    "analytic: the last step leads to the mask": Mutant(
+        "sampler/analytic.py",
+        "weights = torch.where((s <= 0).unsqueeze(-1), clean, weights)",
+        "weights = torch.where((s < 0).unsqueeze(-1), clean, weights)",
+        "test_sampler_laws.py::test_analytic_step",
+    ),
+    "gibbs: the current token forgotten": Mutant(
+        "sampler/predictor_corrector.py",
+        "new = draw(belief[at].score(), noise",
+        "new = draw(belief[at].score() * (belief[at].score() != 1), noise",
+        "test_sampler_laws.py::test_gibbs_corrector_leaves_the_law_as_it_is",
+    ),
+    "remasking: reveals no more for what it masks": Mutant(
+        "sampler/remasking.py",
+        "(alpha_s - (1 - again) * alpha_t)",
+        "(alpha_s - alpha_t)",
+        "test_sampler_laws.py::test_remasking_step",
+    ),
+    "first hitting: the time of one mask instead of the first of n": Mutant(
+        "sampler/first_hitting.py",
+        "/ left.clamp(min=1)",
+        "/ 1",
+        "test_sampler_laws.py::test_first_hitting_times",
+    ),
+    "guidance: the weights swapped": Mutant(
+        "sampler/belief.py",
+        "guidance * conditional + (1 - guidance) * unconditional",
+        "(1 - guidance) * conditional + guidance * unconditional",
+        "test_sampler_laws.py::test_guidance",
+    ),
+    "draw: sums in the weights' own precision": Mutant(
+        "sampler/categorical.py",
+        "return choose(padded, padded.sum(-1, dtype=wide(weights)), u)",
+        "return choose(padded, padded.sum(-1), u)",
+        "test_sampler_runs.py::test_a_long_tail_is_drawn_at_its_rate_and_evenly",
+    ),
+    "noise: the step forgotten": Mutant(
+        "sampler/random.py",
+        "philox((samples & LOW, step, sites, extra), self.key)",
+        "philox((samples & LOW, 0 * step, sites, extra), self.key)",
+        "test_sampler_runs.py::test_every_number_is_the_counter_it_stands_for",
+    ),
+    "micro-batch: as many rows as there happen to be samples": Mutant(
+        "sampler/loop.py",
+        "size = self.options.micro_batch",
+        "size = len(samples)",
+        "test_sampler_runs.py::test_every_way_to_cut_up_a_run",
+    ),
+    "projection: one branch alone": Mutant(
+        "realizability/projection.py",
+        "return torch.maximum((mass - slope) / size, (mass - (near - origin) * gain) / (size + gain)), size",
+        "return (mass - (near - origin) * gain) / (size + gain), size",
+        "test_projection.py",
     ),
 }
 

@@ -57,7 +57,7 @@ class Sampler(ABC):
 def needs_posterior(sampler: Sampler, head: Head) -> None:
     if not head.has_posterior and isinstance(head.process, Chain):
         raise TypeError(
-            f"sampler {sampler.name!r} needs a posterior, which no score over a finite chain has: use m2s.Posterior"
+            f"sampler {sampler.name!r} needs a posterior, which no score over a chain has: use m2s.Posterior"
         )
     if not head.has_posterior:
         raise TypeError(
