@@ -104,8 +104,9 @@ def _compiled_sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum
         e, v = slope * w + level, slope * w + level_1
         return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
     sum_g, sum_big_g = sum_e, torch.zeros_like(sum_e)
-    even = w.shape[-1] // 8 * 8
-    for columns in (w[:, :even].chunk(8, -1), w[:, even:].split(1, -1)):
+    width, left = divmod(w.shape[-1], 8)
+    together = [[w[:, i * width : (i + 1) * width] for i in range(8)]] if width else []
+    for columns in [*together, *([w[:, -i : w.shape[-1] - i + 1]] for i in range(1, left + 1))]:
         product, quotients = torch.ones_like(slope), torch.zeros_like(slope)
         for part in columns:
             scaled = slope * part.to(slope.dtype)
