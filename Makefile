@@ -21,6 +21,7 @@ lint: $(VENV)/test.installed
 bench: $(VENV)/test.installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/projection.py
+	$(BIN)/python benchmarks/sampler.py
 
 $(VENV)/pip.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "m2s needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.12")'

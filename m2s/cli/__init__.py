@@ -17,11 +17,13 @@ from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.figure import Figure
 from m2s.cli.sample import Sample
+from m2s.cli.train import Train
 from m2s.report import Refused
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "data": Data,
+    "train": Train,
     "sample": Sample,
     "figure": Figure,
     "cite": Cite,

@@ -56,9 +56,7 @@ class Sampler(ABC):
 
 def needs_posterior(sampler: Sampler, head: Head) -> None:
     if not head.has_posterior and isinstance(head.process, Chain):
-        raise TypeError(
-            f"sampler {sampler.name!r} needs a posterior, which no score over a chain has: use m2s.Posterior"
-        )
+        raise TypeError(f"sampler {sampler.name!r} needs a posterior, which no score over a chain has: use m2s.Posterior")
     if not head.has_posterior:
         raise TypeError(
             f"sampler {sampler.name!r} draws from a posterior, and {type(head).__name__} is a free score that need not have "

@@ -1,0 +1,71 @@
+"""What drawing t by importance does to the gradient: its variance at a network that `m2s train digits` made.
+
+    python experiments/importance.py runs/digits
+
+For each density, the same network, data and steps: the mean squared distance of a batch's gradient from the mean gradient,
+relative to the mean gradient's square, and the greatest norm. Prints a table and writes importance.json into the folder.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from m2s.presets import PRESETS
+from m2s.report import write_json
+from m2s.train.build import load_weights, make_objects
+from m2s.train.config import replace, resolve
+from m2s.train.parallel import World
+from m2s.train.source import open_source
+from m2s.train.update import Learner
+
+STEPS = 60
+DENSITIES = (None, 1.0, 0.3, 0.1, 0.03, 0.01)
+
+
+def measure(run: Path) -> list[dict[str, float | None]]:
+    record = json.loads((run / "train.json").read_text())["config"]
+    config = dataclasses.replace(PRESETS["digits"], method=record["method"])
+    for section, values in record.items():
+        if isinstance(values, dict):
+            for name, value in values.items():
+                if name not in ("out", "multipliers"):
+                    config = replace(config, f"{section}.{name}", value)
+    rows = []
+    for density in DENSITIES:
+        changed = resolve(replace(config, "run.importance", density))
+        source = open_source(changed.data)
+        model, head, description = make_objects(changed, source)
+        load_weights(model, description, str(run))
+        learner = Learner(changed, source, World.start("cpu"), model, head, description)
+        learner.model.eval()
+        gradients = []
+        for step in range(STEPS):
+            learner.progress.step = step
+            share = learner.share(step)
+            assert share is not None
+            learner.gradient(share)
+            gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+        each = torch.stack(gradients)
+        mean = each.mean(0)
+        variance = float((each - mean).square().sum(1).mean() * STEPS / (STEPS - 1))
+        signal = float(mean.square().sum()) - variance / STEPS  # unbiased for the square of the expected gradient
+        norms = each.norm(dim=1)
+        rows.append(
+            {"importance": density, "variance": variance, "signal": signal, "median": float(norms.median())}
+            | {"greatest": float(norms.max())}
+        )
+        name = "uniform" if density is None else f"{density:g}"
+        print(
+            f"{name:>8s}  variance {variance:12.4g}  median norm {norms.median():8.3g}  greatest {norms.max():8.3g}", flush=True
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "train.json").is_file():
+        sys.exit("usage: python experiments/importance.py RUN, a folder that m2s train made, such as runs/digits")
+    torch.set_num_threads(1)
+    write_json(Path(sys.argv[1]) / "importance.json", measure(Path(sys.argv[1])))

@@ -1,0 +1,81 @@
+"""`m2s train PRESET`: train a network, or go on with one."""
+
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from m2s.presets import PRESETS, SUMMARIES
+from m2s.report import Refused
+from m2s.train.config import Config, nearest, plain
+
+
+@dataclass(frozen=True)
+class Run(Config):
+    settings: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[A.B=C ...]")] = ()
+    """The same options in another form: steps=2000 head.offset=exact; head:posterior means head.kind=posterior."""
+
+
+if TYPE_CHECKING:
+    Choice = Run
+else:
+    Choice = tyro.extras.subcommand_type_from_defaults(
+        {name: Run(**vars(preset)) for name, preset in PRESETS.items()}, SUMMARIES, prefix_names=False
+    )
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a network from a preset, every number of which can be changed; see m2s train PRESET --help.
+
+    The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states to go on from. Interrupt it at any
+    time: the same command goes on, and ends as if it had not been interrupted. Under torchrun it uses every process.
+
+    Methods: m2s (the paper), m2s-offset (with the exact offset), sedd, sedd-absorb, md4, mdlm, gidd, neural-ctmc.
+
+    Example: m2s train digits --method m2s --steps 1000 --out runs/digits
+    """
+
+    preset: Annotated[Choice, tyro.conf.arg(name="")]
+
+    def run(self) -> None:
+        from m2s.train.loop import Diverged, train
+
+        config = with_settings(self.preset)
+        try:
+            result = train(config)
+        except (Diverged, OSError) as error:  # a full disk is an OSError
+            print(f"m2s: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        bits, out = result.validation["validation_bits"], config.run.out
+        print(f"{out}: {result.step} steps, bound on held-out data {bits:.4f} bits per site")
+
+
+def with_settings(given: Run) -> Config:
+    """`given` with its a.b=c applied, each read as the option of the same name would be."""
+    config = Config(**{name: getattr(given, name) for name in vars(given) if name != "settings"})
+    known = [f"{section}.{name}" for section, values in plain(config).items() if isinstance(values, dict) for name in values]
+    known = [key.removeprefix("run.") for key in known] + ["method"]
+    for setting in given.settings:
+        key, equals, value = setting.partition("=")
+        if not equals and ":" in setting:  # head:posterior is head.kind=posterior
+            section, equals, value = setting.partition(":")
+            key = f"{section}.kind"
+        if not equals:
+            raise Refused(f"{setting!r} is no setting: write key=value, such as steps=2000")
+        if key not in known:
+            raise Refused(f"there is no setting {key!r}: {nearest(key, known)}")
+        config = _parsed(config, [f"--{key.replace('_', '-')}", *value.split(",")], setting)
+    return config
+
+
+def _parsed(config: Config, arguments: list[str], setting: str) -> Config:
+    said: Any = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(Config, default=config, args=arguments)
+    except SystemExit:
+        raise Refused(f"{setting!r} cannot be read: the value does not fit (see m2s train PRESET --help)") from None

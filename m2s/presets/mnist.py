@@ -1,0 +1,18 @@
+"""The paper's MNIST run: 256 levels, width-64 U-Net, AdamW 2e-4, 50 epochs (11,700 updates of 256).
+
+The paper's schedule is exponential with a horizon that it does not give; this one is linear. For the other:
+--process.schedule exponential --process.horizon 5
+"""
+
+from pathlib import Path
+
+from m2s.train.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
+
+MNIST = Config(
+    run=RunConfig(
+        out=Path("runs/mnist"), steps=11_700, batch=256, validate_every=1170, save_every=1170, validation_samples=2048
+    ),
+    network=NetworkConfig(kind="unet", size="mnist"),
+    data=DataConfig(name="mnist"),
+    optimizer=OptimizerConfig(lr=2e-4, warmup=500, ema=0.999),
+)

@@ -1,0 +1,14 @@
+"""The paper's OpenWebText run: DiT 12 x 768 x 12, GPT-2's tokens, length 512, batch 1584, AdamW 5e-4, 161,800 updates."""
+
+from pathlib import Path
+
+from m2s.train.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
+
+OWT = Config(
+    run=RunConfig(
+        out=Path("runs/owt"), steps=161_800, batch=1584, validate_every=2000, save_every=2000, validation_samples=1024
+    ),
+    network=NetworkConfig(kind="dit", size="small"),
+    data=DataConfig(name="text", folder="$M2S_DATA/openwebtext", length=512),
+    optimizer=OptimizerConfig(lr=5e-4, warmup=3200, ema=0.9999),
+)

@@ -1,0 +1,32 @@
+"""Training: one loop for every head, process, objective and network."""
+
+from m2s.train.config import (
+    METHODS,
+    Config,
+    DataConfig,
+    HeadConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    ProcessConfig,
+    RunConfig,
+    resolve,
+)
+from m2s.train.loop import Diverged, Result, train
+from m2s.train.source import Batch, Source
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "Config",
+    "DataConfig",
+    "Diverged",
+    "HeadConfig",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "ProcessConfig",
+    "Result",
+    "RunConfig",
+    "Source",
+    "resolve",
+    "train",
+]

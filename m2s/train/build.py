@@ -1,0 +1,115 @@
+"""From names to objects: the process, the head, the loss and the network that a configuration describes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from m2s import hub
+from m2s.belief import FactorizedRate, Head, LogScore, Posterior
+from m2s.model import DiTConfig, UNetConfig, build, dit, unet
+from m2s.objective import masked_cross_entropy, score_entropy
+from m2s.objective.module import Loss
+from m2s.process import Absorbing, Cosine, Exponential, Geometric, Hybrid, Linear, LogLinear, Process, Schedule, Uniform
+from m2s.report import Refused
+from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest
+from m2s.train.noise import derived_seed
+from m2s.train.source import Source
+
+LOSSES: dict[str, Loss] = {"score-entropy": score_entropy, "masked": masked_cross_entropy}
+
+
+def make_schedule(config: ProcessConfig) -> Schedule:
+    schedules = {
+        "linear": lambda: Linear(),
+        "exponential": lambda: Exponential(config.horizon),
+        "log-linear": lambda: LogLinear(config.eps),
+        "geometric": lambda: Geometric(config.sigma_min, config.sigma_max),
+        "cosine": lambda: Cosine(),
+    }
+    return schedules[config.schedule]()
+
+
+def make_process(config: ProcessConfig, vocab: int) -> Process:
+    if config.kind == "hybrid":
+        return Hybrid(vocab, config.p_uniform)
+    return {"uniform": Uniform, "absorbing": Absorbing}[config.kind](vocab, make_schedule(config))
+
+
+def make_head(config: HeadConfig, process: Process) -> Head:
+    if config.kind == "posterior":
+        assert config.offset != "auto"
+        return Posterior(process, config.offset)
+    return {"log-score": LogScore, "factorized-rate": FactorizedRate}[config.kind](process)
+
+
+def describe_network(config: NetworkConfig, process: Process, source: Source) -> dict[str, Any]:
+    """The network as `m2s.model.build` reads it: its size, and what was changed of it."""
+    sizes: dict[str, Any] = {"dit": dit.SIZES, "unet": unet.SIZES}[config.kind]
+    if config.size not in sizes:
+        raise Refused(f"network.size is {config.size!r}, of kind {config.kind}: {nearest(config.size, sizes)}")
+    if config.labels and source.classes is None:
+        raise Refused("network.labels is set, but the data has no labels")
+    common = {"width": config.width, "dropout": config.dropout}
+    own: dict[str, dict[str, Any]] = {
+        "dit": {"depth": config.depth, "heads": config.heads},
+        "unet": {"layers": config.layers, "multipliers": config.multipliers or None},
+    }
+    other = {"dit": "unet", "unet": "dit"}[config.kind]
+    strange = [name for name, value in own[other].items() if value is not None]
+    if strange:
+        raise Refused(f"network.{strange[0]} is a number of a {other}, but network.kind is {config.kind}")
+    options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None}
+    options |= {"time": config.time, "label_dropout": config.label_dropout}
+    options["classes"] = source.classes if config.labels else None
+    if config.kind == "unet" and source.shape is None:
+        raise Refused("network.kind is unet, which is for images, but the data is text: use dit")
+    description: DiTConfig | UNetConfig
+    try:
+        if config.kind == "dit":
+            description = DiTConfig.preset(config.size, process.states, length=source.length, **options)
+        else:
+            assert source.shape is not None
+            fixed = {"mask": process.mask is not None, "input": config.input}
+            description = UNetConfig.preset(config.size, process.states, source.shape, **fixed, **options)
+    except (ValueError, TypeError) as error:
+        raise Refused(f"network: {error}") from error
+    return {"kind": config.kind, **vars(description)}
+
+
+def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[str, Any]]:
+    """The network with its first weights, the head, and the network's description."""
+    try:
+        head = make_head(config.head, make_process(config.process, source.vocab))
+    except (ValueError, TypeError) as error:
+        raise Refused(f"process: {error}") from error
+    description = describe_network(config.network, head.process, source)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(config.run.seed, "weights"))
+        model = build(description)
+    if config.run.init is not None:
+        load_weights(model, description, config.run.init)
+    return model, head, description
+
+
+def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> None:
+    """The weights of a checkpoint into `model`: a score's network and a posterior's have the same tensors."""
+    try:
+        given = hub.load(path)
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise Refused(f"--init {path}: {error}") from error
+    states = given.config["model"].get("states")
+    if states != description["states"]:
+        raise Refused(
+            f"--init {path} is for {states} states, but data and process here have {description['states']}: "
+            "the vocabulary and the mask must be the same"
+        )
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in given.model.state_dict().items()}
+    wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    if wrong:
+        raise Refused(
+            f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
+            f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
+        )
+    model.load_state_dict(given.model.state_dict())

@@ -1,0 +1,250 @@
+"""What a training run is: plain dataclasses that a command line and a JSON file can both hold.
+
+A method (m2s, sedd, md4, ...) names a head, a process and a loss together. What is "auto" is as the method says; anything
+given outright wins over it. `resolve` fills the gaps, and only what it returns is trained and saved.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from m2s.report import Refused
+
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    kind: Literal["dit", "unet"] = "dit"
+    """A transformer (text) or a U-Net (images)."""
+    size: str = "tiny"
+    """dit: tiny, small, medium; unet: tiny, mnist, md4. What follows changes single numbers of it."""
+    width: Count = None
+    """Features of a site."""
+    depth: Count = None
+    """dit: blocks."""
+    heads: Count = None
+    """dit: attention heads."""
+    layers: Count = None
+    """unet: residual blocks at each resolution."""
+    multipliers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT ...")] = ()
+    """unet: features of each resolution in units of width."""
+    input: Literal["embedding", "level"] = "embedding"
+    """unet: a site comes in as an embedding of its token, or as its grey level."""
+    dropout: Number = None
+    """In the residual branches."""
+    time: bool = True
+    """The network sees the time; without it, the form of RADD."""
+    labels: bool = False
+    """The network sees the labels of the data, where it has them, and can then be guided."""
+    label_dropout: float = 0.1
+    """How often a label is hidden."""
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    kind: Literal["auto", "uniform", "absorbing", "hybrid"] = "auto"
+    """How clean tokens are corrupted."""
+    schedule: Literal["auto", "linear", "exponential", "log-linear", "geometric", "cosine"] = "auto"
+    """How fast (hybrid has its own)."""
+    horizon: float = 5.0
+    """exponential: alpha = exp(-horizon t)."""
+    eps: float = 1e-3
+    """log-linear: alpha at t = 1."""
+    sigma_min: float = 1e-3
+    """geometric: total noise at t = 0."""
+    sigma_max: float = 7.0
+    """geometric: total noise at t = 1."""
+    p_uniform: float = 0.1
+    """hybrid: the uniform mass at t = 1/2."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    kind: Literal["auto", "posterior", "log-score", "factorized-rate"] = "auto"
+    """What the network's output means."""
+    offset: Literal["auto", "none", "exact"] = "auto"
+    """posterior: none, the output is the posterior's logits (the paper); exact, those of the law that has not seen the site."""
+    loss: Literal["auto", "score-entropy", "masked"] = "auto"
+    """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "digits"
+    """digits, mnist, cifar10, or text: a folder that `m2s data prepare` made."""
+    folder: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Where it lies; by default in $M2S_DATA (~/.cache/m2s)."""
+    length: int = 512
+    """text: tokens of a sample."""
+    hub: bool = False
+    """Images: take them from the Hugging Face hub."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    lr: float = 1e-3
+    """Of AdamW, at its highest."""
+    warmup: int = 100
+    """Steps over which it rises from zero."""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """What it does after that: fall to zero at the last step along a cosine, or stay."""
+    weight_decay: float = 0.0
+    """Of AdamW, on every parameter."""
+    beta1: float = 0.9
+    """Of AdamW."""
+    beta2: float = 0.999
+    """Of AdamW."""
+    clip: float = 1.0
+    """Greatest norm of the gradient; 0: no limit."""
+    ema: float = 0.9999
+    """Decay of the averaged weights, which are what is validated and published; min(ema, (1 + n)/(10 + n)) after n steps."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    out: Path = Path("runs/run")
+    """The folder of the run. Given again, the same command goes on from there."""
+    steps: int = 1000
+    """Updates of the weights."""
+    batch: int = 128
+    """Samples of an update, over all processes."""
+    micro_batch: Count = None
+    """Samples of one call of the network; the gradient is accumulated over the calls. By default a process's whole share."""
+    seed: int = 0
+    """Of all randomness: weights, data order, times, noise, dropout."""
+    t_min: float = 1e-3
+    """The ends of time that are cut off."""
+    importance: Number = None
+    """Draw t with density proportional to 1/(t + this) and correct the weight; by default t is uniform."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the network's body: auto is bf16 on a GPU and float32 elsewhere. The last layer and the loss are float32."""
+    compile: bool = False
+    """Compile network and loss together (torch.compile)."""
+    recompute: bool = False
+    """Keep no activations inside blocks: less memory, about a third more work."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: whole copies of the weights (DDP), or shards of them (FSDP2)."""
+    init: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None
+    """Start from the weights of this checkpoint, whatever its head."""
+    log_every: int = 50
+    """Steps to each line of log.jsonl."""
+    validate_every: int = 1000
+    """Steps to each evaluation of the bound on held-out data; 0: only at the end."""
+    validation_samples: int = 256
+    """Held-out samples of each evaluation."""
+    validation_passes: int = 1
+    """Times drawn for each of them."""
+    save_every: int = 1000
+    """Steps to each state that the run can go on from."""
+    keep: int = 2
+    """How many of these stay on the disk."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """When a loss or gradient is not finite: stop with a saved state, or leave that update out."""
+    device: str = ""
+    """cpu, cuda; by default the best there is."""
+    tensorboard: bool = False
+    """Also write what TensorBoard reads (pip install tensorboard)."""
+    wandb: bool = False
+    """Also send the log to Weights & Biases (pip install wandb)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a run. `preset` and `method` are names; the rest is as they say unless given."""
+
+    run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    method: str = "m2s"
+    """m2s, m2s-offset, sedd, sedd-absorb, md4, mdlm, gidd, neural-ctmc."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+POSTERIOR = {"head.kind": "posterior", "head.offset": "none", "head.loss": "score-entropy", "process.schedule": "linear"}
+METHODS: dict[str, dict[str, str]] = {
+    "m2s": {**POSTERIOR, "process.kind": "uniform"},
+    "m2s-offset": {**POSTERIOR, "process.kind": "uniform", "head.offset": "exact"},
+    "sedd": {**POSTERIOR, "process.kind": "uniform", "head.kind": "log-score"},
+    "sedd-absorb": {**POSTERIOR, "process.kind": "absorbing", "head.kind": "log-score", "process.schedule": "log-linear"},
+    "md4": {**POSTERIOR, "process.kind": "absorbing", "head.loss": "masked"},
+    "mdlm": {**POSTERIOR, "process.kind": "absorbing", "head.loss": "masked"},
+    "gidd": {**POSTERIOR, "process.kind": "hybrid", "head.offset": "exact"},
+    "neural-ctmc": {**POSTERIOR, "process.kind": "uniform", "head.kind": "factorized-rate"},
+}
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The end of a complaint about an unknown name: the nearest ones, or all."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
+
+
+def get(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def replace(config: Config, key: str, value: Any) -> Config:
+    """`config` with one dotted key changed; a key without a dot may belong to `run`."""
+    section, _, name = key.rpartition(".")
+    if not section and name not in {f.name for f in dataclasses.fields(Config)}:
+        section = "run"
+    if not section:
+        return dataclasses.replace(config, **{name: value})
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
+
+
+def resolve(config: Config) -> Config:
+    """Every "auto" of the head and the process filled in from the method, and every value checked."""
+    if config.method not in METHODS:
+        raise Refused(f"there is no method {config.method!r}: {nearest(config.method, METHODS)}")
+    for key, value in METHODS[config.method].items():
+        if get(config, key) == "auto":
+            config = replace(config, key, value)
+    if config.head.loss == "masked" and (config.head.kind, config.process.kind) != ("posterior", "absorbing"):
+        raise Refused("head.loss is masked, which is for head.kind posterior over process.kind absorbing: use score-entropy")
+    _check(config)
+    return config
+
+
+def _check(config: Config) -> None:
+    run, optimizer = config.run, config.optimizer
+    least = {"steps": 1, "batch": 1, "log_every": 1, "validate_every": 0, "validation_samples": 1, "validation_passes": 1}
+    least |= {"save_every": 1, "keep": 1, "seed": 0}
+    for name, low in least.items():
+        if getattr(run, name) < low:
+            raise Refused(f"{name} is {getattr(run, name)}, but it must be at least {low}")
+    if run.micro_batch is not None and (run.micro_batch < 1 or run.batch % run.micro_batch):
+        raise Refused(f"micro_batch is {run.micro_batch}, but it must divide batch = {run.batch}")
+    if not 0 < run.t_min < 0.5:
+        raise Refused(f"t_min is {run.t_min}, but it must lie in (0, 0.5)")
+    if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
+        raise Refused(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
+    if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):
+        raise Refused(f"optimizer.lr is {optimizer.lr}, but it must be a positive number")
+    for name in ("ema", "beta1", "beta2"):
+        if not 0 <= getattr(optimizer, name) < 1:
+            raise Refused(f"optimizer.{name} is {getattr(optimizer, name)}, but it must lie in [0, 1)")
+    for name in ("warmup", "clip", "weight_decay"):
+        if not getattr(optimizer, name) >= 0:
+            raise Refused(f"optimizer.{name} is {getattr(optimizer, name)}, but it must not be negative")
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as JSON holds it."""
+    value = dataclasses.asdict(config)
+    value["run"]["out"] = str(config.run.out)
+    value["network"]["multipliers"] = list(config.network.multipliers)
+    return value

@@ -1,0 +1,41 @@
+"""The moving average of the weights, in float32: what is validated and published."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from m2s.train.parallel import local, reshard
+
+
+class Average:
+    """ema <- d ema + (1 - d) weight with d = min(decay, (1 + n)/(10 + n)) at update n, so that the start is soon forgotten."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights = dict(model.named_parameters())
+        self.values: dict[str, Tensor] = {name: weight.detach().clone().float() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        mine = [local(value) for value in self.values.values()]
+        theirs = [local(weight.detach()).float() for weight in self.weights.values()]
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the network's weights are the average."""
+        raw = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        try:
+            self._put(self.values)
+            yield
+        finally:
+            self._put(raw)
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor]) -> None:
+        reshard(self.model)
+        for name, weight in self.weights.items():
+            weight.copy_(values[name])

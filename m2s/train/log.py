@@ -1,0 +1,108 @@
+"""What a run says: log.jsonl, one line for each record, and a bar or a line for people."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from m2s.report import Refused, whole
+
+NAME = "log.jsonl"
+TIMINGS = ("seconds", "tokens_per_second")  # all that differs between a run and the same run interrupted
+
+
+def truncate(path: Path, step: int) -> None:
+    """Leave the records up to `step`; a last line that was cut short goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if record["step"] > step:
+            break
+        kept.append(line + "\n")
+    with whole(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+
+
+class Log:
+    """The records of a run from `step` on."""
+
+    def __init__(self, folder: Path, step: int, steps: int, tensorboard: bool = False, wandb: bool = False) -> None:
+        from tqdm import tqdm
+
+        self.writers: list[Any] = []
+        if tensorboard:
+            self.writers.append(_TensorBoard(folder, step))
+        if wandb:
+            self.writers.append(_Wandb(folder))
+        truncate(folder / NAME, step)
+        self.file = (folder / NAME).open("a", encoding="utf-8")
+        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+
+    def record(self, **values: Any) -> None:
+        self.file.write(json.dumps(values) + "\n")
+        self.file.flush()
+        for writer in self.writers:
+            writer.record(values)
+        if self.bar.disable:
+            print(line(values), file=sys.stderr, flush=True)
+
+    def advance(self, loss: float, bits: float, rate: float) -> None:
+        self.bar.set_postfix_str(f"loss {loss:.4f}, {bits:.4f} bits, {rate:,.0f} tokens/s", refresh=False)
+        self.bar.update()
+
+    def say(self, text: str) -> None:
+        self.bar.clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def sync(self) -> None:
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.bar.close()
+        self.file.close()
+        for writer in self.writers:
+            writer.close()
+
+
+def line(values: dict[str, Any]) -> str:
+    """A record for people."""
+    return ", ".join(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise Refused(f"--tensorboard needs tensorboard: pip install tensorboard ({error})") from error
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def record(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name != "step":
+                self.writer.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _Wandb:
+    def __init__(self, folder: Path) -> None:
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise Refused(f"--wandb needs wandb: pip install wandb ({error})") from error
+        self.run: Any = wandb.init(project="m2s", name=folder.name, id=folder.name, dir=str(folder), resume="allow")
+
+    def record(self, values: dict[str, Any]) -> None:
+        self.run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+
+    def close(self) -> None:
+        self.run.finish()

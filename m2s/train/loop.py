@@ -1,0 +1,166 @@
+"""The training loop: one for every head, process, loss and network, on one process or many.
+
+    result = train(Config(...))      # or: m2s train digits
+
+A run is a function of its configuration: stopped anywhere and started again, it ends with the same bits on a CPU.
+"""
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from m2s.data import batch_indices
+from m2s.report import Refused, write_json
+from m2s.train.build import make_objects
+from m2s.train.config import Config, resolve
+from m2s.train.folder import RunFolder
+from m2s.train.keep import resume, save
+from m2s.train.log import Log
+from m2s.train.parallel import World
+from m2s.train.source import Source, open_source
+from m2s.train.update import Learner, learning_rate
+from m2s.train.validate import validate
+
+
+class Diverged(RuntimeError):
+    """A loss or gradient was not finite. The state before that update is saved."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run ended: the step and the last validation. The network, with averaged weights, is in the folder."""
+
+    step: int
+    validation: dict[str, float]
+
+
+def train(config: Config, source: Source | None = None) -> Result:
+    """Train to the last step, going on from the newest state in `config.run.out`. `source` stands in for `config.data`."""
+    config = resolve(config)
+    source = source or open_source(config.data)
+    world = World.start(config.run.device)
+    calls = world.size * (config.run.micro_batch or 1)
+    if config.run.batch % calls:
+        raise Refused(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")
+    model, head, description = make_objects(config, source)
+    with contextlib.ExitStack() as stack:
+        if world.first:
+            stack.enter_context(RunFolder(config, source))
+        stopper = stack.enter_context(Stopper())
+        learner = Learner(config, source, world, model, head, description)
+        resume(learner)
+        log = None
+        if world.first:
+            run = config.run
+            log = Log(run.out, learner.progress.step, run.steps, run.tensorboard, run.wandb)
+            stack.callback(log.close)
+        loop(learner, stopper, log)
+    return Result(learner.progress.step, learner.validation)
+
+
+class Stopper:
+    """Inside, the first SIGTERM or SIGINT asks for a stop after this step; a second one stops at once."""
+
+    def __enter__(self) -> "Stopper":
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+        with contextlib.suppress(ValueError):  # not the main thread: signals go elsewhere
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _ask(self, number: int, _: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def loop(learner: Learner, stopper: Stopper, log: Log | None) -> None:
+    run, world, progress = learner.config.run, learner.world, learner.progress
+    begin, tokens = time.monotonic(), progress.tokens
+    ready = learner.share(progress.step)
+    while ready is not None:
+        losses, weights = learner.gradient(ready)
+        ready = learner.share(progress.step + 1)  # made ready while an accelerator is at work
+        asked = torch.tensor([float(stopper.signal != 0)], dtype=torch.float64, device=world.device)
+        losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
+        norm = learner.norm()
+        loss, size, stop, total = torch.stack([losses.sum() / weights, norm.double(), asked[0], weights]).tolist()
+        if math.isfinite(loss) and math.isfinite(size):
+            learner.apply(norm)
+            progress.losses.append(loss)
+            progress.norms.append(size)
+        elif run.on_nan == "skip":
+            progress.skipped += 1
+        else:
+            diverged(learner, losses, loss, size)
+        progress.step += 1
+        progress.tokens += round(total)
+        seconds = time.monotonic() - begin
+        rate = (progress.tokens - tokens) / seconds
+        if log is not None:
+            log.advance(loss, loss / math.log(2), rate)
+        report(learner, log, seconds, rate)
+        if stop or progress.step % run.save_every == 0 or progress.step == run.steps:
+            if log is not None:
+                log.sync()
+            save(learner)
+        if stop and progress.step < run.steps:
+            if log is not None:
+                log.say(f"stopped at step {progress.step}, which is saved: the same command goes on")
+            sys.exit(128 + (stopper.signal or signal.SIGTERM))
+
+
+def report(learner: Learner, log: Log | None, seconds: float, rate: float) -> None:
+    """The lines of the log that belong to this step, and the validation that belongs to it."""
+    config, progress = learner.config, learner.progress
+    run, step = config.run, progress.step
+    if step % run.log_every == 0 or step == run.steps:
+        if log is not None and progress.losses:
+            loss, norm = (sum(values) / len(values) for values in (progress.losses, progress.norms))
+            log.record(
+                step=step,
+                loss=loss,
+                bits=loss / math.log(2),
+                grad_norm=norm,
+                grad_norm_max=max(progress.norms),
+                lr=learning_rate(config.optimizer, step - 1, run.steps),
+                tokens=progress.tokens,
+                skipped=progress.skipped,
+                tokens_per_second=rate,
+                seconds=seconds,
+            )
+        progress.losses.clear()
+        progress.norms.clear()
+    if step == run.steps or (run.validate_every and step % run.validate_every == 0):
+        with learner.average.applied():
+            learner.validation = validate(learner)
+        if log is not None:
+            log.record(step=step, **learner.validation, seconds=seconds)
+
+
+def diverged(learner: Learner, losses: Tensor, loss: float, norm: float) -> NoReturn:
+    """Save the state before this update, write nan.json with the rows of the batch, and stop."""
+    run, step = learner.config.run, learner.progress.step
+    save(learner)
+    indices = batch_indices(learner.source.size, run.batch, step, run.seed)
+    bad = indices[~losses.cpu().isfinite()].tolist()
+    path = run.out / "nan.json"
+    if learner.world.first:
+        write_json(path, {"step": step, "loss": str(loss), "grad_norm": str(norm), "bad": bad, "batch": indices.tolist()})
+    shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
+    raise Diverged(
+        f"at step {step} the loss is {loss:g} and the gradient's norm {norm:g}; rows of the data whose loss is not finite: "
+        f"{shown or 'none'} (the whole batch is in {path}). The state before it is saved. Lower optimizer.lr, or give --on-nan "
+        "skip to leave such updates out"
+    )

@@ -1,0 +1,288 @@
+"""Training from the outside: presets, methods, the command line, what it refuses; and the law of the times it draws."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import Rows, losses, random_rows, small
+
+import m2s
+from m2s.cli import main
+from m2s.cli.train import Run, with_settings
+from m2s.data import prepare_text
+from m2s.data.tokenizer import Bytes
+from m2s.model import build
+from m2s.presets import PRESETS, SUMMARIES
+from m2s.report import Refused
+from m2s.train import METHODS, OptimizerConfig, resolve, train
+from m2s.train.build import describe_network, make_head, make_process
+from m2s.train.noise import corrupt, times
+from m2s.train.source import Batch, open_source
+from m2s.train.update import learning_rate
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("m2s: ") and err.count("\n") == 1
+    return err
+
+
+QUICK = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu"]
+
+
+def test_train_digits_then_load_it_and_go_on(tmp_path, capsys):
+    command = ["train", "digits", "--method", "sedd", "--steps", "3", "--out", str(tmp_path / "run"), *QUICK]
+    main(command)
+    said = capsys.readouterr()
+    assert "3 steps, bound on held-out data" in said.out and "validation_bits" in said.err
+    checkpoint = m2s.load(tmp_path / "run")
+    assert isinstance(checkpoint.head, m2s.LogScore) and checkpoint.data == {"kind": "image", "shape": [8, 8], "levels": 17}
+    main(command)
+    assert "going on from step 3 of 3" in capsys.readouterr().err
+    record = json.loads((tmp_path / "run" / "train.json").read_text())
+    assert record["config"]["head"]["kind"] == "log-score" and len(record["sessions"]) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_on_digits(tmp_path, method):
+    out = tmp_path / "run"
+    main(["train", "digits", "--method", method, "--steps", "2", "--out", str(out), *QUICK])
+    assert all(math.isfinite(x) for x in losses(out) or [1.0])
+    assert m2s.load(out).config["extra"]["method"] == method
+
+
+def test_options_and_settings_say_the_same(tmp_path, capsys):
+    given = Run(**vars(PRESETS["mnist"]), settings=("head.offset=exact", "steps=7", "network.multipliers=1,2", "clip=0"))
+    with pytest.raises(Refused, match=r"no setting 'clip'"):
+        with_settings(given)
+    given = dataclasses.replace(given, settings=given.settings[:3])
+    config = with_settings(given)
+    assert config.head.offset == "exact" and config.run.steps == 7 and config.network.multipliers == (1, 2)
+    assert config.data == PRESETS["mnist"].data
+    with pytest.raises(Refused, match=r"'head.ofset': did you mean head.offset"):
+        with_settings(dataclasses.replace(given, settings=("head.ofset=exact",)))
+    with pytest.raises(Refused, match=r"steps=many"):
+        with_settings(dataclasses.replace(given, settings=("steps=many",)))
+    main(["train", "digits", "head:posterior", "--head.offset", "exact", "--steps", "1", "--out", str(tmp_path / "x"), *QUICK])
+    main(["train", "digits", "--out", str(tmp_path / "run"), *QUICK, "steps=1", "head.offset=exact"])
+    assert m2s.load(tmp_path / "run").head.offset == "exact"
+
+
+def test_presets_are_the_papers_runs():
+    assert PRESETS.keys() == SUMMARIES.keys()
+    parameters = {"cifar10": (256, (32, 32, 3), 28_427_520), "owt": (50_257, None, 169_697_920)}
+    for name, (vocab, shape, count) in parameters.items():
+        config = resolve(PRESETS[name])
+        source = Rows(torch.zeros(1, 512, dtype=torch.long), vocab)
+        source.shape = shape
+        process = make_process(config.process, vocab)
+        with torch.device("meta"):
+            model = build(describe_network(config.network, process, source))
+        assert sum(p.numel() for p in model.parameters()) == count
+    assert PRESETS["owt"].run.batch == 1584 and PRESETS["owt"].run.steps * 1584 * 512 == pytest.approx(131e9, rel=0.01)
+
+
+def test_a_method_is_a_head_a_process_and_a_loss_and_gives_way_to_options():
+    def made(**changes):
+        config = resolve(small(Path("x"), **changes))
+        return make_head(config.head, make_process(config.process, 9))
+
+    assert repr(made(method="m2s")) == "Posterior(Uniform(9, Linear()), offset='none')"
+    assert repr(made(method="gidd")) == "Posterior(Hybrid(9, p_uniform=0.1), offset='exact')"
+    assert isinstance(made(method="neural-ctmc"), m2s.FactorizedRate)
+    assert isinstance(made(method="sedd-absorb").process, m2s.Absorbing)
+    assert made(method="m2s", head__offset="exact").offset == "exact"
+    assert isinstance(made(method="m2s", process__schedule="cosine").process.schedule, m2s.Cosine)
+
+
+# what is refused, before anything is written
+
+
+def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
+    assert "digits" in refused(capsys, "train", "digts")
+    assert "--head.offset" in refused(capsys, "train", "digits", "--head.ofset", "exact")
+    assert "did you mean sedd" in refused(capsys, "train", "digits", "--method", "seddd", "--out", str(tmp_path / "x"))
+    assert "did you mean mnist" in refused(capsys, "train", "digits", "--data.name", "mnits", "--out", str(tmp_path / "x"))
+    assert "tiny" in refused(capsys, "train", "digits", "--network.size", "tinny", "--out", str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps is 0, but it must be at least 1"),
+        ({"micro_batch": 3}, "micro_batch is 3, but it must divide batch = 8"),
+        ({"t_min": 0.5}, "t_min is 0.5"),
+        ({"importance": -1.0}, "importance is -1.0"),
+        ({"optimizer__lr": math.nan}, "optimizer.lr is nan"),
+        ({"optimizer__ema": 1.0}, "optimizer.ema is 1.0"),
+        ({"optimizer__clip": -1.0}, "optimizer.clip is -1.0"),
+        ({"head__loss": "masked"}, "head.loss is masked"),
+        ({"network__kind": "unet", "network__depth": None, "network__heads": None}, "unet, which is for images"),
+        ({"network__layers": 3}, "network.layers is a number of a unet"),
+        ({"network__heads": 3}, "network: width is 16"),
+        ({"network__labels": True}, "the data has no labels"),
+        ({"method": "gidd", "process__p_uniform": 1.5}, "p_uniform is 1.5"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"init": "nowhere"}, "--init nowhere"),
+    ],
+)
+def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
+    with pytest.raises(Refused, match=message):
+        train(small(tmp_path / "run", **changes), random_rows())
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_is_missing_or_damaged_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, message in (("mnist", "has no train-images"), ("text", "no prepared text")):
+        config = dataclasses.replace(PRESETS["digits"].data, name=name, folder=str(tmp_path / "empty"))
+        with pytest.raises(Refused, match=message):
+            open_source(config)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("some words " * 50)
+    (tmp_path / "texts" / "b.txt").write_text("more words " * 50)
+    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 2)
+    text = dataclasses.replace(config, name="text", folder=str(tmp_path / "packed"), length=16)
+    assert open_source(text).vocab == 257
+    shard = next((tmp_path / "packed").glob("train-*.bin"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(Refused, match="bytes, expected"):
+        open_source(text)
+
+
+def test_a_run_trains_on_prepared_text(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / f"{name}.txt").write_text("some words " * 50)
+    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 2)
+    changes = {"data__name": "text", "data__folder": str(tmp_path / "packed"), "data__length": 16, "steps": 2}
+    train(small(tmp_path / "run", **changes))
+    assert m2s.load(tmp_path / "run").tokenizer == Bytes()
+
+
+# starting from another checkpoint
+
+
+def test_a_scores_weights_start_a_posterior_and_a_wrong_vocabulary_is_refused(tmp_path):
+    source = random_rows()
+    train(small(tmp_path / "sedd", method="sedd", steps=4), source)
+    train(small(tmp_path / "m2s", method="m2s", steps=1, init=str(tmp_path / "sedd"), optimizer__lr=1e-12), source)
+    first, second = m2s.load(tmp_path / "sedd"), m2s.load(tmp_path / "m2s")
+    assert isinstance(second.head, m2s.Posterior)
+    for name, value in first.model.state_dict().items():
+        torch.testing.assert_close(second.model.state_dict()[name], value)
+    with pytest.raises(Refused, match="is for 5 states, but data and process here have 7"):
+        train(small(tmp_path / "no", init=str(tmp_path / "sedd")), random_rows(vocab=7))
+    with pytest.raises(Refused, match="is for 5 states, but data and process here have 6"):
+        train(small(tmp_path / "no", init=str(tmp_path / "sedd"), method="md4"), source)
+    with pytest.raises(Refused, match=r"holds another network: .*here"):
+        train(small(tmp_path / "no", init=str(tmp_path / "sedd"), network__width=32), source)
+    assert not (tmp_path / "no").exists()
+
+
+# times, weights, padding
+
+
+def test_times_are_stratified_over_the_global_batch():
+    t, weight = times(torch.arange(64), 64, 0, 5, 0.1, 0.9)
+    assert torch.equal(((t - 0.1) / 0.8 * 64).long().sort().values, torch.arange(64))
+    assert torch.allclose(weight, torch.full_like(t, 0.8))
+
+
+@pytest.mark.parametrize("importance", [None, 0.01, 0.1, 1.0])
+def test_weighted_times_have_the_integral_as_their_mean(importance):
+    """integral of f over [low, high] for functions that are steep where the density is, and where it is not."""
+    low, high = 1e-3, 1 - 1e-3
+    for f, exact in (
+        (lambda t: 1 / t, math.log(high / low)),
+        (lambda t: t**3, (high**4 - low**4) / 4),
+        (lambda t: torch.ones_like(t), high - low),
+    ):
+        means = [(w * f(t)).mean() for t, w in (times(torch.arange(256), 256, 1, s, low, high, importance) for s in range(200))]
+        means = torch.stack(means)
+        error = float(means.std() / len(means) ** 0.5)
+        assert float(means.mean()) == pytest.approx(exact, abs=5 * error + 1e-9)
+        assert (times(torch.arange(256), 256, 1, 0, low, high, importance)[0] < high).all()
+
+
+def test_importance_leaves_the_expected_gradient_as_it_is(tmp_path):
+    """Mean gradients over many steps of a fixed network, with and without, agree within their standard errors."""
+    from m2s.train.build import make_objects
+    from m2s.train.parallel import World
+    from m2s.train.update import Learner
+
+    source, gradients = random_rows(), {}
+    for importance in (None, 0.1):
+        config = resolve(small(tmp_path, importance=importance, batch=64, micro_batch=None, method="m2s-offset", steps=1000))
+        learner = Learner(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
+        with torch.no_grad():
+            for i, parameter in enumerate(learner.model.parameters()):
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(i))
+        learner.model.eval()
+        found = []
+        for step in range(60):
+            learner.progress.step = step
+            losses_, _ = learner.gradient(learner.share(step))
+            found.append(torch.stack([losses_.mean(), *(p.grad.double().sum() for p in learner.model.parameters())]))
+        gradients[importance] = torch.stack(found)
+    (one, other) = gradients.values()
+    error = ((one.var(0) + other.var(0)) / len(one)).sqrt()
+    assert ((one.mean(0) - other.mean(0)).abs() < 4.5 * error + 1e-9).all()
+
+
+def test_corruption_has_the_law_of_the_process():
+    rates = torch.rand(4, 4, dtype=torch.float64)
+    rates -= torch.diag(rates.sum(-1))
+    n = 20_000
+    for process in (
+        m2s.Uniform(4, m2s.Linear()),
+        m2s.Absorbing(4, m2s.Linear()),
+        m2s.Hybrid(4, 0.3),
+        m2s.RateMatrix(rates, m2s.Linear()),
+    ):
+        x_0, t = torch.full((n, 2), 1), torch.full((n,), 0.6, dtype=torch.float64)
+        x_t = corrupt(process, x_0, t, torch.arange(n), 0, 7)
+        law = process.rows(x_0[:1, 0], t[:1])[0]
+        counts = torch.bincount(x_t.flatten(), minlength=process.states) / (2 * n)
+        assert ((counts - law).abs() < 5 * (law * (1 - law) / (2 * n)).sqrt() + 1e-12).all()
+
+
+def test_padding_is_in_no_loss_and_no_average(tmp_path):
+    """What padded sites hold changes nothing that is logged, and the average is over the others."""
+    rows = random_rows().rows
+    weight = torch.ones(rows.shape)
+    weight[:, 3] = 0
+
+    class Reweighted(Rows):
+        """The corrupted padding still reaches the network, so the rows differ in it only where the network cannot see."""
+
+        def train(self, indices):
+            batch = super().train(indices)
+            return Batch(batch.x_0, batch.weight * 3.0)
+
+    train(small(tmp_path / "one", steps=3, log_every=1), Rows(rows, 5, weight))
+    train(small(tmp_path / "three", steps=3, log_every=1), Reweighted(rows, 5, weight))
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "one" / "log.jsonl").read_text().splitlines()]
+    assert lines[0]["tokens"] == 8 * 3
+
+
+def test_gradient_accumulation_is_the_whole_batch(tmp_path):
+    for name, micro in (("whole", None), ("parts", 2)):
+        train(small(tmp_path / name, micro_batch=micro, network__dropout=0.0, log_every=1), random_rows())
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
+    config = OptimizerConfig(lr=2.0, warmup=4)
+    rates = [learning_rate(config, step, 12) for step in range(12)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0] and rates[4] == 2.0
+    assert rates[8] == pytest.approx(1.0) and rates[11] == pytest.approx(1 + math.cos(math.pi * 7 / 8))
+    assert learning_rate(dataclasses.replace(config, decay="constant"), 11, 12) == 2.0
