@@ -104,9 +104,9 @@ def _compiled_sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum
         e, v = slope * w + level, slope * w + level_1
         return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
     sum_g, sum_big_g = sum_e, torch.zeros_like(sum_e)
-    width, left = divmod(w.shape[-1], 8)
+    width, left = w.shape[-1] // 8, w.shape[-1] % 8
     together = [[w[:, i * width : (i + 1) * width] for i in range(8)]] if width else []
-    for columns in [*together, *([w[:, -i : w.shape[-1] - i + 1]] for i in range(1, left + 1))]:
+    for columns in [*together, *([w[:, 8 * width + i : 8 * width + i + 1]] for i in range(left))]:
         product, quotients = torch.ones_like(slope), torch.zeros_like(slope)
         for part in columns:
             scaled = slope * part.to(slope.dtype)
