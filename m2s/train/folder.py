@@ -103,7 +103,7 @@ def _option(key: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """When, with what and on what this session runs."""
+    """When, with what and on what this start of the run goes."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
