@@ -94,6 +94,7 @@ def test_samples_on_a_device_are_those_of_the_cpu(name: str, device: str) -> Non
 
 COMPILED = """
 import sys, torch, m2s
+torch.manual_seed(int(sys.argv[2]))
 processes = [m2s.Uniform(61, m2s.Linear()), m2s.Hybrid(6, 0.3)]
 if sys.argv[1] == "aot_eager":
     processes += [m2s.Uniform(2, m2s.Linear()), m2s.Uniform(64, m2s.LogLinear()), m2s.Absorbing(17, m2s.Linear())]
@@ -108,10 +109,10 @@ for process in processes:
         output = exact.detach().float().requires_grad_()
         loss = lambda output: m2s.score_entropy(head, output, x_0, x_t, t)
         eager, compiled = loss(exact), torch.compile(loss, fullgraph=True, backend=sys.argv[1])(output)
-        torch.testing.assert_close(compiled.double(), eager, rtol=2e-6, atol=0)
+        torch.testing.assert_close(compiled.double(), eager, rtol=2e-6, atol=1e-11)  # 1e-5 of the 1e-6 nats that count
         eager.sum().backward(), compiled.sum().backward()
         error, size = (output.grad - exact.grad).norm(dim=-1), exact.grad.norm(dim=-1)
-        assert (error <= 2e-6 * size).all(), (process, offset, (error / size).max())
+        assert (error <= 2e-6 * size + 1e-11).all(), (process, offset, (error / size).max())
 torch._dynamo.reset()
 form = lambda output, x_0, x_t, t, process: m2s.score_entropy(m2s.Posterior(process), output, x_0, x_t, t)
 compiled = torch.compile(form, fullgraph=True, backend=sys.argv[1])
@@ -135,5 +136,5 @@ def test_loss_and_projection_compile_whole(backend: str) -> None:
     """One graph each, no break, the same numbers. In a process of its own: the tests' shape checker cannot be traced."""
     if backend == "inductor" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("inductor needs a C++ compiler on a CPU")
-    done = subprocess.run([sys.executable, "-c", COMPILED, backend], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", COMPILED, backend, "0"], capture_output=True, text=True)
     assert done.stdout.strip() == "one graph", done.stderr
