@@ -1,18 +1,21 @@
 """What the benchmarks share: timing, the machine in words, a table, a file of results."""
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+Ratios = tuple[dict[str, float], dict[str, float]]
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -39,6 +42,57 @@ def take_turns(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, d
     return {name: {"best_ms": min(value), "median_ms": statistics.median(value)} for name, value in times.items()}
 
 
+def in_turns(file: str, names: Iterable[str], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """What this benchmark prints with `--measure NAME`, for every name, `rounds` times in turns, each in a process of its own:
+    the forms allocate very differently, and none should inherit another's heap.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, found in runs.items():
+            command = [sys.executable, file, *sys.argv[1:], "--measure", name]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise SystemExit(f"{' '.join(command)} failed")
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    return runs
+
+
+def memory_and_times(call: Callable[[], Any], repeats: int) -> dict[str, Any]:
+    """The peak memory of one call above what was there (Linux: the kernel's high-water mark), then the times of `repeats`."""
+
+    def status(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    ctypes.CDLL(None).malloc_trim(0)  # what a warm-up freed must not serve the call for nothing
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    call()
+    peak = (status("VmHWM") - before) / 1024
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - start))
+    return {"peak_mib": peak, "ms": times}
+
+
+def compare(name: str, options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]], baseline: str, what: str) -> Ratios:
+    """Table and file of what `memory_and_times` found; how many times faster and smaller than `baseline` every form is."""
+    every = {form: [ms for run in found for ms in run["ms"]] for form, found in runs.items()}
+    times = {form: {"best_ms": min(ms), "median_ms": statistics.median(ms)} for form, ms in every.items()}
+    memory = {form: statistics.median(run["peak_mib"] for run in found) for form, found in runs.items()}
+    print(f"{what}, {options.threads} threads, torch {torch.__version__}")
+    rows = [[form, f"{times[form]['best_ms']:.1f}", f"{times[form]['median_ms']:.1f}", f"{memory[form]:.0f}"] for form in runs]
+    table(["", "best ms", "median ms", "peak MiB"], rows)
+    faster = {form: times[baseline]["median_ms"] / times[form]["median_ms"] for form in runs}
+    less = {form: memory[baseline] / memory[form] for form in runs}
+    measure = "rise of VmHWM above VmRSS before the call, each in a process of its own; median of the rounds"
+    numbers = {"rounds": options.rounds, "times": times, "peak_mib": memory, "times_faster": faster, "times_less_memory": less}
+    save(name, options, {"what": what, "memory_measure": measure, **numbers})
+    return faster, less
+
+
 def processor() -> str:
     """The CPU's model name."""
     try:
@@ -51,9 +105,9 @@ def processor() -> str:
 def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> None:
     """Write benchmarks/results/<name>.json: the numbers and what they were measured on."""
     about = {
-        "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "torch": torch.__version__,
-        "threads": options.threads,
+        "threads": torch.get_num_threads(),
         "cpu": processor(),
         "repeats": options.repeats,
     }

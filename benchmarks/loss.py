@@ -3,12 +3,8 @@ builds s, r and h and leaves the rest to autograd. (Compiled, that form no longe
 """
 
 import argparse
-import ctypes
 import json
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +33,7 @@ def direct(logits: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
     mu = torch.softmax(logits, -1)
     mu_k = mu.gather(-1, k)
     s = (1 - mu_k) + rho * mu_k + (1 / rho - 1) * mu
-    row = beta / vocab + alpha * torch.nn.functional.one_hot(x_0, vocab)
+    row = (beta / vocab).expand_as(mu).scatter(-1, x_0.unsqueeze(-1), (alpha + beta / vocab).expand_as(k))
     r = row / row.gather(-1, k)
     h = s - r * torch.log(s) + r * torch.log(r) - r
     return h.scatter(-1, k, 0.0).sum(-1) / (vocab * alpha.squeeze(-1))
@@ -69,40 +65,15 @@ def forward_backward(loss: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor
     return leaf.grad
 
 
-def child(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Milliseconds of `repeats` calls and the peak memory of one, in a process of its own: the two forms allocate very
-    differently, and neither should inherit the other's heap.
-    """
-    command = [sys.executable, __file__, "--measure", name, "--rows", options.rows, "--vocab", options.vocab]
-    command += ["--threads", options.threads, "--seed", options.seed, "--repeats", options.repeats]
-    return json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout)
-
-
-def measure(options: argparse.Namespace) -> None:
-    """Warm up on a small input, reset the kernel's high-water mark (Linux), run once for the memory, then time."""
-
-    def status(field: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     small = argparse.Namespace(**{**vars(options), "rows": 8, "vocab": 64})
     logits, *rest = inputs(small)
-    forward_backward(contenders(*rest, small.vocab)[options.measure], logits)
+    forward_backward(contenders(*rest, small.vocab)[options.measure], logits)  # warm up
     logits, *rest = inputs(options)
     call = contenders(*rest, options.vocab)[options.measure]
     if "compiled" in options.measure:
         forward_backward(call, logits)
-    ctypes.CDLL(None).malloc_trim(0)  # what the warm-up freed must not serve the call for nothing
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
-    forward_backward(call, logits)
-    peak = (status("VmHWM") - before) / 1024
-    times = []
-    for _ in range(options.repeats):
-        start = time.perf_counter()
-        forward_backward(call, logits)
-        times.append(1e3 * (time.perf_counter() - start))
-    print(json.dumps({"peak_mib": peak, "ms": times}))
+    return common.memory_and_times(lambda: forward_backward(call, logits), options.repeats)
 
 
 def main() -> int:
@@ -112,35 +83,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.measure:
-        measure(options)
+        print(json.dumps(measure(options)))
         return 0
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
-    for _ in range(options.rounds):
-        for name in NAMES:
-            runs[name].append(child(options, name))
-    every = {name: [ms for run in runs[name] for ms in run["ms"]] for name in NAMES}
-    times = {name: {"best_ms": min(every[name]), "median_ms": statistics.median(every[name])} for name in NAMES}
-    memory = {name: statistics.median(run["peak_mib"] for run in runs[name]) for name in NAMES}
-    rows = [[name, f"{times[name]['best_ms']:.1f}", f"{times[name]['median_ms']:.1f}", f"{memory[name]:.0f}"] for name in NAMES]
-    print(
-        f"forward + backward, {options.rows} x {options.vocab}, float32, {options.threads} threads, torch {torch.__version__}"
-    )
-    common.table(["", "best ms", "median ms", "peak MiB"], rows)
-    faster = {name: times["direct"]["median_ms"] / times[name]["median_ms"] for name in NAMES}
-    less = {name: memory["direct"] / memory[name] for name in NAMES}
-    common.save(
-        "loss",
-        options,
-        {
-            "what": f"score_entropy, Uniform + Linear, Posterior, forward + backward, {options.rows} x {options.vocab} float32",
-            "memory_measure": "rise of VmHWM above VmRSS before the call, each in a process of its own; median of the rounds",
-            "rounds": options.rounds,
-            "times": times,
-            "peak_mib": memory,
-            "times_faster": faster,
-            "times_less_memory": less,
-        },
-    )
+    what = f"score_entropy, Uniform + Linear, Posterior, forward + backward, {options.rows} x {options.vocab} float32"
+    runs = common.in_turns(__file__, NAMES, options.rounds)
+    faster, less = common.compare("loss", options, runs, "direct", what)
     print(f"        times faster than the direct form, eager: {faster['m2s']:.2f}")
     return common.verdict(
         [

@@ -3,12 +3,8 @@ analytic step in the form in which SEDD released it, on K-vectors for every site
 """
 
 import argparse
-import ctypes
 import json
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,35 +60,12 @@ def inputs(options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]
     )
 
 
-def child(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Milliseconds of `repeats` steps and the peak memory of one, in a process of its own."""
-    command = [sys.executable, __file__, "--measure", name, "--rows", options.rows, "--vocab", options.vocab]
-    command += ["--threads", options.threads, "--seed", options.seed, "--repeats", options.repeats]
-    return json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout)
-
-
 @torch.no_grad()
-def measure(options: argparse.Namespace) -> None:
-    """Warm up on a small input, reset the kernel's high-water mark (Linux), run once for the memory, then time."""
-
-    def status(field: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     form = FORMS[options.measure]
-    form(*inputs(argparse.Namespace(**{**vars(options), "rows": 8, "vocab": 64})))
+    form(*inputs(argparse.Namespace(**{**vars(options), "rows": 8, "vocab": 64})))  # warm up
     given = inputs(options)
-    ctypes.CDLL(None).malloc_trim(0)  # what the warm-up freed must not serve the call for nothing
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status("VmRSS")
-    form(*given)
-    peak = (status("VmHWM") - before) / 1024
-    times = []
-    for _ in range(options.repeats):
-        start = time.perf_counter()
-        form(*given)
-        times.append(1e3 * (time.perf_counter() - start))
-    print(json.dumps({"peak_mib": peak, "ms": times}))
+    return common.memory_and_times(lambda: form(*given), options.repeats)
 
 
 def main() -> int:
@@ -103,37 +76,15 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.measure:
-        measure(options)
+        print(json.dumps(measure(options)))
         return 0
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
-    for _ in range(options.rounds):
-        for name in NAMES:
-            runs[name].append(child(options, name))
-    every = {name: [ms for run in runs[name] for ms in run["ms"]] for name in NAMES}
-    times = {name: {"best_ms": min(every[name]), "median_ms": statistics.median(every[name])} for name in NAMES}
-    memory = {name: statistics.median(run["peak_mib"] for run in runs[name]) for name in NAMES}
-    rows = [[name, f"{times[name]['best_ms']:.1f}", f"{times[name]['median_ms']:.1f}", f"{memory[name]:.0f}"] for name in NAMES]
-    print(f"one step, {options.rows} x {options.vocab}, float32, {options.threads} threads, torch {torch.__version__}")
-    common.table(["", "best ms", "median ms", "peak MiB"], rows)
-    faster = times["vectors"]["median_ms"] / times["m2s"]["median_ms"]
-    less = memory["vectors"] / memory["m2s"]
-    common.save(
-        "sampler",
-        options,
-        {
-            "what": f"one step beyond the network, Uniform + Linear, Posterior, {options.rows} x {options.vocab} float32",
-            "memory_measure": "rise of VmHWM above VmRSS before the call, each in a process of its own; median of the rounds",
-            "rounds": options.rounds,
-            "times": times,
-            "peak_mib": memory,
-            "times_faster": faster,
-            "times_less_memory": less,
-        },
-    )
+    what = f"one step beyond the network, Uniform + Linear, Posterior, {options.rows} x {options.vocab} float32"
+    runs = common.in_turns(__file__, NAMES, options.rounds)
+    faster, less = common.compare("sampler", options, runs, "vectors", what)
     return common.verdict(
         [
-            ("times faster than the step on K-vectors (median of all calls)", faster, LEAST_SPEED),
-            ("times less peak memory than the step on K-vectors", less, LEAST_MEMORY),
+            ("times faster than the step on K-vectors (median of all calls)", faster["m2s"], LEAST_SPEED),
+            ("times less peak memory than the step on K-vectors", less["m2s"], LEAST_MEMORY),
         ]
     )
 

@@ -1,13 +1,16 @@
 """Small runs for the tests of training: rows of tokens in memory, a tiny network, and a way to start several processes."""
 
+import hashlib
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors import safe_open
 from torch import Tensor
 
 from m2s.train import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, train
@@ -50,16 +53,40 @@ def small(out: Path, **changes: object) -> Config:
 
 
 def outcome(out: Path) -> dict[str, object]:
-    """All that a run leaves behind, but for timings: the newest state's bytes, the published weights, and the log."""
+    """All that a run leaves behind, but for timings and shards: the newest state's bits, the published weights, and the log."""
     newest = max((out / "state").glob("step-*"))
+    info = json.loads((newest / "state.json").read_text())
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return {
         "state": newest.name,
-        "sha256": json.loads((newest / "state.json").read_text())["sha256"],
-        "info": json.loads((newest / "state.json").read_text()),
+        "tensors": {name: bits(value) for name, value in tensors(newest).items()},
+        "info": {name: value for name, value in info.items() if name != "files"},
         "weights": (out / "model.safetensors").read_bytes(),
         "log": [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines],
     }
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The whole tensors of a state, put together from the shards in its files; shards must fill them without overlap."""
+    shards: dict[str, list[tuple[list[int], Tensor]]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            offsets = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
+            for name in opened.keys():  # noqa: SIM118
+                shards.setdefault(name, []).append((offsets[name]["saved_offsets"], opened.get_tensor(name)))
+    found = {}
+    for name, parts in shards.items():
+        parts.sort(key=lambda part: (part[0], len(part[1]) if part[0] else 0))
+        rows = 0
+        for offset, part in parts if parts[0][0] else ():
+            assert offset == [rows] + [0] * (part.ndim - 1)
+            rows += len(part)
+        found[name] = torch.cat([part for _, part in parts]) if parts[0][0] else parts[0][1]
+    return found
+
+
+def bits(value: Tensor) -> tuple[torch.dtype, torch.Size, str]:
+    return value.dtype, value.shape, hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def losses(out: Path) -> list[float]:
@@ -67,17 +94,37 @@ def losses(out: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def _rank(rank: int, size: int, port: int, config: Config, source: Rows | None) -> None:
+def _rank(rank: int, size: int, port: int, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    train(config, source)
+    work(*arguments)
     dist.destroy_process_group()
 
 
 def together(size: int, config: Config, source: Rows | None) -> None:
     """The run on `size` processes, as torchrun would start them."""
+    finish(launch(size, train, config, source))
+
+
+def exit_codes(size: int, config: Config, source: Rows | None) -> list[int | None]:
+    """How each of `size` processes of the run ended by itself: None where it had not after a minute."""
+    processes = launch(size, train, config, source).processes
+    for process in processes:
+        process.join(60)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def finish(running: mp.ProcessContext) -> None:
+    while not running.join():
+        pass
+
+
+def launch(size: int, work: Callable[..., object], *arguments: object) -> mp.ProcessContext:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_rank, (size, port, config, source), nprocs=size, start_method="fork")
+    return mp.start_processes(_rank, (size, port, work, arguments), nprocs=size, join=False, start_method="fork")

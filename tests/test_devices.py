@@ -1,8 +1,10 @@
 """The same numbers compiled, on an accelerator where there is one, and in whatever dtype the network speaks."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +100,7 @@ torch.manual_seed(int(sys.argv[2]))
 processes = [m2s.Uniform(61, m2s.Linear()), m2s.Hybrid(6, 0.3)]
 if sys.argv[1] == "aot_eager":
     processes += [m2s.Uniform(2, m2s.Linear()), m2s.Uniform(64, m2s.LogLinear()), m2s.Absorbing(17, m2s.Linear())]
+    processes += [m2s.Uniform(1043, m2s.Linear())]  # long enough for eight columns at a time, and three left
 t = torch.tensor([1e-3, 0.1, 0.6, 0.99, 0.9999])
 for process in processes:
     x_0 = torch.randint(process.vocab, (5, 9))
@@ -105,7 +108,7 @@ for process in processes:
     for offset in ("none", "exact"):
         torch._dynamo.reset()
         head = m2s.Posterior(process, offset=offset)
-        exact = torch.randn(5, 9, 70, dtype=torch.float64).float().double().requires_grad_()
+        exact = torch.randn(5, 9, max(70, process.states + 5), dtype=torch.float64).float().double().requires_grad_()
         output = exact.detach().float().requires_grad_()
         loss = lambda output: m2s.score_entropy(head, output, x_0, x_t, t)
         eager, compiled = loss(exact), torch.compile(loss, fullgraph=True, backend=sys.argv[1])(output)
@@ -138,3 +141,39 @@ def test_loss_and_projection_compile_whole(backend: str) -> None:
         pytest.skip("inductor needs a C++ compiler on a CPU")
     done = subprocess.run([sys.executable, "-c", COMPILED, backend, "0"], capture_output=True, text=True)
     assert done.stdout.strip() == "one graph", done.stderr
+
+
+REPLAYED = """
+import sys
+from pathlib import Path
+from small_runs import losses, small
+from test_train_many import weighted_rows
+from m2s.train import train
+from m2s.train.config import replace
+out, network, micro_batch, compiled = sys.argv[1:]
+changes = {"steps": 8, "log_every": 1, "precision": "float32", "network__dropout": 0.0, "micro_batch": int(micro_batch)}
+if network == "unet":
+    changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
+found = []
+for device in ("cpu", "cuda"):
+    config = small(Path(out) / device, **changes, compile="no" if device == "cpu" else compiled)
+    rows = weighted_rows()
+    rows.shape = (2, 2)
+    train(replace(config, "device", device), rows)
+    found.append(losses(Path(out) / device))
+assert len(found[0]) == 8 and all(abs(a - b) < 1e-4 * abs(a) for a, b in zip(*found, strict=True)), found
+print("the same losses")
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs are for a GPU")
+@pytest.mark.parametrize("micro_batch", [8, 2])
+@pytest.mark.parametrize("network", ["dit", "unet"])
+@pytest.mark.parametrize("compiled", ["no", "yes"])
+def test_updates_that_are_compiled_and_replayed_are_those_of_a_cpu(tmp_path, network, micro_batch, compiled) -> None:
+    """Eight updates, of which a GPU records the fourth call; with padding."""
+    command = [sys.executable, "-c", REPLAYED, str(tmp_path), network, str(micro_batch), compiled]
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "the same losses", done.stderr

@@ -97,6 +97,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dit": network,
     "dit, time-free, causal": lambda: network(time=False, causal=True),
     "dit, classes": lambda: network(classes=3, length=8),
+    "dit, noise for a clock": lambda: network(clock=m2s.Geometric(sigma_min=1e-4, sigma_max=20.0)),
+    "dit, scaled by sigma": lambda: network(clock=m2s.LogLinear(), scale_by_sigma=True),
     "dit, bfloat16": lambda: network().bfloat16(),
     "dit, float64": lambda: network().double(),
     "unet": lambda: shaken(UNet(UNetConfig(K, (2, 4), width=8, multipliers=(1, 2), layers=1))),
@@ -281,6 +283,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "unknown setting": (config(lambda c: c["model"].update(layers=3)), ValueError, "dit has no setting layers"),
     "unknown head": (config(lambda c: c["head"].update(kind="Tail")), ValueError, r"kind is 'Tail', .* Posterior, LogScore"),
     "a process for a head": (config(lambda c: c.update(head=c["head"]["process"])), ValueError, "head must be .* RateMatrix"),
+    "a process for a clock": (
+        config(lambda c: c["model"].update(clock={"kind": "Hybrid", "vocab": 3, "p_uniform": 0.5})),
+        ValueError,
+        r"clock must be None or a schedule such as m2s\.LogLinear\(\), not Hybrid",
+    ),
     "missing argument": (config(lambda c: c["head"].pop("offset")), ValueError, "must hold process, offset, but offset"),
     "unknown tokenizer": (
         config(lambda c: c.update(tokenizer={"kind": "Words"})),

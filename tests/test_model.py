@@ -26,6 +26,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "dit": DIT,
     "dit, time-free": replace(DIT, time=False),
     "dit, causal": replace(DIT, time=False, causal=True),
+    "dit, noise for a clock": replace(DIT, clock=m2s.LogLinear()),
     "dit, classes": replace(DIT, classes=3),
     "dit, time-free, classes": replace(DIT, time=False, classes=3),
     "unet": UNET,
@@ -139,11 +140,14 @@ def test_time_counts_where_it_should_and_only_there(model: DiT | UNet) -> None:
 
 COMPILED = """
 import torch
+from m2s import LogLinear
 from m2s.model import build
 
 x, t, label = torch.randint(13, (4, 16)), torch.rand(4), torch.arange(4) % 3
 small = {"states": 13, "width": 32, "classes": 3}
-for config in ({"kind": "dit", "depth": 2, "heads": 2, **small}, {"kind": "unet", "shape": (4, 4), "layers": 1, **small}):
+dit = {"kind": "dit", "depth": 2, "heads": 2, **small}
+scaled = {**dit, "clock": LogLinear(), "scale_by_sigma": True}
+for config in (dit, scaled, {"kind": "unet", "shape": (4, 4), "layers": 1, **small}):
     model = build(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -286,7 +290,7 @@ def test_unprojected_output_is_the_same_output() -> None:
     model.unprojected = True
     output = model(x, t)
     assert isinstance(output, m2s.Unprojected)
-    assert torch.equal(output.project(model.config.rows), logits)
+    assert torch.equal(output.project(), logits)
     with bfloat16():
         assert model(x, t).hidden.dtype == torch.float32
 

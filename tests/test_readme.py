@@ -71,7 +71,7 @@ def says(page: str, *texts: str) -> None:
     """Each text stands on the page; without pytest's own comparison, which takes minutes for a page."""
     for text in texts:
         if text not in page:
-            pytest.fail(f"RESULTS.md does not say {text!r}")
+            pytest.fail(f"the page does not say {text!r}")
 
 
 def test_results_are_those_of_the_files() -> None:
@@ -91,6 +91,14 @@ def test_results_are_those_of_the_files() -> None:
     for mean in projection["mean_best_ms"].values():
         says(page, f"| {mean:.1f} |")
     says(page, f"`{loss['command']}`", f"`{projection['command']}`")
+    update = json.loads((folder / "train-owt.json").read_text())
+    speed, memory, share = update["tokens_per_second"], update["peak_gib"], update["mfu"]
+    for form, ms in update["median_ms"].items():
+        says(page, f"| {ms:.1f} | {speed[form]:,.0f} | {memory[form]:.1f} | {share[form]:.1%} |")
+    says(page, f"{update['times_faster']:.1f} times the speed", f"at {update['times_less_memory']:.1f} times less memory")
+    says(page, f"`{update['command']}`", f"the {update['matrix_rate'] / 1e12:.0f} Tflop/s")
+    training, hours = (ROOT / "docs" / "training.md").read_text(), 161_800 * 1584 * 512 / speed["m2s"] / 3600
+    says(training, f"the {round(speed['m2s'], -2):,.0f} tokens per second", f"{hours:.0f} GPU-hours", f"{hours / 24:.1f} hours")
     toy = json.loads((ROOT / "docs" / "toy.json").read_text())
     for low, high in (toy["box"], toy["band"]):
         says(page, f"[{low:.3f}, {high:.3f}]")

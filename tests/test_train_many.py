@@ -1,20 +1,34 @@
 """Many processes: the same batch, the same curve, the same weights as one."""
 
+import errno
+import functools
+import hashlib
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 import torch
-from small_runs import Rows, losses, outcome, random_rows, small, together
+from safetensors.torch import load_file
+from small_runs import Rows, bits, exit_codes, finish, launch, losses, outcome, random_rows, small, tensors, together
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.multiprocessing import ProcessExitedException
 
 from m2s import Absorbing, Hybrid, Linear, RateMatrix, Uniform
+from m2s.hub import folder as hub_folder
 from m2s.report import Refused
-from m2s.train import state, train
+from m2s.train import Config, keep, loop, state, train
+from m2s.train.config import replace
 from m2s.train.noise import corrupt, times
-from m2s.train.parallel import World
+from m2s.train.parallel import World, whole
 
 
 def weighted_rows() -> Rows:
@@ -34,28 +48,207 @@ def test_one_process_and_two_have_the_same_curve_and_weights(tmp_path, parallel)
     assert two == pytest.approx(one, rel=1e-6)
     ours, theirs = outcome(tmp_path / "one")["log"][-1], outcome(tmp_path / "two")["log"][-1]
     assert theirs["validation_bits"] == pytest.approx(ours["validation_bits"], rel=1e-5)
-    expected, found = (state.read(tmp_path / name / "state", 20).tensors() for name in ("one", "two"))
+    expected, found = (tensors(state.place(tmp_path / name / "state", 20)) for name in ("one", "two"))
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("first", "second"), [("ddp", "fsdp"), ("fsdp", "one"), ("one", "fsdp")])
-def test_a_state_is_taken_up_by_another_number_of_processes(tmp_path, first, second):
-    """Stopped at step 8 by removing what came after."""
-    train(small(tmp_path / "whole"), random_rows())
+def run_as(how: str, config: Config) -> None:
+    """The run on one process, or on two in the way `how`."""
+    if how == "one":
+        train(config, random_rows())
+    else:
+        together(2, replace(config, "parallel", how), random_rows())
 
-    def go(how: str) -> None:
-        if how == "one":
-            train(small(tmp_path / "run"), random_rows())
-        else:
-            together(2, small(tmp_path / "run", parallel=how), random_rows())
 
-    go(first)
-    newest = tmp_path / "run" / "state" / "step-00000012"
-    (newest / "state.json").unlink()
-    go(second)
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The outcome of the small run, by the way it was run."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+
+    @functools.cache
+    def of(how: str) -> dict[str, object]:
+        run_as(how, small(folder / how))
+        return outcome(folder / how)
+
+    return of
+
+
+def test_a_state_is_taken_up_bit_for_bit_by_any_processes(tmp_path, monkeypatch):
+    """Every change between one process, two of DDP and two of FSDP, in one run: what is taken up is what was left."""
+    config = small(tmp_path / "run", steps=14, keep=99)
+    train(small(tmp_path / "whole", steps=14), random_rows())
+    resume, gradient, stop = loop.resume, loop.Learner.gradient, [0]
+
+    def resume_and_show(learner):
+        resume(learner)
+        state.write(tmp_path / "taken", learner.progress.step, keep.tensors(learner), {}, 99)
+
+    def stopping(learner, share):
+        if learner.progress.step == stop[0] - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return gradient(learner, share)
+
+    ways = ["one", "ddp", "one", "fsdp", "ddp", "fsdp"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "resume", resume_and_show)
+        patch.setattr(loop.Learner, "gradient", stopping)
+        for number, how in enumerate(ways, 1):
+            stop[0] = 2 * number
+            with pytest.raises((SystemExit, ProcessExitedException), match="143"):
+                run_as(how, config)
+        stop[0] = -1
+        run_as("one", config)
+    for number, how in enumerate(ways, 1):
+        path = state.place(tmp_path / "run" / "state", 2 * number)
+        assert len(list(path.glob("*.safetensors"))) == (1 if how == "one" else 2)
+        left, taken = tensors(path), tensors(state.place(tmp_path / "taken", 2 * number))
+        assert left.keys() == taken.keys()
+        assert all(bits(left[name]) == bits(taken[name]) for name in left)
+        assert {float(left[name]) for name in left if name.startswith("optimizer.step/")} == {2.0 * number}
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_each_process_writes_its_half_of_a_state(tmp_path, parallel):
+    together(2, small(tmp_path / "run", steps=4, parallel=parallel), random_rows())
+    path = state.place(tmp_path / "run" / "state", 4)
+    names = ["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"]
+    assert sorted(file.name for file in path.iterdir()) == [*names, "state.json"]
+    info = json.loads((path / "state.json").read_text())
+    assert info["files"] == {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in names}
+    shards = [load_file(path / name) for name in names]
+    total = sum(value.nbytes for value in tensors(path).values())
+    for shard in shards:
+        assert sum(value.nbytes for value in shard.values()) == pytest.approx(total / 2, rel=0.1)
+    both = shards[0].keys() & shards[1].keys()
+    if parallel == "ddp":
+        assert not both
+    else:
+        assert both == {name for name in shards[0].keys() | shards[1].keys() if not name.startswith("optimizer.step/")}
+
+
+def test_a_state_with_a_damaged_shard_is_passed_over_by_all(tmp_path, uninterrupted, capfd):
+    out = tmp_path / "run"
+    together(2, small(out, parallel="fsdp"), random_rows())
+    shard = state.place(out / "state", 12) / "shard-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    capfd.readouterr()
+    together(2, small(out, parallel="fsdp"), random_rows())
+    said = capfd.readouterr().err
+    assert "the state of step 12 is damaged" in said and "going on from step 8" in said
+    assert outcome(out) == uninterrupted("fsdp")
+
+
+def tensors_of_any_shape(mesh: DeviceMesh | None, empty: bool = False) -> dict[str, Tensor]:
+    """Fewer rows than processes, rows that do not divide, no contiguous memory, a number, and bits that arithmetic loses."""
+    words = torch.arange(-30, 30, dtype=torch.int32) * 71582788
+    sizes = {"one row": (1, 4), "odd": (5, 3), "line": (7,), "turned": (4, 6)}
+    values = {name: words[: math.prod(size)].clone().view(torch.float32).reshape(size) for name, size in sizes.items()}
+    values["turned"] = values["turned"].T
+    values |= {"half": words[:8].clone().view(torch.bfloat16).reshape(8, 2), "whole": words.long()}
+    if empty:
+        values = {name: torch.zeros_like(value) for name, value in values.items()}
+    if mesh is not None:
+        values = {name: distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None) for name, value in values.items()}
+    return values | {"number": torch.tensor(0.0 if empty else -0.0)}
+
+
+def write_and_read(folder: Path) -> None:
+    World.start("cpu")
+    mesh = init_device_mesh("cpu", (2,))
+    expected = {name: bits(value) for name, value in tensors_of_any_shape(None).items()}
+    for step, writer in enumerate((mesh, None)):
+        state.write(folder, step, tensors_of_any_shape(writer), {}, 2)
+        assert {name: bits(value) for name, value in tensors(state.place(folder, step)).items()} == expected
+        for reader in (mesh, None):
+            found = tensors_of_any_shape(reader, empty=True)
+            state.read(folder, step).load(found)
+            assert {name: bits(whole(value)) for name, value in found.items()} == expected
+
+
+def test_tensors_of_any_shape_survive_bit_for_bit(tmp_path):
+    finish(launch(2, write_and_read, tmp_path))
+    found = tensors_of_any_shape(None, empty=True)
+    state.read(tmp_path, 0).load(found)
+    assert {name: bits(value) for name, value in found.items()} == {
+        name: bits(value) for name, value in tensors_of_any_shape(None).items()
+    }
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rank", "module", "name"),
+    [
+        ("fsdp", 1, state, "save_file"),
+        ("ddp", 1, state, "sync"),
+        ("fsdp", 0, os, "replace"),
+        ("ddp", 0, hub_folder, "save_file"),
+    ],
+)
+def test_a_full_disk_of_one_process_stops_all_with_the_same_words(
+    tmp_path, monkeypatch, uninterrupted, parallel, rank, module, name
+):
+    """Nobody waits for ever, the last good state is in place, and the run goes on from it."""
+    out = tmp_path / "run"
+    save = loop.save
+
+    def save_on_a_full_disk(learner):
+        if learner.progress.step == 8 and learner.world.rank == rank:
+            setattr(module, name, full)
+        try:
+            save(learner)
+        except OSError as error:
+            (tmp_path / f"said-{learner.world.rank}").write_text(str(error))
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save", save_on_a_full_disk)
+        assert exit_codes(2, small(out, parallel=parallel), random_rows()) == [1, 1]
+    said = [(tmp_path / f"said-{process}").read_text() for process in range(2)]
+    assert said[0] == said[1] and "No space left on device" in said[0]
+    assert not list((out / "state").glob(".writing*"))
+    if module is hub_folder:  # the state was written before the checkpoint
+        assert state.steps(out / "state") == [4, 8]
+    else:
+        assert state.steps(out / "state") == [4] and said[0].endswith("the state of step 4 is whole")
+    together(2, small(out, parallel=parallel), random_rows())
+    assert outcome(out) == uninterrupted(parallel)
+
+
+def test_killed_while_two_processes_write_a_state(tmp_path, monkeypatch):
+    """kill -9 of one of them at each moment of the writing of its second state, again and again, in one run."""
+    changes = {"steps": 16, "save_every": 2, "parallel": "fsdp"}
+    together(2, small(tmp_path / "whole", **changes), random_rows())
+    moments = [
+        (0, state, "save_file", "shard-00001-*"),
+        (1, state, "sync", "shard-00002-*"),
+        (0, state, "sync", "state.json"),
+        (0, os, "replace", ".writing-*"),
+        (0, state, "sync", "state"),  # after the renaming
+    ]
+    for number, (rank, module, name, pattern) in enumerate(moments, 1):
+        call, seen = getattr(module, name), []
+
+        def mortal(*given, call=call, seen=seen, rank=rank, pattern=pattern):
+            if os.environ["RANK"] == str(rank) and any(isinstance(x, Path) and fnmatch(x.name, pattern) for x in given):
+                seen.append(given)
+                if len(seen) == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, mortal)
+            codes = exit_codes(2, small(tmp_path / "run", **changes), random_rows())
+        assert codes[rank] == -signal.SIGKILL and codes[1 - rank] not in (0, None)
+        assert state.steps(tmp_path / "run" / "state")[-1] == 2 * number + (2 if pattern == "state" else 0)
+    together(2, small(tmp_path / "run", **changes), random_rows())
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert not list((tmp_path / "run" / "state").glob(".writing*"))
 
 
 def test_activations_computed_again_change_nothing(tmp_path):
@@ -110,9 +303,8 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("parallel", ["ddp"])
-def test_a_rank_that_dies_is_restarted_and_the_run_ends_the_same(tmp_path, parallel):
-    train(small(tmp_path / "whole"), random_rows())
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_that_dies_is_restarted_and_the_run_ends_the_same(tmp_path, uninterrupted, parallel):
     script = tmp_path / "script.py"
     text = SCRIPT.format(tests=os.path.dirname(__file__), out=str(tmp_path / "run"), parallel=parallel)
     script.write_text(textwrap.dedent(text))
@@ -121,5 +313,20 @@ def test_a_rank_that_dies_is_restarted_and_the_run_ends_the_same(tmp_path, paral
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "going on from step 4 of 12" in done.stderr
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert len(json.loads((tmp_path / "run" / "train.json").read_text())["sessions"]) == 2
+    assert outcome(tmp_path / "run") == uninterrupted("one" if parallel == "ddp" else "fsdp")
+    assert len(json.loads((tmp_path / "run" / "train.json").read_text())["starts"]) == 2
+
+
+def test_a_network_that_cannot_be_compiled_is_trained_all_the_same(tmp_path, monkeypatch, capsys):
+    train(small(tmp_path / "one"), random_rows())
+
+    def failing(*_):
+        raise torch._dynamo.exc.TorchDynamoException("no such device")
+
+    monkeypatch.setattr("m2s.train.update.COMPILED", ("cpu",))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: failing)
+    train(small(tmp_path / "two"), random_rows())
+    assert "cannot be compiled here (no such device): going on without" in capsys.readouterr().err
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="no such device"):
+        train(small(tmp_path / "three", compile="yes"), random_rows())

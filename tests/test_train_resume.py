@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from small_runs import Rows, outcome, random_rows, small
+from small_runs import Rows, outcome, random_rows, small, tensors
 
 import m2s
 from m2s.report import Refused
@@ -131,19 +131,21 @@ def test_killed_at_random_moments_and_while_writing_it_ends_with_the_same_bits(t
     assert not list((tmp_path / "killed" / "state").glob(".writing*"))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "no tensors", "no info", "half info"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no tensors", "another file", "no info", "half info"])
 def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path, uninterrupted, capsys, damage):
     out = tmp_path / "run"
     die_before(10, small(out), random_rows())
     newest = out / "state" / "step-00000008"
-    tensors, info = newest / "state.safetensors", newest / "state.json"
-    data = tensors.read_bytes()
+    shard, info = newest / "shard-00001-of-00001.safetensors", newest / "state.json"
+    data = shard.read_bytes()
     if damage == "truncated":
-        tensors.write_bytes(data[: len(data) // 2])
+        shard.write_bytes(data[: len(data) // 2])
     elif damage == "flipped":
-        tensors.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     elif damage == "no tensors":
-        tensors.unlink()
+        shard.unlink()
+    elif damage == "another file":
+        (newest / "shard-00002-of-00002.safetensors").write_bytes(data)
     elif damage == "no info":
         info.unlink()
     else:
@@ -158,7 +160,7 @@ def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path, uninterrupted,
 def test_where_no_state_is_whole_nothing_is_started_again_by_itself(tmp_path):
     out = tmp_path / "run"
     train(small(out, keep=1), random_rows())
-    (out / "state" / "step-00000012" / "state.safetensors").write_bytes(b"")
+    (out / "state" / "step-00000012" / "shard-00001-of-00001.safetensors").write_bytes(b"")
     with pytest.raises(Refused, match=r"no state in .* is whole"):
         train(small(out, keep=1), random_rows())
 
@@ -169,13 +171,13 @@ def test_the_last_states_are_kept_and_m2s_load_reads_the_folder(tmp_path):
     assert sorted(path.name for path in (out / "state").iterdir()) == ["step-00000008", "step-00000012"]
     checkpoint = m2s.load(out)
     assert checkpoint.config["extra"]["step"] == 12
-    tensors = state.read(out / "state", 12).tensors()
+    saved = tensors(state.place(out / "state", 12))
     for name, value in checkpoint.model.state_dict().items():
-        assert torch.equal(value, tensors[f"ema/{name}"]) and value.dtype == torch.float32
-    assert any(not torch.equal(tensors[f"ema/{n}"], tensors[f"model/{n}"]) for n in checkpoint.model.state_dict())
+        assert torch.equal(value, saved[f"ema/{name}"]) and value.dtype == torch.float32
+    assert any(not torch.equal(saved[f"ema/{n}"], saved[f"model/{n}"]) for n in checkpoint.model.state_dict())
     record = json.loads((out / "train.json").read_text())
-    assert record["config"]["head"]["offset"] == "none" and record["sessions"][0]["torch"] == torch.__version__
-    assert not [path for path in out.rglob("*") if path.suffix in (".pt", ".pth", ".pkl", ".bin")]
+    assert record["config"]["head"]["offset"] == "none" and record["starts"][0]["torch"] == torch.__version__
+    assert {path.suffix for path in (out / "state").rglob("*") if path.is_file()} == {".safetensors", ".json"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -269,8 +271,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, spoi
     found = json.loads((out / "nan.json").read_text())
     assert found["bad"] == [3] and 3 in found["batch"] and f"at step {found['step']} " in str(error.value)
     assert state.steps(out / "state")[-1] == found["step"]
-    tensors = state.read(out / "state", found["step"]).tensors()
-    assert all(value.isfinite().all() for value in tensors.values())
+    assert all(value.isfinite().all() for value in tensors(state.place(out / "state", found["step"])).values())
     train(small(out, on_nan="skip"), spoilt)
     last = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert max(line.get("skipped", 0) for line in last) >= 1

@@ -1,10 +1,12 @@
 """What a network hands over: logits, or hidden states with the last layer not yet applied."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from m2s import check
 
@@ -29,13 +31,60 @@ class Unprojected:
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ValueError(f"bias has shape {list(self.bias.shape)}, but weight has {self.weight.shape[0]} rows")
 
-    def project(self, columns: int) -> Float[Tensor, "*site {columns}"]:
-        """The first `columns` logits, in float32 or better, whatever autocast says."""
-        if self.weight.shape[0] < columns:
-            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {columns} states")
+    def project(self) -> Float[Tensor, "*site V"]:
+        """The logits of all columns, in float32 or better, whatever autocast says."""
         with torch.autocast(self.hidden.device.type, enabled=False):
-            bias = None if self.bias is None else full(self.bias[:columns])
-            return torch.nn.functional.linear(full(self.hidden), full(self.weight[:columns]), bias)
+            return last_layer(self.hidden, self.weight, self.bias)
+
+
+# Opaque to a compiler, which may not know a product of bf16 that is returned in float32.
+@torch.library.custom_op("m2s::product", mutates_args=())
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a b of bf16 matrices, added up and returned in float32."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+
+@product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
+
+
+class _HalfOperands(torch.autograd.Function):
+    """hidden weight^T + bias for hidden states in bf16: weight rounded to bf16, sums and result in float32.
+
+    The bias goes into the product, as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden;
+    six of zeros keep the width a multiple of eight. So its gradient comes out of the product that gives the weight's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        width, dtype = hidden.shape[-1], hidden.dtype
+        columns = weight.to(dtype)
+        if bias is not None:
+            coarse = bias.to(dtype)
+            fine = (bias - coarse.to(bias.dtype)).to(dtype)
+            columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
+            hidden = torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6))
+        ctx.save_for_backward(hidden, columns)
+        ctx.width, ctx.dtype = width, weight.dtype
+        return product(hidden, columns.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, columns = ctx.saved_tensors
+        width, rounded = ctx.width, upstream.to(hidden.dtype)
+        weight = product(rounded.t(), hidden).to(ctx.dtype)
+        bias = weight[:, width] if ctx.needs_input_grad[2] else None
+        return product(rounded, columns[:, :width]).to(hidden.dtype), weight[:, :width], bias
+
+
+def last_layer(hidden: Float[Tensor, "*site D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None) -> Tensor:
+    """The logits [*site, V] of a last layer, in float32 at least. Hidden states in bf16 keep the operands in bf16 on a GPU."""
+    if hidden.dtype == torch.bfloat16 and hidden.is_cuda:
+        flat = _HalfOperands.apply(hidden.reshape(-1, hidden.shape[-1]), weight, None if bias is None else bias.float())
+        return flat.reshape(*hidden.shape[:-1], -1)
+    return torch.nn.functional.linear(full(hidden), full(weight), None if bias is None else full(bias))
 
 
 Output = Tensor | Unprojected
@@ -46,9 +95,16 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site V"]:
+    """At least `states` columns, in float32 at least; those past them mean nothing."""
+    if isinstance(output, Unprojected):
+        if output.weight.shape[0] < states:
+            raise ValueError(f"weight has {output.weight.shape[0]} rows, but the process has {states} states")
+        output = output.project()
+    check.belief("output", output, x_t, states, wider=True)
+    return full(output)
+
+
 def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {states}"]:
     """The columns that mean something, in float32 at least. The one place where padding is cut off."""
-    if isinstance(output, Unprojected):
-        output = output.project(states)
-    check.belief("output", output, x_t, states, wider=True)
-    return full(output[..., :states])
+    return padded_logits(output, x_t, states)[..., :states]

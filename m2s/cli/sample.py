@@ -223,7 +223,8 @@ class Sample:
         for name, tensor in checkpoint.model.state_dict().items():
             weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         given = None if clamp is None else hashlib.sha256(clamp.numpy().tobytes()).hexdigest()
-        return {**mine, "labels": list(self.labels), "clamp": given, "weights": weights.hexdigest()}
+        about = {"data": checkpoint.data, "weights": weights.hexdigest()}
+        return {**mine, "labels": list(self.labels), "clamp": given, **about}
 
     def _draw(self, checkpoint: "Checkpoint", parts: "Parts", options: "Options", done: int, share: tuple[int, int]) -> None:
         from tqdm import tqdm

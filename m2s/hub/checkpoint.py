@@ -1,4 +1,7 @@
-"""A trained network in a folder: `config.json` says what it is, `model.safetensors` holds its weights. Nothing is pickled."""
+"""A trained network in a folder: `config.json` says what it is, `model.safetensors` holds its weights. Nothing is pickled.
+
+SEDD's folders are read too; see `m2s.hub.sedd`.
+"""
 
 import contextlib
 import json
@@ -8,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from m2s import check
 from m2s.belief import Head
 from m2s.data import tokenizer as tokenizers
 from m2s.data.tokenizer import Tokenizer
-from m2s.hub import remote
+from m2s.hub import remote, sedd
 from m2s.hub.config import PREFIX as PROCESS
-from m2s.hub.config import from_dict, to_dict
+from m2s.hub.config import from_dict, network_from_dict, network_to_dict, to_dict
 from m2s.hub.folder import CONFIG, WEIGHTS, current, write
-from m2s.model import build, describe
+from m2s.hub.tensors import read_safetensors
 
 FORMAT = 1  # raised when an older m2s could no longer read what this one writes
 MODEL = "model."  # prefix of the names of the network's tensors
@@ -56,10 +58,67 @@ def save(
     check.instance("model", model, nn.Module, "a network such as m2s.model.DiT(config)")
     check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     tensors: dict[str, Tensor] = {}
+    config = _describe(model, head, data, tokenizer, extra, tensors)
+    for name, tensor in model.state_dict().items():
+        tensors[MODEL + name] = tensor.detach().cpu().contiguous()
+    folder = Path(folder)
+    write(folder, config, tensors)
+    return folder
+
+
+def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """The checkpoint in a folder, or in a repository "owner/name" of the Hugging Face hub; the network is in eval mode.
+
+    The folder is ours (`save`), or one of SEDD: `m2s.load("louaaron/sedd-small")`.
+    """
+    folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *sedd.FILES))
+    settings = sedd.recognise(folder)
+    if settings is None:
+        return _load(folder, device)
+    with _within(folder):
+        model, head, data, tokenizer = sedd.load(folder, settings)
+        config = _describe(model, head, data, tokenizer, {"sedd": settings}, {})
+    return Checkpoint(model.to(device).eval(), head, tokenizer, data, config)
+
+
+def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """A folder that `save` wrote."""
+    config = read_config(folder)
+    if not (folder / WEIGHTS).exists():
+        raise FileNotFoundError(f"{folder} holds {CONFIG} but no {WEIGHTS}: copy that file too, or save the checkpoint again")
+    tensors = read_safetensors(folder / WEIGHTS)
+    with _within(folder):
+        head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
+        check.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
+        tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"])
+        with torch.random.fork_rng(devices=[]):  # first weights, thrown away at once, are drawn from nobody's stream
+            model = network_from_dict(config["model"])
+        _check_vocabulary(config["model"], head, tokenizer)
+        weights = {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
+        _check_tensors(model, weights, [name for name in tensors if not name.startswith((MODEL, PROCESS))])
+    model.load_state_dict(weights, assign=True)
+    return Checkpoint(model.to(device).eval(), head, tokenizer, config.get("data"), config)
+
+
+def push(folder: str | Path, repo: str, private: bool = False) -> str:
+    """Upload the checkpoint in `folder` to the repository "owner/name" of the Hugging Face hub. Returns its address."""
+    _load(Path(folder))
+    return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS), private)
+
+
+def _describe(
+    model: nn.Module,
+    head: Head,
+    data: Mapping[str, Any] | None,
+    tokenizer: Tokenizer | None,
+    extra: Mapping[str, Any] | None,
+    tensors: dict[str, Tensor],
+) -> dict[str, Any]:
+    """What `config.json` says; the head's matrices are put into `tensors`."""
     config: dict[str, Any] = {
         "format": FORMAT,
         "m2s": _version(),
-        "model": describe(model),
+        "model": network_to_dict(model),
         "head": to_dict(head, tensors),
         "data": None if data is None else dict(data),
         "tokenizer": None if tokenizer is None else tokenizer.to_dict(),
@@ -70,35 +129,7 @@ def save(
     except TypeError as error:
         raise TypeError(f"data and extra must hold what JSON can: numbers, strings, lists, dictionaries; {error}") from None
     _check_vocabulary(config["model"], head, tokenizer)
-    for name, tensor in model.state_dict().items():
-        tensors[MODEL + name] = tensor.detach().cpu().contiguous()
-    folder = Path(folder)
-    write(folder, config, tensors)
-    return folder
-
-
-def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """The checkpoint in a folder, or in a repository "owner/name" of the Hugging Face hub; the network is in eval mode."""
-    folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS))
-    config = read_config(folder)
-    tensors = _read_tensors(folder)
-    with _within(folder):
-        head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
-        check.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
-        tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"])
-        with torch.random.fork_rng(devices=[]):  # first weights, thrown away at once, are drawn from nobody's stream
-            model = build(config["model"])
-        _check_vocabulary(config["model"], head, tokenizer)
-        weights = {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
-        _check_tensors(model, weights, [name for name in tensors if not name.startswith((MODEL, PROCESS))])
-    model.load_state_dict(weights, assign=True)
-    return Checkpoint(model.to(device).eval(), head, tokenizer, config.get("data"), config)
-
-
-def push(folder: str | Path, repo: str, private: bool = False) -> str:
-    """Upload the checkpoint in `folder` to the repository "owner/name" of the Hugging Face hub. Returns its address."""
-    load(folder)
-    return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS), private)
+    return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -121,17 +152,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} does not describe the {' and the '.join(missing)}: save the checkpoint again")
     return config
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
-    if not path.exists():
-        raise FileNotFoundError(f"{folder} holds {CONFIG} but no {WEIGHTS}: copy that file too, or save the checkpoint again")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or cut short ({error}): copy it again, or save the checkpoint again") from None
 
 
 def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer | None) -> None:

@@ -1,4 +1,4 @@
-"""Processes, schedules and heads as plain dictionaries: a class by its name and its constructor's arguments.
+"""Processes, schedules, heads and networks as plain dictionaries: a class by its name and its constructor's arguments.
 
     to_dict(m2s.Posterior(m2s.Uniform(27, m2s.Linear())))
     {"kind": "Posterior", "process": {"kind": "Uniform", "vocab": 27, "schedule": {"kind": "Linear"}}, "offset": "none"}
@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from m2s.belief import FactorizedRate, Head, LogScore, Posterior
+from m2s.model import build, describe
 from m2s.process import (
     Absorbing,
     Chain,
@@ -74,6 +75,16 @@ def from_dict(description: Mapping[str, Any], tensors: Mapping[str, Tensor] | No
         expected = ", ".join(ARGUMENTS[cls]) or "no arguments"
         raise ValueError(f"the description of {kind} must hold {expected}, but {', '.join(wrong)} is missing or unknown")
     return cls(**{name: _value(value, tensors) for name, value in arguments.items()})
+
+
+def network_to_dict(model: nn.Module) -> dict[str, Any]:
+    """What `m2s.model.describe` says of a network, its clock too as a dictionary."""
+    return {name: _plain(name, value, None) for name, value in describe(model).items()}
+
+
+def network_from_dict(description: Mapping[str, Any]) -> nn.Module:
+    """The network that `network_to_dict` described, with fresh weights."""
+    return build({name: _value(value, None) for name, value in description.items()})
 
 
 def _names() -> str:

@@ -14,6 +14,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from m2s.report import sync
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 NEW = ".new"
 
@@ -32,19 +34,10 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
         os.replace(current(folder), folder / CONFIG)
     new_config, new_weights = folder / (CONFIG + NEW), folder / (WEIGHTS + NEW)
     save_file(dict(tensors), new_weights, metadata={"format": "pt"})
-    _sync(new_weights)
+    sync(new_weights)
     new_config.write_text(text, encoding="utf-8")
     shutil.copymode(new_config, new_weights)  # safetensors makes files that only their owner reads
-    _sync(new_config)
+    sync(new_config)
     os.replace(new_weights, folder / WEIGHTS)
     os.replace(new_config, folder / CONFIG)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """What was written to `path` is on the disk when this returns."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(folder)

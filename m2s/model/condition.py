@@ -1,4 +1,4 @@
-"""What a network is told besides its tokens: the time, and the class of the sample."""
+"""What a network is told besides its tokens: the time or the noise of that time, and the class of the sample."""
 
 import math
 
@@ -7,21 +7,23 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from m2s import check
+from m2s.process import Schedule
 
 TIME_SCALE = 1000.0  # t in [0, 1] is stretched by this before its sinusoids, whose highest frequency is one
 
 
-def sinusoids(t: Float[Tensor, "B"], width: int, slowest: float = 10_000.0) -> Float[Tensor, "B {width}"]:
-    """cos and sin of TIME_SCALE t slowest^{-i/half}, i = 0..half-1, half = width/2 (float32)."""
+def sinusoids(value: Float[Tensor, "B"], width: int, slowest: float = 10_000.0) -> Float[Tensor, "B {width}"]:
+    """cos and sin of value slowest^{-i/half}, i = 0..half-1, half = width/2 (float32)."""
     half = width // 2
-    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(slowest) / half))
-    angle = (t.float() * TIME_SCALE).unsqueeze(-1) * frequency
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=value.device) * (-math.log(slowest) / half))
+    angle = value.float().unsqueeze(-1) * frequency
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
 class Condition(nn.Module):
     """One vector per sample: an MLP of the time's sinusoids plus an embedding of the class; None where there is neither.
 
+    The sinusoids are those of TIME_SCALE t or, where `clock` is a schedule, of its total noise sigma(t), as in SEDD.
     Index `classes` of the embedding means "no label". It stands in where no condition is given, and while training with
     probability `label_dropout`, so that one network learns both laws that guidance compares.
     """
@@ -34,9 +36,10 @@ class Condition(nn.Module):
         time: bool = True,
         classes: int | None = None,
         label_dropout: float = 0.0,
+        clock: Schedule | None = None,
     ) -> None:
         super().__init__()
-        self.frequencies, self.classes, self.label_dropout = frequencies, classes, label_dropout
+        self.frequencies, self.classes, self.label_dropout, self.clock = frequencies, classes, label_dropout, clock
         self.time = nn.Sequential(nn.Linear(frequencies, hidden), nn.SiLU(), nn.Linear(hidden, width)) if time else None
         self.label = None if classes is None else nn.Embedding(classes + 1, width)
         if self.label is not None:
@@ -61,7 +64,8 @@ class Condition(nn.Module):
             raise TypeError("t is None, but this network depends on time: give a tensor of times in [0, 1], one per sample")
         check.times("t", t)
         _one_each("t", t, x_t)
-        return sinusoids(t, self.frequencies).to(next(self.time.parameters()).dtype)
+        value = t.float() * TIME_SCALE if self.clock is None else self.clock.sigma(t)
+        return sinusoids(value, self.frequencies).to(next(self.time.parameters()).dtype)
 
     def _labels(self, x_t: Tensor, condition: Tensor | None) -> Tensor:
         assert self.classes is not None

@@ -1,5 +1,6 @@
 """The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from m2s import check
 from m2s.belief.output import Output, Unprojected
 from m2s.model.condition import Condition
 from m2s.model.rotary import angles, rotate
+from m2s.process import Schedule
 
 FREQUENCIES = 256  # sinusoids of the time
 MULTIPLE = 64  # rows of the embedding and of the last layer are padded to a multiple of this
@@ -33,6 +35,10 @@ class DiTConfig:
     `time=False` takes away the time (RADD); without classes too, nothing is modulated. `causal=True` lets a site see only
     itself and those before it. `classes` adds class conditioning; label `classes` means none, and so does condition=None.
     `length` is the greatest number of sites the network was made for; None sets no limit.
+
+    `clock` is what the network reads the time from: None, t itself; a schedule, its total noise sigma(t) (SEDD).
+    `scale_by_sigma` is for a log-score over an absorbing mask, as in SEDD: log(expm1 sigma) + log K, K = states - 1, is taken
+    from the last layer's output. The true log-score is log mu_y - log(expm1 sigma), so the layer itself says log(K mu_y).
     """
 
     states: int
@@ -46,9 +52,17 @@ class DiTConfig:
     classes: int | None = None
     label_dropout: float = 0.1
     length: int | None = None
+    clock: Schedule | None = None
+    scale_by_sigma: bool = False
 
     def __post_init__(self) -> None:
         check.positive_int("states", self.states, low=2)
+        if self.clock is not None:
+            check.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
+            if not self.time:
+                raise ValueError(f"clock is {self.clock}, but time is False: a network that sees no time has no clock")
+        elif self.scale_by_sigma:
+            raise ValueError("scale_by_sigma is set, but clock is None: give the schedule whose sigma it is")
         for name in ("width", "depth", "heads", "condition_width"):
             check.positive_int(name, getattr(self, name))
         for name in ("classes", "length"):
@@ -140,8 +154,9 @@ class Block(nn.Module):
 class DiT(nn.Module):
     """model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states; the columns past `states` mean nothing.
 
-    The body may run under autocast; the last layer runs in float32. With `model.unprojected = True` the output is
-    `m2s.Unprojected`: hidden states and the last layer, not multiplied out. A time-free network takes t and ignores it.
+    The body may run under autocast; the last layer adds up and answers in float32. With `model.unprojected = True` the output
+    is `m2s.Unprojected`: hidden states and the last layer, not multiplied out; one that is scaled by sigma is multiplied out
+    all the same. A time-free network takes t and ignores it.
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -153,7 +168,13 @@ class DiT(nn.Module):
         self.embedding = nn.Embedding(config.rows, width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.condition = Condition(
-            config.condition_width, FREQUENCIES, config.condition_width, config.time, config.classes, config.label_dropout
+            config.condition_width,
+            FREQUENCIES,
+            config.condition_width,
+            config.time,
+            config.classes,
+            config.label_dropout,
+            config.clock,
         )
         self.blocks = nn.ModuleList(Block(config, conditioned) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, bias=False)
@@ -179,5 +200,18 @@ class DiT(nn.Module):
             x = block(x, c, cos, sin)
         with torch.autocast(x.device.type, enabled=False):
             shift, scale = UNMODULATED[:2] if self.modulation is None else self.modulation(c)
-            output = Unprojected(modulate(self.norm(x), shift, scale), self.head.weight, self.head.bias)
-        return output if self.unprojected else output.project(self.config.rows)
+            hidden = modulate(self.norm(x), shift, scale)
+        if x.is_cuda and torch.is_autocast_enabled("cuda"):
+            hidden = hidden.to(torch.get_autocast_dtype("cuda"))  # operands of a product that is added up in float32
+        output = Unprojected(hidden, self.head.weight, self.head.bias)
+        if self.config.scale_by_sigma:
+            assert t is not None
+            logits = output.project()
+            return logits - self._log_scale(t).to(logits.dtype)[:, None, None]
+        return output if self.unprojected else output.project()
+
+    def _log_scale(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """log(expm1 sigma) + log K, with expm1(sigma) = (1 - alpha)/alpha."""
+        clock = self.config.clock
+        assert clock is not None
+        return torch.log(clock.beta(t) / clock.alpha(t)) + math.log(self.config.states - 1)

@@ -1,7 +1,7 @@
 """Networks by name, so that a file can say which one it holds."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -29,10 +29,10 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The kind and the configuration of a network, as `build` reads them."""
+    """The kind and the configuration of a network, as `build` reads them; a clock is a schedule, which JSON cannot hold."""
     for kind, (_, network) in NETWORKS.items():
         if type(model) is network:
-            return {"kind": kind, **asdict(model.config)}  # type: ignore[call-overload]
+            return {"kind": kind, **vars(model.config)}
     raise TypeError(
         f"model is a {type(model).__name__}, which no file can name: add it to m2s.model.NETWORKS as "
         "{kind: (configuration dataclass, module class)}; the module keeps its configuration in `.config`"

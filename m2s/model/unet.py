@@ -93,8 +93,23 @@ class UNetConfig:
         return cls(states, shape, **{**SIZES[size], **options})
 
 
-def normalise(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
+class Normalise(nn.GroupNorm):
+    """Each group of channels to mean 0 and variance 1 over the image, in float32; then scale and shift of each channel.
+
+    A compiler for a GPU gets the formula: torch's own kernel lays channels out first, convolutions want them last.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(min(32, channels // 4), channels, eps=1e-6)
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        if not (x.is_cuda and torch.compiler.is_compiling()):
+            return super().forward(x)
+        groups = full(x).unflatten(1, (self.num_groups, -1))
+        centred = groups - groups.mean((2, 3, 4), keepdim=True)
+        variance = centred.square().mean((2, 3, 4), keepdim=True)
+        scale, shift = (value.unflatten(0, (self.num_groups, -1))[None, :, :, None, None] for value in (self.weight, self.bias))
+        return (centred * torch.rsqrt(variance + self.eps) * scale + shift).flatten(1, 2)
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) -> nn.Conv2d:
@@ -111,8 +126,8 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, condition_width: int | None, dropout: float) -> None:
         super().__init__()
-        self.norm1, self.conv1 = normalise(inputs), convolution(inputs, outputs)
-        self.norm2, self.conv2 = normalise(outputs), convolution(outputs, outputs, zero=True)
+        self.norm1, self.conv1 = Normalise(inputs), convolution(inputs, outputs)
+        self.norm2, self.conv2 = Normalise(outputs), convolution(outputs, outputs, zero=True)
         self.dropout = nn.Dropout(dropout)
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
         self.condition = None if condition_width is None else nn.Linear(condition_width, outputs, bias=False)
@@ -131,7 +146,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = normalise(channels)
+        self.norm = Normalise(channels)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
@@ -190,7 +205,7 @@ class UNet(nn.Module):
                 channels = size
             if i > 0:
                 self.up.append(Up(channels))
-        self.norm = normalise(channels)
+        self.norm = Normalise(channels)
         self.last = convolution(channels, config.channels * (config.columns or config.states), zero=True)
 
     def forward(
@@ -217,7 +232,8 @@ class UNet(nn.Module):
             assert self.last.bias is not None
             logits = conv2d(x, full(self.last.weight), full(self.last.bias), padding=1)
         logits = logits.permute(0, 2, 3, 1).reshape(*x_t.shape, -1)
-        return pad(logits, (0, max(0, self.config.states - logits.shape[-1])))
+        missing = self.config.states - logits.shape[-1]
+        return pad(logits, (0, missing)) if missing > 0 else logits
 
     def _features(self, x_t: Tensor) -> Float[Tensor, "B C H W"]:
         """What each place shows to the first layer, the channels of a place side by side."""

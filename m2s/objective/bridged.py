@@ -30,6 +30,7 @@ from m2s.process import Site
 
 CPU_BLOCK = 1 << 18  # logits worked on at once on a CPU, so that the buffers stay in cache
 GPU_BLOCK = 1 << 26
+SHORT = 1024  # rows too short for a logarithm of eight factors to pay
 
 
 def block_rows(logits: Tensor) -> int:
@@ -100,19 +101,21 @@ def _compiled_weigh(logits: Tensor, two: Tensor, wide: torch.dtype) -> tuple[Ten
 
 def _compiled_sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tensor) -> tuple[Tensor, Tensor]:
     """What `_sums` returns; eight columns side by side, so that w is read once and nothing is written."""
-    if w.dtype == slope.dtype:
-        e, v = slope * w + level, slope * w + level_1
+    if w.dtype == slope.dtype or w.shape[-1] <= SHORT:
+        scaled = slope * w.to(slope.dtype)
+        e, v = scaled + level, scaled + level_1
         return excess(e, v).sum(-1, keepdim=True), (e / v).sum(-1, keepdim=True)
     sum_g, sum_big_g = sum_e, torch.zeros_like(sum_e)
     width, left = w.shape[-1] // 8, w.shape[-1] % 8
     together = [[w[:, i * width : (i + 1) * width] for i in range(8)]] if width else []
     for columns in [*together, *([w[:, 8 * width + i : 8 * width + i + 1]] for i in range(left))]:
-        product, quotients = torch.ones_like(slope), torch.zeros_like(slope)
+        divisor, dividend = torch.ones_like(slope), torch.zeros_like(slope)  # e/v + e'/v' = (e v' + e' v) / (v v')
         for part in columns:
             scaled = slope * part.to(slope.dtype)
-            product, quotients = product * (scaled + level_1), quotients + (scaled + level) / (scaled + level_1)
-        sum_g = sum_g - torch.log(product).sum(-1, keepdim=True)
-        sum_big_g = sum_big_g + quotients.sum(-1, keepdim=True)
+            v = scaled + level_1
+            divisor, dividend = divisor * v, dividend * v + divisor * (scaled + level)
+        sum_g = sum_g - torch.log(divisor).sum(-1, keepdim=True)
+        sum_big_g = sum_big_g + (dividend / divisor).sum(-1, keepdim=True)
     return sum_g, sum_big_g
 
 
@@ -131,7 +134,8 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     two = torch.cat([x, torch.where(k_clean, k, x)], -1)
     compiling = torch.compiler.is_compiling()
     if compiling:
-        w, top, rest_w, top_w = _compiled_weigh(logits, two, alpha.dtype)
+        w, *found = _compiled_weigh(logits, two, alpha.dtype)
+        top, rest_w, top_w = _hold(torch.cat(found, -1)).split(1, -1)
     else:
         size = block_rows(logits)
         blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
@@ -207,7 +211,8 @@ def _backward(w: Tensor, row: _Row, k: Tensor, x: Tensor, mask: int | None, upst
     level_1 = torch.where(lift == 0, torch.inf, level_1 / lift.where(lift != 0, 1)).to(w.dtype)
     slope, pivot = torch.where(lift == 0, 1, slope / lift.where(lift != 0, 1)).to(w.dtype), pivot.to(w.dtype)
     at_x, at_k = (at_x * upstream).to(w.dtype), (at_k * upstream).to(w.dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # w may be wider than the vocabulary
+        slope, level_1, pivot, shift, at_x, at_k = _hold(torch.cat([slope, level_1, pivot, shift, at_x, at_k], -1)).split(1, -1)
         gradient = w * ((w - pivot) / (w * slope + level_1) + shift)
         return torch.where(_at(k, w), at_k, torch.where(_at(x, w), at_x, gradient))
     size = block_rows(w)
@@ -226,7 +231,7 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-# A compiler would rather sum over the vocabulary again in the backward pass than keep these few numbers; this it must keep.
+# A compiler would rather find these few numbers of a row again at every entry of it than keep them; this it must keep.
 @torch.library.custom_op("m2s::hold", mutates_args=())
 def _hold(row: Tensor) -> Tensor:
     return row.clone()
@@ -238,10 +243,14 @@ def _(row: Tensor) -> Tensor:
 
 
 class _BridgedScoreEntropy(torch.autograd.Function):
+    """The logits may be wider than the vocabulary; so is their gradient, with zeros there."""
+
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, mask: int | None, *site: Tensor) -> Tensor:
-        loss, w, row = _forward(logits, offset, k, x, Site(*site), mask)
-        ctx.mask = mask
+    def forward(
+        ctx: Any, logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, mask: int | None, vocab: int, *site: Tensor
+    ) -> Tensor:
+        loss, w, row = _forward(logits[:, :vocab], offset, k, x, Site(*site), mask)
+        ctx.mask, ctx.vocab = mask, vocab
         if torch.compiler.is_compiling():
             ctx.save_for_backward(logits, k, x, _hold(torch.cat(row, -1)))
         elif ctx.needs_input_grad[0]:
@@ -252,26 +261,32 @@ class _BridgedScoreEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        mask, vocab, upstream = ctx.mask, ctx.vocab, upstream.unsqueeze(-1)
         if torch.compiler.is_compiling():
             logits, k, x, held = ctx.saved_tensors
             row = _Row(*held.split(1, -1))
             w = torch.exp(logits - row.top.to(logits.dtype))
+            gradient = _backward(w, row, k, x, mask, upstream)
+            if logits.shape[-1] > vocab:
+                gradient = torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab, gradient, 0)
         else:
             logits, offset, k, x, *site = ctx.saved_tensors
             weights, ctx.weights = ctx.weights, None  # used up; a second call (a retained graph) finds them anew
-            w, row = weights or _forward(logits, offset, k, x, Site(*site), ctx.mask)[1:]
-        return (_backward(w, row, k, x, ctx.mask, upstream.unsqueeze(-1)), *(None for _ in range(10)))
+            w, row = weights or _forward(logits[:, :vocab], offset, k, x, Site(*site), mask)[1:]
+            gradient = torch.nn.functional.pad(_backward(w, row, k, x, mask, upstream), (0, logits.shape[-1] - vocab))
+        return (gradient, *(None for _ in range(11)))
 
 
 def bridged_score_entropy(
-    logits: Float[Tensor, "*site K"],
+    logits: Float[Tensor, "*site V"],
     offset: Float[Tensor, "*site"],
     x_0: Int[Tensor, "*site"],
     x_t: Int[Tensor, "*site"],
     site: Site,
     mask: int | None,
+    vocab: int,
 ) -> Float[Tensor, "*site"]:
-    """n(k) sum_{y != k} h(s_y, r_y) for posterior logits over the clean tokens of a rank-one process; nats per site.
+    """n(k) sum_{y != k} h(s_y, r_y) for posterior logits of a rank-one process; nats per site. The first `vocab` count.
 
     `offset` is added to the logit of x_t. It and the scalars of `site` are float64 where the device has it; rows are summed so.
     """
@@ -279,5 +294,6 @@ def bridged_score_entropy(
         return logits.sum(-1)
     flat = [value.reshape(-1, 1) for value in site]
     k, x = x_t.reshape(-1, 1).long(), x_0.reshape(-1, 1).long()
-    loss = _BridgedScoreEntropy.apply(logits.reshape(-1, logits.shape[-1]), offset.reshape(-1, 1), k, x, mask, *flat)
+    rows = logits.reshape(-1, logits.shape[-1])
+    loss = _BridgedScoreEntropy.apply(rows, offset.reshape(-1, 1), k, x, mask, vocab, *flat)
     return loss.reshape(x_0.shape)

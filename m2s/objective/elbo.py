@@ -15,7 +15,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head
-from m2s.objective.module import Loss, Model, stratified_times
+from m2s.objective.module import Loss, Model, stratified_times, weighted
 from m2s.objective.score_entropy import score_entropy
 
 
@@ -55,8 +55,12 @@ def elbo(
     t_min: float = 1e-3,
     loss: Loss = score_entropy,
     generator: torch.Generator | None = None,
+    weight: Float[Tensor, "B *site"] | None = None,
 ) -> Elbo:
-    """Estimate the bound with `passes` times for each sample, stratified over the batch within a pass."""
+    """Estimate the bound with `passes` times for each sample, stratified over the batch within a pass.
+
+    `weight` multiplies the terms of each site (zero for padding).
+    """
     check.positive_int("passes", passes)
     check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
@@ -64,21 +68,23 @@ def elbo(
     if not 0 < t_min < 0.5:
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
     end = process.last_time(t_min)
-    sites = tuple(range(1, x_0.ndim))
+
+    def total(terms: Tensor) -> Tensor:
+        return weighted(terms.double(), weight).flatten(1).sum(-1)
 
     integral, reconstruction = [], []
     for _ in range(passes):
         t = stratified_times(len(x_0), t_min, end, generator, x_0.device)
         x_t = process.corrupt(x_0, t, generator)
         output = model(x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype()))
-        integral.append((end - t_min) * loss(head, output, x_0, x_t, t).double().sum(sites))
+        integral.append(total((end - t_min) * loss(head, output, x_0, x_t, t)))
 
         t = torch.full((len(x_0),), t_min, dtype=torch.float64, device=x_0.device)
         x_t = process.corrupt(x_0, t, generator)
         law = head.last_step(model(x_t, t.to(torch.get_default_dtype())), x_t, t)
-        reconstruction.append(-law.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1).double().sum(sites))
+        reconstruction.append(total(-law.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)))
 
-    prior = process.prior_kl(x_0, torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)).sum(sites)
+    prior = total(process.prior_kl(x_0, torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
     error = each.std(0) / passes**0.5 if passes > 1 else torch.full_like(prior, torch.nan)
     return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)

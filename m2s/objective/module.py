@@ -30,6 +30,16 @@ def stratified_times(
     return low + (high - low) * ((order + u) / count).clamp(max=1 - 1e-12)
 
 
+def weighted(
+    terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] | None
+) -> Float[Tensor, "B *site"]:
+    """The terms of each site times its weight, and 0 where that is 0 whatever the term; None weighs all as one."""
+    if weight is None:
+        return terms
+    check.same_shape("weight", weight, "x_0", terms)
+    return torch.where(weight == 0, 0, weight * terms)
+
+
 class Objective(nn.Module):
     """forward(x_0, t) -> nats per site [B, L]: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
 
@@ -56,8 +66,4 @@ class Objective(nn.Module):
     ) -> Float[Tensor, "B *site"]:
         x_t = self.head.process.corrupt(x_0, t, self.generator)
         output = self.model(x_t, t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype()))
-        loss = self.loss(self.head, output, x_0, x_t, t)
-        if weight is None:
-            return loss
-        check.same_shape("weight", weight, "x_0", x_0)
-        return torch.where(weight == 0, 0, weight * loss)
+        return weighted(self.loss(self.head, output, x_0, x_t, t), weight)

@@ -6,7 +6,7 @@ from torch import Tensor
 from m2s import check
 from m2s.belief import Head, LogScore, Output, Posterior
 from m2s.belief.maps import own, safe_log
-from m2s.belief.output import logits
+from m2s.belief.output import logits, padded_logits
 from m2s.objective.bridged import bridged_score_entropy
 from m2s.objective.free import entropy_from_logs, free_score_entropy
 from m2s.process import Process, RankOne
@@ -26,8 +26,8 @@ def score_entropy(
     if isinstance(process, RankOne):
         scale = wide(t)
         if isinstance(head, Posterior):
-            clean, offset = logits(output, x_t, process.states)[..., : process.vocab], head.own_offset(x_t, t)
-            return bridged_score_entropy(clean, offset, x_0, x_t, process.at(x_t, scale), process.mask)
+            columns, offset = padded_logits(output, x_t, process.states), head.own_offset(x_t, t)
+            return bridged_score_entropy(columns, offset, x_0, x_t, process.at(x_t, scale), process.mask, process.vocab)
         if isinstance(head, LogScore):
             values = logits(output, x_t, process.states)
         else:

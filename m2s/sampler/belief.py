@@ -177,7 +177,7 @@ class Belief:
         """The logits, multiplied out in their own precision and then widened: scores of near-certain beliefs need it."""
         if output is None:
             return None
-        logits = output.project(self.process.states) if isinstance(output, Unprojected) else output
+        logits = output.project() if isinstance(output, Unprojected) else output
         return logits.to(wide_dtype(logits))
 
     def _score(self) -> Float[Tensor, "*site S"]:

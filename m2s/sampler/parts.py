@@ -5,7 +5,6 @@ or not at all. When the last part is there, whoever wrote it joins them and the 
 """
 
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from m2s.report import whole, write_json
 
 
 class Damaged(ValueError):
@@ -37,7 +38,7 @@ class Parts:
         if path.exists():
             self._same(path)
         else:
-            _write(path, json.dumps(self.settings, indent=1).encode())
+            write_json(path, self.settings)
         return sum(min(self.size, self.n - first) for first in self.firsts() if self._path(first).exists())
 
     def _same(self, path: Path) -> None:
@@ -65,11 +66,8 @@ class Parts:
                 yield first, min(self.size, self.n - first)
 
     def put(self, first: int, tokens: Int[Tensor, "B L"]) -> None:
-        with open(self._path(first, f".{os.getpid()}.tmp"), "wb") as file:
-            np.savez_compressed(file, tokens=tokens.cpu().numpy().astype(np.int32))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, self._path(first))
+        with whole(self._path(first)) as temporary:
+            np.savez_compressed(temporary, tokens=tokens.cpu().numpy().astype(np.int32))
 
     def whole(self) -> bool:
         return all(self._path(first).exists() for first in self.firsts())
@@ -80,8 +78,8 @@ class Parts:
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _path(self, first: int, more: str = "") -> Path:
-        return self.folder / f"{first:09d}.npz{more}"
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:09d}.npz"
 
     def _read(self, first: int) -> Tensor:
         path, shape = self._path(first), (min(self.size, self.n - first), self.length)
@@ -93,9 +91,3 @@ class Parts:
         if tokens.shape != shape or tokens.dtype != np.int32:
             raise Damaged(f"{path} holds {tokens.dtype} {list(tokens.shape)}, expected int32 {list(shape)}: delete it")
         return torch.from_numpy(tokens).long()
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)

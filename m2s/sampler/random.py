@@ -33,7 +33,7 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 class Noise:
     """The uniforms of one step of some samples: one for each (sample, site, purpose), or one for each (sample, purpose)."""
 
-    def __init__(self, seed: int, samples: Int[Tensor, "B"], length: int, step: int, window: int = 0) -> None:
+    def __init__(self, seed: int, samples: Int[Tensor, "B"], length: int, step: int | Tensor, window: int = 0) -> None:
         self.key = (seed & LOW, (seed >> 32) & LOW)
         self.samples, self.length, self.step, self.window = samples, length, step, window
 
@@ -52,6 +52,6 @@ class Noise:
 
     def _draw(self, sites: Tensor, purpose: int) -> Tensor:
         samples = self.samples.unsqueeze(-1).expand_as(sites)
-        step, extra = torch.full_like(sites, self.step), torch.full_like(sites, purpose | self.window << 16)
+        step, extra = torch.zeros_like(sites) + self.step, torch.full_like(sites, purpose | self.window << 16)
         high, low, *_ = philox((samples & LOW, step, sites, extra), self.key)
         return uniform(high, low)

@@ -1,5 +1,6 @@
 """From names to objects: the process, the head, the loss and the network that a configuration describes."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from m2s import hub
 from m2s.belief import FactorizedRate, Head, LogScore, Posterior
-from m2s.model import DiTConfig, UNetConfig, build, dit, unet
+from m2s.model import DiTConfig, UNetConfig, build, describe, dit, unet
 from m2s.objective import masked_cross_entropy, score_entropy
 from m2s.objective.module import Loss
 from m2s.process import Absorbing, Cosine, Exponential, Geometric, Hybrid, Linear, LogLinear, Process, Schedule, Uniform
@@ -57,9 +58,12 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     }
     other = {"dit": "unet", "unet": "dit"}[config.kind]
     strange = [name for name, value in own[other].items() if value is not None]
+    sigma = _clock(config, process)
+    if sigma and config.kind != "dit":
+        raise Refused(f"network.{next(iter(sigma))} is for network.kind dit, not {config.kind}: leave it out")
     if strange:
         raise Refused(f"network.{strange[0]} is a number of a {other}, but network.kind is {config.kind}")
-    options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None}
+    options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None} | sigma
     options |= {"time": config.time, "label_dropout": config.label_dropout}
     options["classes"] = source.classes if config.labels else None
     if config.kind == "unet" and source.shape is None:
@@ -77,31 +81,76 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     return {"kind": config.kind, **vars(description)}
 
 
+def _clock(config: NetworkConfig, process: Process) -> dict[str, Any]:
+    """The options of a DiT that have to do with sigma, where it is asked for."""
+    scaled = config.scale_by_sigma == "yes"
+    if scaled and not isinstance(process, Absorbing):
+        raise Refused(f"network.scale_by_sigma is for process.kind absorbing, not for {process}: leave it out")
+    if scaled and config.clock == "time":
+        raise Refused(
+            "network.scale_by_sigma (given, or that of --init) needs sigma, but network.clock is time: give --network.clock "
+            "sigma, or --network.scale-by-sigma no"
+        )
+    if not scaled and config.clock != "sigma":
+        return {}
+    schedule = getattr(process, "schedule", None)
+    if schedule is None:
+        raise Refused(f"network.clock is sigma, but {process} has no schedule: give --network.clock time")
+    return {"clock": schedule, "scale_by_sigma": scaled}
+
+
+def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> NetworkConfig:
+    """What is "auto" of a network's clock and scale, as it is in the checkpoint that the run starts from.
+
+    The clock is the noise, not the schedule: under another schedule the same sigma stands for the same noise.
+    """
+    before = given.model.config
+    if config.kind != "dit" or not config.time or not isinstance(before, DiTConfig):
+        return config
+    if config.clock == "auto" and before.clock is not None:
+        config = dataclasses.replace(config, clock="sigma")
+    fits = isinstance(head, LogScore) and isinstance(head.process, Absorbing)
+    if config.scale_by_sigma == "auto" and before.scale_by_sigma and fits:
+        config = dataclasses.replace(config, scale_by_sigma="yes")
+    return config
+
+
 def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[str, Any]]:
     """The network with its first weights, the head, and the network's description."""
     try:
         head = make_head(config.head, make_process(config.process, source.vocab))
     except (ValueError, TypeError) as error:
         raise Refused(f"process: {error}") from error
-    description = describe_network(config.network, head.process, source)
+    given = None if config.run.init is None else _open(config.run.init)
+    network = config.network if given is None else inherit(config.network, head, given)
+    if network.scale_by_sigma == "yes" and not isinstance(head, LogScore):
+        raise Refused(f"network.scale_by_sigma is for head.kind log-score, not for {head}: leave it out")
+    description = describe_network(network, head.process, source)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.run.seed, "weights"))
         model = build(description)
-    if config.run.init is not None:
-        load_weights(model, description, config.run.init)
+    if given is not None:
+        _put(model, description, given, str(config.run.init))
     return model, head, description
 
 
 def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> None:
-    """The weights of a checkpoint into `model`: a score's network and a posterior's have the same tensors."""
+    """The weights of a checkpoint, ours or SEDD's, into `model`: a score's network and a posterior's have the same tensors."""
+    _put(model, description, _open(path), path)
+
+
+def _open(path: str) -> hub.Checkpoint:
     try:
-        given = hub.load(path)
+        return hub.load(path)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise Refused(f"--init {path}: {error}") from error
-    states = given.config["model"].get("states")
-    if states != description["states"]:
+
+
+def _put(model: nn.Module, description: dict[str, Any], given: hub.Checkpoint, path: str) -> None:
+    before = describe(given.model)
+    if before["states"] != description["states"]:
         raise Refused(
-            f"--init {path} is for {states} states, but data and process here have {description['states']}: "
+            f"--init {path} is for {before['states']} states, but data and process here have {description['states']}: "
             "the vocabulary and the mask must be the same"
         )
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -112,4 +161,10 @@ def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> No
             f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
             f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
         )
+    for name in ("heads", "causal"):  # which no tensor shows
+        if before.get(name) != description.get(name):
+            raise Refused(
+                f"--init {path} holds another network: {name} is {before.get(name)} there and {description.get(name)} here; "
+                "give the same network options"
+            )
     model.load_state_dict(given.model.state_dict())

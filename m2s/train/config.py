@@ -42,6 +42,12 @@ class NetworkConfig:
     """In the residual branches."""
     time: bool = True
     """The network sees the time; without it, the form of RADD."""
+    clock: Literal["auto", "time", "sigma"] = "auto"
+    """dit: what it reads the time from: t itself, or the total noise sigma(t) of the run's schedule (SEDD). auto is as in the
+    checkpoint of --init, so that its features keep their meaning, and time without one."""
+    scale_by_sigma: Literal["auto", "yes", "no"] = "auto"
+    """dit, for a log-score over an absorbing mask: take log(expm1 sigma) + log K from the output (SEDD). auto is as in the
+    checkpoint of --init, and no without one."""
     labels: bool = False
     """The network sees the labels of the data, where it has them, and can then be guided."""
     label_dropout: float = 0.1
@@ -125,9 +131,10 @@ class RunConfig:
     importance: Number = None
     """Draw t with density proportional to 1/(t + this) and correct the weight; by default t is uniform."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Of the network's body: auto is bf16 on a GPU and float32 elsewhere. The last layer and the loss are float32."""
-    compile: bool = False
-    """Compile network and loss together (torch.compile)."""
+    """Of the network's body: auto is bf16 on a GPU and float32 elsewhere. Logits and loss are float32 in any case; float32
+    also keeps a GPU from rounding the operands of products (to bf16, to TF32 in convolutions)."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile blocks and loss (torch.compile), half a minute at the start; auto does so on a GPU, where it works."""
     recompute: bool = False
     """Keep no activations inside blocks: less memory, about a third more work."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -184,8 +191,14 @@ METHODS: dict[str, dict[str, str]] = {
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """The end of a complaint about an unknown name: the nearest ones, or all."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    """The end of a complaint about an unknown name: the nearest ones (clip is near optimizer.clip), or all."""
+
+    def likeness(key: str) -> float:
+        forms = {key.lstrip("-"), key.lstrip("-").rpartition(".")[2]}
+        return max(difflib.SequenceMatcher(None, name.lstrip("-"), form).ratio() for form in forms)
+
+    ranked = sorted(known, key=likeness, reverse=True)
+    close = [key for key in ranked[:3] if likeness(key) >= max(0.6, likeness(ranked[0]) - 0.2)]
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
 
 

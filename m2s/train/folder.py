@@ -63,7 +63,7 @@ class RunFolder:
 
     def _record(self) -> None:
         path = self.path / RECORD
-        record: dict[str, Any] = {"config": self.config, "data": self.data, "sessions": []}
+        record: dict[str, Any] = {"config": self.config, "data": self.data, "starts": []}
         if path.exists():
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ class RunFolder:
                 if isinstance(error, Refused):
                     raise
                 raise Refused(f"{path} is damaged ({error}): give another --out") from error
-        record["sessions"].append(environment())
+        record["starts"].append(environment())
         write_json(path, record)
 
     def _same(self, record: dict[str, Any]) -> None:

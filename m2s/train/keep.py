@@ -9,62 +9,70 @@ from torch import Tensor
 from m2s import hub
 from m2s.model import build
 from m2s.train import state
-from m2s.train.parallel import reshard, shard_like, whole
+from m2s.train.parallel import reshard, whole
 from m2s.train.update import Learner
 
 
 def save(learner: Learner) -> None:
-    """The state, and then the checkpoint; by the first process, with every process's shards."""
+    """The state, of which every process writes its part, and then the checkpoint."""
     run, progress = learner.config.run, learner.progress
-    reshard(learner.model)
-    tensors: dict[str, Tensor] = {}
-    for name, weight in learner.model.named_parameters():
-        mine = {"model": weight, "ema": learner.average.values[name]}
-        mine |= {f"optimizer.{key}": value for key, value in learner.optimizer.state[weight].items()}
-        for prefix, value in mine.items():
-            gathered = whole(value)  # every process takes part, the first one keeps it
-            if learner.world.first:
-                tensors[f"{prefix}/{name}"] = gathered
-    if learner.world.first:
+    folder, step = run.out / "state", progress.step
+    if not learner.world.once(lambda: state.place(folder, step).exists()):  # else it went on from there and made no update
         info = {**asdict(progress), "validation": learner.validation}
-        state.write(run.out / "state", progress.step, tensors, info, run.keep)
-        publish(learner, tensors)
-    learner.world.wait()
+        state.write(folder, step, tensors(learner), info, run.keep)
+    publish(learner)
 
 
-def publish(learner: Learner, tensors: dict[str, Tensor]) -> None:
-    """config.json and model.safetensors of the run's folder."""
-    with torch.random.fork_rng(devices=[]):
-        model = build(learner.description)
-    model.load_state_dict({name.removeprefix("ema/"): value for name, value in tensors.items() if name.startswith("ema/")})
-    extra = {"step": learner.progress.step, "method": learner.config.method, **learner.validation}
-    source = learner.source
-    hub.save(learner.config.run.out, model, learner.head, source.description, source.tokenizer, extra)
+def tensors(learner: Learner) -> dict[str, Tensor]:
+    """All tensors of a state, sharing memory with the learner's: this process's shards, or all of it."""
+    reshard(learner.model)
+    found: dict[str, Tensor] = {}
+    for name, weight in learner.model.named_parameters():
+        found[f"model/{name}"] = weight.detach()
+        found[f"ema/{name}"] = learner.average.values[name]
+        found |= {f"optimizer.{key}/{name}": value for key, value in learner.optimizer.state[weight].items()}
+    return found
+
+
+def publish(learner: Learner) -> None:
+    """config.json and model.safetensors of the run's folder, by the first process; the tensors are gathered one by one."""
+    averaged: dict[str, Tensor] = {}
+    for name, value in learner.average.values.items():
+        gathered = whole(value)  # every process takes part, the first one keeps it
+        if learner.world.first:
+            averaged[name] = gathered
+
+    def write() -> None:
+        with torch.random.fork_rng(devices=[]):
+            model = build(learner.description)
+        model.load_state_dict(averaged)
+        extra = {"step": learner.progress.step, "method": learner.config.method, **learner.validation}
+        source = learner.source
+        hub.save(learner.config.run.out, model, learner.head, source.description, source.tokenizer, extra)
+
+    learner.world.once(write)
 
 
 def resume(learner: Learner) -> None:
     """Take up the newest whole state, if there is one."""
     run, world = learner.config.run, learner.world
-    folder = run.out / "state"
-    found = state.newest(folder, lambda text: print(text, file=sys.stderr)) if world.first else None
-    step = world.agree(found.step if found is not None else -1)
-    if step < 0:
+    found = world.once(lambda: state.newest(run.out / "state", lambda text: print(text, file=sys.stderr)))
+    if found is None:
         return
-    found = state.read(folder, step)
-    tensors = found.tensors()
-    with torch.no_grad():
-        for name, weight in learner.model.named_parameters():
-            weight.copy_(shard_like(tensors[f"model/{name}"], weight))
-            learner.average.values[name].copy_(shard_like(tensors[f"ema/{name}"], weight))
-            for key in (key for key in tensors if key.startswith("optimizer.") and key.endswith(f"/{name}")):
-                value = tensors[key]
-                moment = value.ndim > 0  # the count of steps is a number
-                placed = shard_like(value, weight) if moment else value.to(world.device)
-                learner.optimizer.state[weight][key.removeprefix("optimizer.").removesuffix(f"/{name}")] = placed
+    weights = dict(learner.model.named_parameters())
+    for key, (size, dtype) in found.describe().items():
+        kind, _, name = key.partition("/")
+        if kind.startswith("optimizer."):  # a new optimizer has no moments yet
+            moment = size == weights[name].shape  # the count of steps is a number
+            empty = (
+                torch.zeros_like(weights[name], dtype=dtype) if moment else torch.zeros(size, dtype=dtype, device=world.device)
+            )
+            learner.optimizer.state[weights[name]][kind.removeprefix("optimizer.")] = empty
+    found.load(tensors(learner))
     for name in asdict(learner.progress):
         setattr(learner.progress, name, found.info[name])
     learner.validation = found.info["validation"]
     if world.first:
-        print(f"going on from step {step} of {run.steps} in {run.out}", file=sys.stderr)
-        if step == run.steps:  # it may have been stopped between the two
-            publish(learner, tensors)
+        print(f"going on from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
+    if found.step == run.steps:  # it may have been stopped between the two
+        publish(learner)

@@ -49,7 +49,7 @@ def times(
 
 
 def corrupt(
-    process: Process, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], rows: Int[Tensor, "B"], seed: int, step: int
+    process: Process, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], rows: Int[Tensor, "B"], seed: int, step: int | Tensor
 ) -> Int[Tensor, "B L"]:
     """x_t ~ P_t(.|x_0), the noise of each site by its row and place: the law of `process.corrupt`."""
     check.tokens("x_0", x_0, process.vocab)

@@ -1,14 +1,12 @@
-"""One process or many: the same calls. Started by torchrun, every process holds the weights (DDP) or a shard of them (FSDP2).
-
-A state on the disk holds whole tensors, gathered one by one, so that it does not depend on how many processes wrote it.
-"""
+"""One process or many: the same calls. Started by torchrun, every process holds the weights (DDP) or shards (FSDP2)."""
 
 import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,12 +15,14 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from m2s.report import Refused
 from m2s.train.scored import Scored
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,6 @@ class World:
             raise Refused(f"device is {device!r}: {error}") from error
         if kind.type == "cuda" and not torch.cuda.is_available():
             raise Refused(f"device is {device!r}, but this torch sees no GPU")
-        if kind.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # the last layer of a U-Net is a convolution in float32
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(0, 1, kind)
@@ -86,13 +84,20 @@ class World:
             dist.all_reduce(value)
         return value
 
-    def agree(self, value: int) -> int:
-        """The first process's number, at every process."""
-        return int(self.sum(torch.tensor(value if self.first else 0, device=self.device)))
-
-    def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+    def once(self, work: Callable[[], T]) -> T:
+        """Done by the first process: its result, or its error, at every process."""
+        if self.size == 1:
+            return work()
+        told: list[Any] = [None, None]  # the result and the error
+        if self.first:
+            try:
+                told[0] = work()
+            except Exception as error:
+                told[1] = error
+        dist.broadcast_object_list(told, src=0)
+        if told[1] is not None:
+            raise told[1]
+        return told[0]
 
 
 def _join(backend: str) -> None:
@@ -112,6 +117,28 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """The modules that repeat: the members of the network's lists."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [block for members in lists for block in members if next(block.parameters(), None) is not None]
+
+
+def compile_parts(scored: Scored, sharded: bool) -> Callable[[], None]:
+    """Compile the blocks of the network, alike ones once, and the loss, with the last layer of a transformer where that is
+    not sharded. Returns what takes it back."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
+    mine = [block for block in blocks(scored.model) if not isinstance(block, nn.Conv2d)]
+    before = [block.forward for block in mine]
+    for block in mine:
+        block.forward = torch.compile(block.forward, dynamic=False)
+    if hasattr(scored.model, "unprojected"):
+        scored.model.unprojected = not sharded  # type: ignore[assignment]
+    scored.compiled = torch.compile(scored.score, dynamic=False)
+
+    def undo() -> None:
+        for block, forward in zip(mine, before, strict=True):
+            block.forward = forward
+        if hasattr(scored.model, "unprojected"):
+            scored.model.unprojected = False  # type: ignore[assignment]
+        scored.compiled = scored.score
+
+    return undo
 
 
 def recompute(model: nn.Module) -> None:
@@ -136,11 +163,3 @@ def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on the CPU. With shards, every process must ask."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
-
-
-def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor laid out over devices as `like` is."""
-    value = value.to(like.device)
-    if isinstance(like, DTensor):
-        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-    return value

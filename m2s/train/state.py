@@ -1,27 +1,40 @@
 """The states of a run, from which it can go on: `state/step-00001000/`, each whole or not there at all.
 
-A state is `state.safetensors` (weights, their average, the optimizer's moments) and `state.json` (the step, a few numbers and
-the SHA-256 of the tensors). It is written in full under a temporary name, synced, and renamed; older ones are removed after
-that. No pickle, and nothing about randomness, which is a function of the step.
+A state is written through torch.distributed.checkpoint: every process writes the shards of the weights, of their average and of
+the optimizer's moments that fall to it, as one safetensors file, syncs it and takes its SHA-256. `state.json` holds the step, a
+few numbers and those checksums. All this goes under a temporary name, is synced, and renamed; older states are removed after
+that. Any number of processes can read it. No pickle, and nothing about randomness, which is a function of the step.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
 
-from m2s.report import Refused
+from m2s.report import Refused, sync
 
-TENSORS, INFO = "state.safetensors", "state.json"
-FORMAT = 1
+INFO = "state.json"
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -33,40 +46,118 @@ class State:
     def step(self) -> int:
         return int(self.info["step"])
 
-    def tensors(self) -> dict[str, Tensor]:
-        with safe_open(self.path / TENSORS, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    def describe(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Size and type of each tensor, by name."""
+        found = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
+        return {name: (value.size, value.properties.dtype) for name, value in found.items()}  # type: ignore[union-attr]
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Fill `tensors`, each laid out over the processes as it may be, in place. Every process must ask."""
+        with _as_one():
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(self.path)))
+
+
+class Writer(StorageWriter):
+    """What each process does of a state, and what the first one does when all have written.
+
+    The files are like those of torch's HuggingFaceStorageWriter, so that its reader reads them. That writer itself is not used:
+    it holds all it writes twice in memory, refuses tensors that are not contiguous, and syncs a file before it flushes it.
+    """
+
+    def __init__(self, folder: Path, step: int, info: Mapping[str, Any]) -> None:
+        self.folder, self.step, self.info, self.first = folder, step, info, False
+        self.target = place(folder, step)
+        self.temporary = folder / f".writing-{self.target.name}"
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self.first = is_coordinator
+        if self.first:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(parents=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        names = [f"shard-{i:05d}-of-{len(plans):05d}.safetensors" for i in range(1, len(plans) + 1)]
+        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """This process's file. `storage_data` of a result is the file's name and SHA-256."""
+        done: Future[list[WriteResult]] = Future()
+        tensors: dict[str, Tensor] = {}
+        offsets: dict[str, dict[str, list[int]]] = {}
+        for item in plan.items:
+            value, name = planner.resolve_data(item), item.index.fqn
+            assert isinstance(value, Tensor) and item.tensor_data is not None
+            tensors[name] = value.detach().cpu().contiguous()
+            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        results = []
+        if tensors:
+            path = self.temporary / plan.storage_data
+            metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
+            try:
+                save_file(tensors, path, metadata)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            sync(path)
+            written = (path.name, digest(path))
+            results = [WriteResult(item.index, tensors[item.index.fqn].nbytes, written) for item in plan.items]
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        files = dict(sorted(result.storage_data for part in results for result in part))
+        text = json.dumps({**self.info, "format": FORMAT, "step": self.step, "files": files}, indent=1)
+        (self.temporary / INFO).write_text(text + "\n", encoding="utf-8")
+        sync(self.temporary / INFO)
+        sync(self.temporary)
+        os.replace(self.temporary, self.target)
+        sync(self.folder)
 
 
 def place(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def write(folder: Path, step: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any], keep: int) -> Path:
-    """A new state, after which all but the newest `keep` are removed. A failure leaves the older ones as they were."""
-    target = place(folder, step)
-    temporary = folder / f".writing-{target.name}"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
+def write(folder: Path, step: int, tensors: dict[str, Tensor], info: Mapping[str, Any], keep: int) -> Path:
+    """A new state, after which all but the newest `keep` are removed. Every process must ask.
+
+    Where one process fails, all do, and the older states are as they were.
+    """
+    writer = Writer(folder, step, info)
     try:
-        temporary.mkdir()
-        save_file(dict(tensors), temporary / TENSORS, metadata={"format": "pt"})
-        sync(temporary / TENSORS)
-        text = json.dumps({**info, "format": FORMAT, "step": step, "sha256": digest(temporary / TENSORS)}, indent=1)
-        (temporary / INFO).write_text(text + "\n", encoding="utf-8")
-        sync(temporary / INFO)
-        sync(temporary)
-        shutil.rmtree(target, ignore_errors=True)  # a state of this step that was found damaged, or that is repeated
-        os.replace(temporary, target)
-        sync(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with _as_one():
+            save(tensors, storage_writer=writer)
+    except OSError as error:
+        if writer.first:
+            shutil.rmtree(writer.temporary, ignore_errors=True)
         left = steps(folder)
         last = f"the state of step {left[-1]} is whole" if left else "there is no earlier state"
         raise OSError(f"the state of step {step} cannot be written to {folder} ({error}); {last}") from error
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(place(folder, old), ignore_errors=True)
-    return target
+    if writer.first:
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(place(folder, old), ignore_errors=True)
+    return writer.target
+
+
+@contextlib.contextmanager
+def _as_one() -> Iterator[None]:
+    """Around torch.distributed.checkpoint: what failed at some process is raised at all of them; one process is no surprise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        try:
+            yield
+        except CheckpointException as error:
+            failures = [failure for failure, _ in error.failures.values()]
+            raise next((failure for failure in failures if not isinstance(failure, OSError)), failures[0]) from None
 
 
 def steps(folder: Path) -> list[int]:
@@ -102,23 +193,18 @@ def inspect(path: Path) -> str | None:
     """What is wrong with a state; None if it is whole."""
     try:
         info = json.loads((path / INFO).read_text(encoding="utf-8"))
-        found = digest(path / TENSORS)
+        if info.get("format") != FORMAT:
+            return f"its format is {info.get('format')!r}, expected {FORMAT}"
+        stray = {file.name for file in path.glob("*.safetensors")} - info["files"].keys()
+        if stray:
+            return f"{min(stray)} is no part of it"
+        return next(
+            (f"{name} does not have its SHA-256" for name, sha in info["files"].items() if digest(path / name) != sha), None
+        )
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    if info.get("format") != FORMAT:
-        return f"its format is {info.get('format')!r}, expected {FORMAT}"
-    return None if info.get("sha256") == found else f"{TENSORS} does not have its SHA-256"
 
 
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """What was written to `path` is on the disk when this returns."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

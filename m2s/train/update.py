@@ -1,6 +1,8 @@
 """One update of the weights: the batch, its gradient, the optimizer's step."""
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +16,12 @@ from m2s.train.build import LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
 from m2s.train.noise import corrupt, derived_seed, times
-from m2s.train.parallel import World, recompute
+from m2s.train.parallel import World, compile_parts, recompute
+from m2s.train.replay import Replay
 from m2s.train.scored import Scored
 from m2s.train.source import Batch, Source
+
+COMPILED = ("cuda",)  # where "auto" compiles
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,13 @@ class Learner:
         self.model = model.to(world.device).train()
         if run.recompute:
             recompute(self.model)
-        self.wrapped = world.wrap(Scored(self.model, head, self.loss, run.t_min), run.parallel)
-        if run.compile:
-            self.wrapped.compile(dynamic=False)
+        scored = Scored(self.model, head, self.loss, run.t_min)
+        self.uncompile: Callable[[], None] | None = None  # until the first gradient is found, where compiling may fail
+        if run.compile == "yes" or (run.compile == "auto" and kind in COMPILED):
+            undo = compile_parts(scored, sharded=world.size > 1 and run.parallel == "fsdp")
+            self.uncompile = undo if run.compile == "auto" and world.size == 1 else None
+        self.wrapped = world.wrap(scored, run.parallel)
+        self.step = Replay(self.backward) if kind == "cuda" and world.size == 1 else self.backward
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -73,6 +82,7 @@ class Learner:
             fused=kind in ("cpu", "cuda"),
         )
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
+        torch.backends.cudnn.allow_tf32 = self.bf16  # for the last layer of a U-Net, a convolution of float32
         self.end = head.process.last_time(run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
@@ -92,6 +102,20 @@ class Learner:
         return Share(rows.to(world.device), batch, t.to(world.device), weight.to(world.device))
 
     def gradient(self, share: Share) -> tuple[Tensor, Tensor]:
+        """`_gradient`, and once more without a compiler if that fails at its first attempt."""
+        undo, self.uncompile = self.uncompile, None
+        if undo is None:
+            return self._gradient(share)
+        try:
+            return self._gradient(share)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = str(error).strip().splitlines()
+            print(f"this network cannot be compiled here ({why[0] if why else error}): going on without", file=sys.stderr)
+            undo()
+            self.optimizer.zero_grad()
+            return self._gradient(share)
+
+    def _gradient(self, share: Share) -> tuple[Tensor, Tensor]:
         """Put the gradient of the loss (nats; sum over sites, mean over rows) into the parameters.
 
         Returns this process's part of the losses [batch] of the global batch's rows, and the weight of all its sites.
@@ -103,24 +127,43 @@ class Learner:
             weights = world.sum(share.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
-        self.optimizer.zero_grad()
+        step = torch.tensor(self.progress.step, device=world.device)
+        single, replay = size == len(rows), self.step if isinstance(self.step, Replay) else None
+        if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
+            self.optimizer.zero_grad(set_to_none=single or not replay)
         for start in range(0, len(rows), size):
             at = slice(start, start + size)
-            part, x_0 = share.batch.part(at), share.batch.x_0[at].long()
+            part = share.batch.part(at)
             label = part.label if self.config.network.labels else None
-            x_t = corrupt(self.head.process, x_0, share.t[at], rows[at], run.seed, self.progress.step)
             # dropout is a function of the step and of the first row of the call
             torch.manual_seed(derived_seed(run.seed, self.progress.step, "network", world.rank * len(rows) + start))
             with world.accumulating(self.wrapped, last=start + size == len(rows)):
-                with self.autocast():
-                    site = self.wrapped(x_0, x_t, share.t[at], label)
-                site = site * share.weight[at].to(site.dtype).unsqueeze(-1)
-                if part.weight is not None:
-                    site = torch.where(part.weight == 0, 0, part.weight * site)
-                row = site.sum(-1)
-                (row.sum() * (length * world.size / weights).to(row.dtype)).backward()
-            losses[rows[at]] = row.detach().double()
+                given = (part.x_0, share.t[at], rows[at], label, share.weight[at], part.weight)
+                losses[rows[at]] = self.step(*given, length * world.size / weights, step).double()
         return losses, weights
+
+    def backward(
+        self,
+        x_0: Tensor,
+        t: Tensor,
+        rows: Tensor,
+        label: Tensor | None,
+        time_weight: Tensor,
+        site_weight: Tensor | None,
+        factor: Tensor,
+        step: Tensor,
+    ) -> Tensor:
+        """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row."""
+        x_0 = x_0.long()
+        x_t = corrupt(self.head.process, x_0, t, rows, self.config.run.seed, step)
+        with self.autocast():
+            site = self.wrapped(x_0, x_t, t, label)
+        site = site * time_weight.to(site.dtype).unsqueeze(-1)
+        if site_weight is not None:
+            site = torch.where(site_weight == 0, 0, site_weight * site)
+        row = site.sum(-1)
+        (row.sum() * factor.to(row.dtype)).backward()
+        return row.detach()
 
     def norm(self) -> Tensor:
         """The 2-norm of the gradient over all parameters and all shards."""
