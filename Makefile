@@ -1,4 +1,4 @@
-# make demo   the K = 3 story of Bayes realizability: a figure and a table, written to out/demo
+# make demo   trains M2S and SEDD on digits, samples, measures, audits and repairs them: out/demo/index.html
 # make test   style, types and every test
 # Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one).
 PYTHON ?= python3

@@ -10,7 +10,7 @@ import pytest
 import m2s
 from m2s.cli import COMMANDS, main
 from m2s.cli.cite import REFERENCES
-from m2s.report import Refused, classes, folder, target, toy, whole
+from m2s.report import Refused, folder, target, toy, whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -52,32 +52,19 @@ def test_figure_seed_draws_another_law_and_replaces_what_was_there(tmp_path):
     assert json.loads(out.with_suffix(".json").read_text())["law"] == list(toy.random_law(1))
 
 
-def test_demo_tells_the_story_with_the_numbers_of_its_files(tmp_path, capsys):
-    main(["demo", "--out", str(tmp_path / "demo")])
-    text = capsys.readouterr().out
-    numbers = json.loads((tmp_path / "demo" / "toy.json").read_text())
-    counts = json.loads((tmp_path / "demo" / "classes.json").read_text())
-    assert (tmp_path / "demo" / "toy.png").read_bytes().startswith(PNG)
-    for value in (*numbers["band"], *numbers["box"], *numbers["a"], *numbers["b"], min(numbers["a_signed"])):
-        assert f"{value:.3f}" in text
-    assert len(counts["rows"]) == len(classes.settings())
-    for name in ("toy.png", "toy.json", "classes.json"):
-        assert str(tmp_path / "demo" / name) in text
-
-
-def test_classes_of_a_posterior_head_and_after_projection():
-    rows = list(classes.random_classes(seed=3))
-    for row in rows:
-        for counts in (row.before, row.after):
-            assert counts.outside + counts.material + counts.boundary + counts.realizable == row.vectors
-        assert row.after.outside == row.after.material == 0 and row.after.negative_mass < 1e-12
-        if row.source == "posterior head":
-            assert row.before.outside == row.before.material == 0 and row.before.negative_mass < 1e-12
-    widest = [row for row in rows if row.source == "free, spread 1"]
-    assert all(row.before.outside > 0 for row in widest) and any(row.before.negative_mass > 1e-6 for row in widest)
-    assert rows == list(classes.random_classes(seed=3))
-    lines = classes.table(rows).splitlines()
-    assert len({line.index("|") for line in lines if "|" in line}) == 1
+def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys):
+    out = tmp_path / "demo"
+    main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])
+    text, page = capsys.readouterr().out, (out / "index.html").read_text()
+    bounds = [json.loads((out / name / "bpd.json").read_text())["bound"] for name in ("m2s", "sedd")]
+    for name in ("m2s", "sedd"):
+        assert (out / name / "film.png").read_bytes().startswith(PNG)
+    audit = json.loads((out / "sedd" / "audit" / "audit.json").read_text())
+    assert all(f"{bound['bits']['value']:.4f}" in text for bound in bounds)
+    assert str(out / "index.html") in text and "$ m2s train digits --method sedd" in text
+    assert page.count("<img") >= 6 and audit["overall"]
+    main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])  # once more, over it
+    assert "going on from step 2 of 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -112,10 +99,16 @@ def test_version(capsys):
     [
         ([], ", ".join(COMMANDS)),
         (["bogus"], ", ".join(COMMANDS)),
+        (["trian"], "did you mean train?"),
+        (["figrue", "toy", "--out", "x.png"], "did you mean figure?"),
+        (["data", "prepre"], "did you mean prepare?"),
+        (["data", "--out", "x"], "prepare, check, list"),
         (["figure"], "NAME"),
         (["figure", "toy"], "--out"),
         (["figure", "nope", "--out", "x.png"], "toy"),
-        (["figure", "toy", "--out", "x.png", "--sed", "1"], "--seed"),
+        (["figure", "toy", "--out", "x.png", "--sed", "1"], "no option --sed: did you mean --seed?"),
+        (["figure", "toy", "--ot=x.png"], "did you mean --out?"),
+        (["figure", "toy", "--out", "x.png", "--quite-another"], "choose from --help, --out, --seed"),
         (["figure", "toy", "--out", "x.png", "--seed", "one"], "one"),
         (["figure", "toy", "--out", "new/x.png", "--seed", "-1"], "-1"),
         (["figure", "toy", "--out", "x.json"], ".png"),

@@ -34,4 +34,6 @@ def test_on_a_cpu_hidden_states_in_bf16_are_widened() -> None:
     assert torch.equal(last_layer(hidden, weight, None), hidden.float() @ weight.t())
     output = m2s.Unprojected(hidden, weight)
     with pytest.raises(ValueError, match="weight has 11 rows, but the process has 12 states"):
-        m2s.Posterior(m2s.Uniform(12, m2s.Linear())).posterior(output, torch.zeros(3, 5, dtype=torch.long), torch.full((3,), 0.5))
+        m2s.Posterior(m2s.Uniform(12, m2s.Linear())).posterior(
+            output, torch.zeros(3, 5, dtype=torch.long), torch.full((3,), 0.5)
+        )

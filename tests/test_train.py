@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,10 +20,12 @@ from m2s.model import build
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
 from m2s.train import METHODS, OptimizerConfig, resolve, train
-from m2s.train.build import describe_network, make_head, make_process
+from m2s.train.build import describe_network, make_head, make_objects, make_process
 from m2s.train.noise import corrupt, times
+from m2s.train.parallel import World
 from m2s.train.source import Batch, open_source
-from m2s.train.update import learning_rate
+from m2s.train.update import Learner, learning_rate
+from m2s.train.validate import validate
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -46,7 +50,7 @@ def test_train_digits_then_load_it_and_go_on(tmp_path, capsys):
     main(command)
     assert "going on from step 3 of 3" in capsys.readouterr().err
     record = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert record["config"]["head"]["kind"] == "log-score" and len(record["sessions"]) == 2
+    assert record["config"]["head"]["kind"] == "log-score" and len(record["starts"]) == 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -105,8 +109,12 @@ def test_a_method_is_a_head_a_process_and_a_loss_and_gives_way_to_options():
 
 
 def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
-    assert "digits" in refused(capsys, "train", "digts")
-    assert "--head.offset" in refused(capsys, "train", "digits", "--head.ofset", "exact")
+    assert "m2s train knows no 'digts': did you mean digits?" in refused(capsys, "train", "digts")
+    assert "did you mean digits?" in refused(capsys, "train", "digts", "--steps", "3", "head.offset=exact")
+    assert "one of these before any option: digits, mnist" in refused(capsys, "train", "--steps", "3", "digits")
+    assert "no option --stpes: did you mean --steps?" in refused(capsys, "train", "digits", "--stpes", "3")
+    assert "did you mean --head.offset?" in refused(capsys, "train", "digits", "--head.ofset=exact", "--log_every", "5")
+    assert "no setting 'clip': did you mean optimizer.clip?" in refused(capsys, "train", "digits", "clip=1")
     assert "did you mean sedd" in refused(capsys, "train", "digits", "--method", "seddd", "--out", str(tmp_path / "x"))
     assert "did you mean mnist" in refused(capsys, "train", "digits", "--data.name", "mnits", "--out", str(tmp_path / "x"))
     assert "tiny" in refused(capsys, "train", "digits", "--network.size", "tinny", "--out", str(tmp_path / "x"))
@@ -214,10 +222,6 @@ def test_weighted_times_have_the_integral_as_their_mean(importance):
 
 def test_importance_leaves_the_expected_gradient_as_it_is(tmp_path):
     """Mean gradients over many steps of a fixed network, with and without, agree within their standard errors."""
-    from m2s.train.build import make_objects
-    from m2s.train.parallel import World
-    from m2s.train.update import Learner
-
     source, gradients = random_rows(), {}
     for importance in (None, 0.1):
         config = resolve(small(tmp_path, importance=importance, batch=64, micro_batch=None, method="m2s-offset", steps=1000))
@@ -274,6 +278,56 @@ def test_padding_is_in_no_loss_and_no_average(tmp_path):
     assert lines[0]["tokens"] == 8 * 3
 
 
+def test_validation_leaves_padding_out_and_averages_over_the_weight(tmp_path, monkeypatch):
+    """A network that knows nothing and a loss that is the token itself, infinite on padding: every term is known exactly."""
+    rows, weight = random_rows().rows, torch.rand(64, 4, generator=torch.Generator().manual_seed(1))
+    weight[rows == 0] = 0
+    monkeypatch.setattr("m2s.train.validate.ROWS", 24)
+
+    def found(given: torch.Tensor | None) -> dict[str, float]:
+        config, source = resolve(small(tmp_path, method="m2s")), Rows(rows, 5, given)
+        learner = Learner(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
+        learner.loss = lambda head, output, x_0, x_t, t: torch.where(x_0 == 0, 0 if given is None else torch.inf, x_0.float())
+        return validate(learner)
+
+    t_min, nats = 1e-3, rows.double()
+    prior = m2s.Uniform(5, m2s.Linear()).prior_kl(rows[:1, :1], torch.tensor([1 - t_min], dtype=torch.float64)).item()
+    terms = (1 - 2 * t_min) * nats + prior + math.log(5)
+    mean = (weight * terms).sum() / weight.sum()
+    residual = (weight * (terms - mean)).sum(-1)
+    expected = {
+        "validation_bits": float(mean) / math.log(2),
+        "validation_error": float((residual**2).sum().mul(64 / 63).sqrt() / weight.sum()) / math.log(2),
+        "validation_perplexity": math.exp(mean),
+        "validation_integral": float((1 - 2 * t_min) * (weight * nats).sum() / weight.sum()) / math.log(2),
+        "validation_prior": prior / math.log(2),
+        "validation_reconstruction": math.log2(5),
+    }
+    assert found(weight) == pytest.approx(expected, rel=1e-6)
+    assert found(weight * 3) == pytest.approx(expected, rel=1e-6)
+    weight = torch.ones(64, 4)
+    rows[rows == 0] = 1
+    assert found(weight) == found(None)
+
+
+def test_the_bound_is_the_sum_of_its_sites():
+    """With weight one at a single site and zero elsewhere, `m2s.elbo` gives the terms of that site."""
+    x_0, head = random_rows(8).rows, m2s.Posterior(m2s.Absorbing(5, m2s.Linear()))
+
+    def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.sin(7.0 * torch.arange(6) + x_t.unsqueeze(-1))
+
+    def bound(weight: torch.Tensor | None) -> m2s.Elbo:
+        generator = torch.Generator().manual_seed(3)
+        return m2s.elbo(model, head, x_0, passes=2, t_min=0.3, generator=generator, weight=weight)
+
+    sites = [bound(torch.nn.functional.one_hot(torch.tensor(i), 4).float().expand(8, 4)) for i in range(4)]
+    for name in ("passes", "integral", "prior", "reconstruction"):
+        together = torch.stack([getattr(site, name) for site in sites])
+        torch.testing.assert_close(together.sum(0), getattr(bound(None), name))
+    assert all((site.reconstruction > 0).any() for site in sites)
+
+
 def test_gradient_accumulation_is_the_whole_batch(tmp_path):
     for name, micro in (("whole", None), ("parts", 2)):
         train(small(tmp_path / name, micro_batch=micro, network__dropout=0.0, log_every=1), random_rows())
@@ -286,3 +340,102 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
     assert rates[:4] == [0.5, 1.0, 1.5, 2.0] and rates[4] == 2.0
     assert rates[8] == pytest.approx(1.0) and rates[11] == pytest.approx(1 + math.cos(math.pi * 7 / 8))
     assert learning_rate(dataclasses.replace(config, decay="constant"), 11, 12) == 2.0
+
+
+# TensorBoard and Weights & Biases
+
+
+class Stop(Exception):
+    """Stands for the death of a process."""
+
+
+def interrupted(config, at: int) -> None:
+    """The run, which dies before update `at` and is started again."""
+    gradient = Learner.gradient
+
+    def dying(learner, share):
+        if learner.progress.step == at:
+            raise Stop
+        return gradient(learner, share)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "gradient", dying)
+        with pytest.raises(Stop):
+            train(config, random_rows())
+    train(config, random_rows())
+
+
+def records(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_tensorboard_shows_what_the_log_holds_after_a_restart_too(tmp_path):
+    """Saved at step 4, logged at 6, dead at 7: the records of step 6 are written a second time, and count once."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "run"
+    interrupted(small(out, tensorboard=True), at=7)
+    events = accumulator.EventAccumulator(str(out / "tensorboard")).Reload()
+    found = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for values in records(out):
+        for name, value in values.items():
+            if name != "step":
+                expected.setdefault(name, []).append((values["step"], pytest.approx(value, rel=1e-6)))
+    assert found == expected
+    assert [step for step, _ in found["loss"]] == [3, 6, 9, 12]
+
+
+def test_wandb_is_given_what_the_log_holds_under_one_id(tmp_path, monkeypatch):
+    """With a package of the same name that only remembers."""
+    begun: list[dict[str, object]] = []
+    logged: dict[int, dict[str, float]] = {}
+
+    class Remembers:
+        def log(self, values, step):
+            logged.setdefault(step, {}).update(values)
+
+        def finish(self):
+            begun[-1]["finished"] = True
+
+    def init(**options):
+        begun.append(options)
+        return Remembers()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=Stop))
+    interrupted(small(tmp_path / "run", wandb=True), at=7)
+    expected: dict[int, dict[str, float]] = {}
+    for values in records(tmp_path / "run"):
+        expected.setdefault(values.pop("step"), {}).update(values)
+    assert logged == expected
+    train(small(tmp_path / "other", wandb=True, steps=1), random_rows())
+    assert begun[0]["id"] == begun[1]["id"] != begun[2]["id"] and all(options["finished"] for options in begun)
+    assert begun[0]["config"]["run"]["steps"] == 12 and begun[0]["resume"] == "allow"
+
+
+def test_wandb_itself_takes_what_it_is_given(tmp_path, monkeypatch):
+    """Offline: the last values that it has are those of the log. Those of the last step it takes in only as the run ends."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    summary: dict[str, float] = {}
+    finish = wandb.Run.finish
+
+    def finishing(run, *arguments):
+        summary.update(run.summary)
+        finish(run, *arguments)
+
+    monkeypatch.setattr(wandb.Run, "finish", finishing)
+    train(small(tmp_path / "run", wandb=True), random_rows())
+    last: dict[str, float] = {}
+    for values in records(tmp_path / "run"):
+        last |= values if values["step"] < 12 else {}
+    assert summary["_step"] == last.pop("step") == 9
+    assert {name: summary[name] for name in last} == last
+    assert next((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")).stat().st_size
+
+
+@pytest.mark.parametrize(("option", "package"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_log_whose_package_is_missing_says_what_to_install(tmp_path, monkeypatch, option, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Refused, match=f"--{option} needs {option}: pip install {option}"):
+        train(small(tmp_path / "run", **{option: True}), random_rows())

@@ -5,6 +5,8 @@ A command is a dataclass whose fields are its arguments and whose `run` does the
 
 import contextlib
 import io
+import itertools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,20 +14,29 @@ from typing import Any
 import tyro
 
 import m2s
+from m2s.cli.audit import Audit
 from m2s.cli.cite import Cite
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
+from m2s.cli.evaluate import Evaluate
 from m2s.cli.figure import Figure
+from m2s.cli.repair import Repair
+from m2s.cli.report import Report
 from m2s.cli.sample import Sample
 from m2s.cli.train import Train
 from m2s.report import Refused
+from m2s.train.config import nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "data": Data,
     "train": Train,
     "sample": Sample,
+    "evaluate": Evaluate,
+    "audit": Audit,
+    "repair": Repair,
     "figure": Figure,
+    "report": Report,
     "cite": Cite,
 }
 
@@ -49,15 +60,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: list[str]) -> Any:
-    """The command that was asked for; tyro's boxed complaint about anything else is put in one line."""
+    """The command that was asked for, or one line about what was wrong: the nearest names to one that nobody knows."""
+    command, complaint = _ask(arguments)
+    if command is None:
+        raise Refused(_unknown(arguments) or f"{complaint} (see m2s --help)")
+    return command
+
+
+def _ask(arguments: list[str]) -> tuple[Any, str]:
+    """What tyro makes of `arguments`: a command, or None and its boxed complaint in one line. Help ends the program."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="m2s", description=DESCRIPTION, args=arguments)
+            return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="m2s", description=DESCRIPTION, args=arguments), ""
     except SystemExit as exit_:
         if exit_.code:
-            raise Refused(f"{_one_line(complaint.getvalue())} (see m2s --help)") from None
+            return None, _one_line(complaint.getvalue())
         raise
+
+
+def _unknown(arguments: list[str]) -> str | None:
+    """What to say of the first of `arguments` that is no command, preset or option; None where there is no such."""
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    _, complaint = _ask(words)
+    if missing := re.search(r"Expected one of \{(.+?)\}", complaint):
+        return f"{' '.join(['m2s', *words])} needs one of these before any option: {missing[1]}"
+    if wrong := re.search(r"options: ([^,; ]+).*Available subcommands: ([^;]+)", complaint):
+        place = ["m2s", *words[: words.index(wrong[1])]]
+        return f"{' '.join(place)} knows no {wrong[1]!r}: {nearest(wrong[1], wrong[2].split(', '))}"
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        _ask([*words, "--help"])
+    known = sorted(set(re.findall(r"--[\w.-]*\w", page.getvalue())))
+    given = (word.partition("=")[0] for word in arguments if word.startswith("--"))
+    option = next((name for name in given if name.replace("_", "-") not in known), None)
+    return option and f"there is no option {option}: {nearest(option, known)}"
 
 
 def _one_line(boxed: str) -> str:

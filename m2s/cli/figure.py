@@ -1,43 +1,169 @@
-"""`m2s figure NAME`: draw one of the paper's figures from computed numbers."""
+"""`m2s figure NAME`: draw one of the paper's figures from computed numbers. One function and one line for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from m2s.report import Refused
+from m2s.report import Refused, target, whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
 
-def toy(out: Path, seed: int | None) -> None:
-    """Figure 1: scores of three tokens, with and without a posterior behind them."""
-    from m2s.report.toy import write_toy
+    from m2s.report.traces import Grid
 
-    write_toy(out, seed)
-
-
-FIGURES: dict[str, Callable[[Path, int | None], None]] = {"toy": toy}
+SUFFIXES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Draw a figure of the paper, and write its numbers beside it as JSON.
+    """Draw a figure of the paper, and write its numbers beside it as JSON where they were not given.
 
-    Figures: toy (Figure 1: scores of three tokens, with and without a posterior behind them).
+    toy: scores of three tokens, with and without a posterior behind them. audit: the four panels of an audit.json. genppl:
+    generative perplexity against steps, from results of m2s evaluate genppl. losses: traces of the loss of runs. samples: grids
+    of images side by side, from .npz files and parts of data sets such as mnist:test. film: how samples of a run become images.
 
     Example: m2s figure toy --out toy.png
+    Example: m2s figure audit --source audit/audit.json --out audit.pdf
+    Example: m2s figure samples --source mnist:test runs/m2s/samples.npz runs/sedd/samples.npz --out grids.png
     """
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Which figure: toy."""
+    """Which figure; see above."""
     out: Path
-    """The picture to write: .png, .pdf or .svg. The numbers go beside it, ending in .json."""
+    """The picture to write: .png, .pdf or .svg."""
+    source: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE|RUN ...")] = ()
+    """What to draw; see above. toy takes none."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Draw the data at random from this seed; without it, the example of the documentation."""
+    """toy: draw the data at random from this seed; without it, the example of the documentation. film: of the samples."""
 
     def run(self) -> None:
         if self.name not in FIGURES:
-            raise Refused(f"there is no figure {self.name!r}: choose from {', '.join(FIGURES)}")
-        FIGURES[self.name](self.out, self.seed)
-        print(f"{self.out} and {self.out.with_suffix('.json')} written")
+            from m2s.train.config import nearest
+
+            raise Refused(f"there is no figure {self.name!r}: {nearest(self.name, list(FIGURES))}")
+        print(f"{FIGURES[self.name](self)} written")
+
+    def sources(self, what: str, most: int | None = None) -> list[Path]:
+        """What is to be drawn, which must be given."""
+        if not self.source or (most is not None and len(self.source) > most):
+            raise Refused(f"the figure {self.name} is drawn from {what}: give --source")
+        return [Path(name) for name in self.source]
+
+    def no_seed(self) -> None:
+        if self.seed is not None:
+            raise Refused(f"the figure {self.name} is drawn from --source alone: leave out --seed")
+
+    def save(self, figure: "Drawn") -> str:
+        with whole(target(self.out, SUFFIXES)) as temporary:
+            figure.savefig(temporary, dpi=200)
+        return str(self.out)
+
+
+def toy(asked: Figure) -> str:
+    from m2s.report.toy import write_toy
+
+    if asked.source:
+        raise Refused("the figure toy computes its own numbers: leave out --source")
+    write_toy(asked.out, asked.seed)
+    return f"{asked.out} and {asked.out.with_suffix('.json')}"
+
+
+def audit(asked: Figure) -> str:
+    from m2s.report.audit import read, write_figure
+
+    (source,) = asked.sources("numbers, the audit.json that m2s audit writes", most=1)
+    asked.no_seed()
+    write_figure(read(source), asked.out)
+    return str(asked.out)
+
+
+def genppl(asked: Figure) -> str:
+    from m2s.report.run import read_json
+    from m2s.report.traces import against_steps
+
+    results = []
+    for source in asked.sources("results of m2s evaluate genppl (.json)"):
+        try:
+            results += read_json(source)["results"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Refused(f"{source} is no result of m2s evaluate genppl ({type(error).__name__}: {error})") from error
+    asked.no_seed()
+    return asked.save(against_steps(results))
+
+
+def losses(asked: Figure) -> str:
+    from m2s.report.run import read_runs
+    from m2s.report.traces import losses
+
+    asked.no_seed()
+    return asked.save(losses(read_runs(asked.sources("folders of runs"))))
+
+
+def samples(asked: Figure) -> str:
+    from m2s.report.traces import grids
+
+    asked.no_seed()
+    asked.sources(".npz files of m2s sample, and parts of data sets such as mnist:test")
+    return asked.save(grids([grid(name) for name in asked.source]))
+
+
+def grid(name: str) -> "Grid":
+    """The first images of a file of samples, or of a part of a data set."""
+    import math
+
+    import torch
+
+    from m2s.cli.evaluate.fid import Images, is_split, settings, split, tokens_of
+    from m2s.report.traces import Grid
+
+    if is_split(name):
+        found = split(name)
+    else:
+        path = Path(name)
+        data = (settings(name) if path.is_file() and path.suffix == ".npz" else {}) or {}
+        data = data.get("data") or {"kind": "unknown"}
+        if data["kind"] != "image":
+            raise Refused(f"{name} holds no images that m2s sample drew: give an .npz of them, or a part such as mnist:test")
+        shape = tuple(data["shape"])
+        like = Images(name, torch.zeros(0, math.prod(shape)), shape, data["levels"])
+        found = Images(path.parent.name or path.stem, tokens_of(path, like), shape, data["levels"])
+    return Grid(found.name, found.tokens[:SHOWN].long(), found.shape, found.levels)
+
+
+def film(asked: Figure) -> str:
+    from m2s.hub import load
+    from m2s.report.film import write_film
+
+    (source,) = asked.sources("a run or checkpoint of images", most=1)
+    try:
+        checkpoint = load(str(source))
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise Refused(str(error)) from error
+    data = checkpoint.data or {}
+    if data.get("kind") != "image":
+        raise Refused(f"{source} does not hold a model of images, and text makes no film")
+    sampler = "bayes" if checkpoint.head.has_posterior else "analytic"
+    write_film(
+        asked.out,
+        checkpoint.model,
+        checkpoint.head,
+        tuple(data["shape"]),
+        data["levels"],
+        sampler=sampler,
+        seed=asked.seed or 0,
+    )
+    return str(asked.out)
+
+
+SHOWN = 36  # images of a grid
+FIGURES: dict[str, Callable[[Figure], str]] = {
+    "toy": toy,
+    "audit": audit,
+    "genppl": genppl,
+    "losses": losses,
+    "samples": samples,
+    "film": film,
+}

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -252,14 +253,15 @@ class Sample:
 
         data = checkpoint.data or {}
         with whole(out.with_suffix(".npz")) as temporary:
-            np.savez_compressed(temporary, tokens=tokens.numpy().astype(np.int32), settings=json.dumps(settings))
+            ids, command = tokens.numpy().astype(np.int32), json.dumps(sys.argv)
+            np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=command)
         if out.suffix == ".png":
             write_pictures(out, tokens, tuple(data["shape"]), data["levels"])
         if out.suffix == ".txt":
             assert checkpoint.tokenizer is not None
             write_text(out, tokens, checkpoint.tokenizer, self.start)
-        beside = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
-        print(f"{self.n} samples in {out}{beside}")
+        tokens_file = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
+        print(f"{self.n} samples in {out}{tokens_file}")
 
 
 def _advance(bar: Any, step: "Step", windows: int) -> None:

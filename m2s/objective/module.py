@@ -30,9 +30,7 @@ def stratified_times(
     return low + (high - low) * ((order + u) / count).clamp(max=1 - 1e-12)
 
 
-def weighted(
-    terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] | None
-) -> Float[Tensor, "B *site"]:
+def weighted(terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] | None) -> Float[Tensor, "B *site"]:
     """The terms of each site times its weight, and 0 where that is 0 whatever the term; None weighs all as one."""
     if weight is None:
         return terms

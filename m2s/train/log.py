@@ -1,5 +1,6 @@
 """What a run says: log.jsonl, one line for each record, and a bar or a line for people."""
 
+import hashlib
 import importlib
 import json
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from m2s.report import Refused, whole
+from m2s.train.folder import RECORD
 
 NAME = "log.jsonl"
 TIMINGS = ("seconds", "tokens_per_second")  # all that differs between a run and the same run interrupted
@@ -77,6 +79,8 @@ def line(values: dict[str, Any]) -> str:
 
 
 class _TensorBoard:
+    """Event files in the folder `tensorboard`, one of each start; what came after `step` is marked as undone."""
+
     def __init__(self, folder: Path, step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -88,18 +92,28 @@ class _TensorBoard:
         for name, value in values.items():
             if name != "step":
                 self.writer.add_scalar(name, value, values["step"])
+        self.writer.flush()  # a killed run has the records here that log.jsonl has
 
     def close(self) -> None:
         self.writer.close()
 
 
 class _Wandb:
+    """A run of Weights & Biases, the same one at every start: its id is made of what train.json says of the first."""
+
     def __init__(self, folder: Path) -> None:
         try:
             wandb = importlib.import_module("wandb")
         except ImportError as error:
             raise Refused(f"--wandb needs wandb: pip install wandb ({error})") from error
-        self.run: Any = wandb.init(project="m2s", name=folder.name, id=folder.name, dir=str(folder), resume="allow")
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        first = json.dumps([record["config"]["run"]["out"], record["starts"][0]])
+        number = hashlib.blake2b(first.encode(), digest_size=8).hexdigest()
+        options = {"project": "m2s", "name": folder.name, "id": number, "dir": str(folder), "config": record["config"]}
+        try:
+            self.run: Any = wandb.init(**options, resume="allow")
+        except wandb.Error as error:
+            raise Refused(f"--wandb: {error}") from error
 
     def record(self, values: dict[str, Any]) -> None:
         self.run.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
