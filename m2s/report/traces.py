@@ -41,7 +41,7 @@ def losses(runs: Sequence[Run]) -> Figure:
             raise Refused(f"{run.path} has no records of a loss in its log.jsonl yet")
         epochs = steps * run.record["config"]["run"]["batch"] / run.record["data"]["rows"]
         mean, style = trailing(bits, max(1, round(TRAILING * len(bits)))), look(number)
-        late = epochs >= (1 - LAST) * epochs[-1]
+        late = steps >= (1 - LAST) * steps[-1]
         for axes, at in ((whole, slice(None)), (end, late)):
             axes.plot(epochs[at], bits[at], color=style["color"], lw=0.7, alpha=0.3)
             axes.plot(epochs[at], mean[at], lw=1.8, label=label(run.name), **style)
