@@ -18,7 +18,7 @@ from m2s.report import write_json
 from m2s.train import train
 from m2s.train.config import replace
 
-SEEDS = (0, 1, 2)
+SEEDS = (1, 2, 3)  # seed 0 had been looked at when the bounds below were written down
 BOUNDS = {  # bits per site
     "m2s": 2.10,
     "m2s-offset": 1.90,

@@ -92,11 +92,18 @@ def _sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tenso
     return sum_g - v.log_().sum(-1, keepdim=True), sum_big_g
 
 
+def _compiled_weights(logits: Tensor, top: Tensor, two: Tensor) -> Tensor:
+    """What `_weigh` leaves in w, as an expression: a compiler plans its own buffers."""
+    return torch.where(_at(two[:, :1], logits) | _at(two[:, 1:], logits), 0.0, torch.exp(logits - top.to(logits.dtype)))
+
+
 def _compiled_weigh(logits: Tensor, two: Tensor, wide: torch.dtype) -> tuple[Tensor, ...]:
-    """w and what `_weigh` returns, without buffers: a compiler plans its own."""
+    """w and what `_weigh` returns. For a GPU the weights of the next pass are an expression of their own: no w is kept."""
     top = logits.amax(-1, keepdim=True)
-    w = torch.where(_at(two[:, :1], logits) | _at(two[:, 1:], logits), 0.0, torch.exp(logits - top))
-    return w, top.to(wide), w.to(wide).sum(-1, keepdim=True), w.amax(-1, keepdim=True).to(wide)
+    w = _compiled_weights(logits, top, two)
+    found = [top.to(wide), w.to(wide).sum(-1, keepdim=True), w.amax(-1, keepdim=True).to(wide)]
+    top, rest_w, top_w = _hold(torch.cat(found, -1)).split(1, -1)
+    return _compiled_weights(logits, top, two) if logits.is_cuda else w, top, rest_w, top_w
 
 
 def _compiled_sums(w: Tensor, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,8 +141,7 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     two = torch.cat([x, torch.where(k_clean, k, x)], -1)
     compiling = torch.compiler.is_compiling()
     if compiling:
-        w, *found = _compiled_weigh(logits, two, alpha.dtype)
-        top, rest_w, top_w = _hold(torch.cat(found, -1)).split(1, -1)
+        w, top, rest_w, top_w = _compiled_weigh(logits, two, alpha.dtype)
     else:
         size = block_rows(logits)
         blocks = [slice(start, start + size) for start in range(0, len(logits), size)]
@@ -203,18 +209,18 @@ def _forward(logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: Site, m
     return loss, w, _Row(slope, level_1, pivot, lift, c + shift, scale / total, at_x, at_k, top)
 
 
+def _lines(row: _Row, upstream: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """w (lift (w - pivot) / v + shift) scale upstream, with the factors of the quotient put into its divisor v."""
+    slope, level_1, pivot, lift, shift, scale, at_x, at_k, top = row
+    lift, shift = lift * scale * upstream, shift * scale * upstream
+    level_1 = torch.where(lift == 0, torch.inf, level_1 / lift.where(lift != 0, 1))
+    slope = torch.where(lift == 0, 1, slope / lift.where(lift != 0, 1))
+    return tuple(value.to(dtype) for value in (slope, level_1, pivot, shift, at_x * upstream, at_k * upstream, top))
+
+
 def _backward(w: Tensor, row: _Row, k: Tensor, x: Tensor, mask: int | None, upstream: Tensor) -> Tensor:
     """Third pass: the gradient times `upstream` [N, 1], in the place of w."""
-    slope, level_1, pivot, lift, shift, scale, at_x, at_k, _ = row
-    # w (lift (w - pivot) / v + shift) scale upstream, the factors of the quotient put into its divisor
-    lift, shift = lift * scale * upstream, (shift * scale * upstream).to(w.dtype)
-    level_1 = torch.where(lift == 0, torch.inf, level_1 / lift.where(lift != 0, 1)).to(w.dtype)
-    slope, pivot = torch.where(lift == 0, 1, slope / lift.where(lift != 0, 1)).to(w.dtype), pivot.to(w.dtype)
-    at_x, at_k = (at_x * upstream).to(w.dtype), (at_k * upstream).to(w.dtype)
-    if torch.compiler.is_compiling():  # w may be wider than the vocabulary
-        slope, level_1, pivot, shift, at_x, at_k = _hold(torch.cat([slope, level_1, pivot, shift, at_x, at_k], -1)).split(1, -1)
-        gradient = w * ((w - pivot) / (w * slope + level_1) + shift)
-        return torch.where(_at(k, w), at_k, torch.where(_at(x, w), at_x, gradient))
+    slope, level_1, pivot, shift, at_x, at_k, _ = _lines(row, upstream, w.dtype)
     size = block_rows(w)
     work = w.new_empty(2, min(size, len(w)), w.shape[-1])
     for start in range(0, len(w), size):
@@ -225,6 +231,17 @@ def _backward(w: Tensor, row: _Row, k: Tensor, x: Tensor, mask: int | None, upst
         part.mul_(torch.sub(part, pivot[at], out=difference).div_(v).add_(shift[at]))
     w.scatter_(-1, x, at_x)
     return w.scatter_(-1, k if mask is None else torch.where(k == mask, x, k), at_k)
+
+
+def _compiled_backward(logits: Tensor, row: _Row, k: Tensor, x: Tensor, vocab: int, upstream: Tensor) -> Tensor:
+    """The same as an expression of the logits, as wide as they are, with zeros past the vocabulary."""
+    slope, level_1, pivot, shift, at_x, at_k, top = _hold(torch.cat(_lines(row, upstream, logits.dtype), -1)).split(1, -1)
+    w = torch.exp(logits - top)
+    gradient = w * ((w - pivot) / (w * slope + level_1) + shift)
+    gradient = torch.where(_at(k, w), at_k, torch.where(_at(x, w), at_x, gradient))
+    if logits.shape[-1] == vocab:
+        return gradient
+    return torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab, gradient, 0)
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -264,16 +281,14 @@ class _BridgedScoreEntropy(torch.autograd.Function):
         mask, vocab, upstream = ctx.mask, ctx.vocab, upstream.unsqueeze(-1)
         if torch.compiler.is_compiling():
             logits, k, x, held = ctx.saved_tensors
-            row = _Row(*held.split(1, -1))
-            w = torch.exp(logits - row.top.to(logits.dtype))
-            gradient = _backward(w, row, k, x, mask, upstream)
-            if logits.shape[-1] > vocab:
-                gradient = torch.where(torch.arange(logits.shape[-1], device=logits.device) < vocab, gradient, 0)
+            gradient = _compiled_backward(logits, _Row(*held.split(1, -1)), k, x, vocab, upstream)
         else:
             logits, offset, k, x, *site = ctx.saved_tensors
             weights, ctx.weights = ctx.weights, None  # used up; a second call (a retained graph) finds them anew
             w, row = weights or _forward(logits[:, :vocab], offset, k, x, Site(*site), mask)[1:]
-            gradient = torch.nn.functional.pad(_backward(w, row, k, x, mask, upstream), (0, logits.shape[-1] - vocab))
+            gradient = _backward(w, row, k, x, mask, upstream)
+            if logits.shape[-1] > vocab:
+                gradient = torch.nn.functional.pad(gradient, (0, logits.shape[-1] - vocab))
         return (gradient, *(None for _ in range(11)))
 
 

@@ -256,7 +256,7 @@ def _draw_moved(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
     _title(axes, "d", "How far the projection moves a score")
     for key, name, style in (("mean", "mean over positions", "-"), ("most", "the most", (0, (1, 1.5)))):
         axes.plot(t, [step["moved"][key] for step in steps], color=GREEN, lw=2.0, ls=style, label=name)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1e-6))  # less is rounding
     axes.set_ylabel(r"$|s^{proj} - s| \, / \, |s|$", fontsize=TEXT, color=INK)
     _legend(axes)
 
