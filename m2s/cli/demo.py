@@ -26,7 +26,7 @@ class Demo:
 
     out: Path = Path("out/demo")
     """The folder for both runs and the page, index.html."""
-    steps: int = 800
+    steps: int = 600
     """Updates of each network."""
     n: int = 36
     """Samples of each."""
