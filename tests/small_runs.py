@@ -99,7 +99,8 @@ def _rank(rank: int, size: int, port: int, work: Callable[..., object], argument
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(*arguments)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def together(size: int, config: Config, source: Rows | None) -> None:

@@ -299,22 +299,26 @@ SCRIPT = """
         return gradient(learner, share)
 
     loop.Learner.gradient = dying
-    train(small(out, parallel={parallel!r}), random_rows())
+    for name in ("run", "again"):
+        train(small(out / name, parallel={parallel!r}), random_rows())
+        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        assert not [name for name in names if "gloo" in name], names
 """
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_rank_that_dies_is_restarted_and_the_run_ends_the_same(tmp_path, uninterrupted, parallel):
     script = tmp_path / "script.py"
-    text = SCRIPT.format(tests=os.path.dirname(__file__), out=str(tmp_path / "run"), parallel=parallel)
+    text = SCRIPT.format(tests=os.path.dirname(__file__), out=str(tmp_path), parallel=parallel)
     script.write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
     command += ["--standalone", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "going on from step 4 of 12" in done.stderr
-    assert outcome(tmp_path / "run") == uninterrupted("one" if parallel == "ddp" else "fsdp")
-    assert len(json.loads((tmp_path / "run" / "train.json").read_text())["starts"]) == 2
+    for name, starts in (("run", 2), ("again", 1)):
+        assert outcome(tmp_path / name) == uninterrupted("one" if parallel == "ddp" else "fsdp")
+        assert len(json.loads((tmp_path / name / "train.json").read_text())["starts"]) == starts
 
 
 def test_a_network_that_cannot_be_compiled_is_trained_all_the_same(tmp_path, monkeypatch, capsys):

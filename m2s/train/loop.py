@@ -46,7 +46,11 @@ def train(config: Config, source: Source | None = None) -> Result:
     """Train to the last step, going on from the newest state in `config.run.out`. `source` stands in for `config.data`."""
     config = resolve(config)
     source = source or open_source(config.data)
-    world = World.start(config.run.device)
+    with World.start(config.run.device) as world:
+        return _train(config, source, world)  # a call of its own: what holds on to the connections is gone when it returns
+
+
+def _train(config: Config, source: Source, world: World) -> Result:
     calls = world.size * (config.run.micro_batch or 1)
     if config.run.batch % calls:
         raise Refused(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import gc
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
@@ -27,13 +29,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
+    """This process's place among all. A context: what `start` joined is left at the end of it."""
+
     rank: int
     size: int
     device: torch.device
+    joined: bool = False
 
     @classmethod
     def start(cls, device: str = "") -> "World":
-        """This process's place among those that torchrun started; alone without torchrun."""
+        """Among the processes that torchrun started; alone without torchrun."""
         try:
             kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError as error:
@@ -46,9 +51,23 @@ class World:
         if kind.type == "cuda":
             kind = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(kind)
-        if not dist.is_initialized():
+        joins = not dist.is_initialized()
+        if joins:
             _join("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
-        return cls(dist.get_rank(), size, kind)
+        return cls(dist.get_rank(), size, kind, joins)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the connections, and end their threads: one that frees a tensor while the interpreter ends aborts the process.
+        Not after an error, where closing could wait for a process that is gone."""
+        if self.joined and kind is None:
+            for mesh in _meshes:  # torch 2.13 keeps them in its caches, and they the connections
+                getattr(mesh, "_pg_registry", {}).clear()
+            _meshes.clear()
+            gc.collect()  # a wrapped network holds on to connections too
+            dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
@@ -61,6 +80,7 @@ class World:
         if parallel == "ddp":
             return DistributedDataParallel(scored)
         mesh = init_device_mesh(self.device.type, (self.size,))
+        _meshes.append(mesh)
         for block in blocks(scored.model):
             fully_shard(block, mesh=mesh)
         fully_shard(scored.model, mesh=mesh)
@@ -100,6 +120,10 @@ class World:
         return told[0]
 
 
+_joins = itertools.count()
+_meshes: list[DeviceMesh] = []
+
+
 def _join(backend: str) -> None:
     """Meet the other processes.
 
@@ -108,6 +132,7 @@ def _join(backend: str) -> None:
     gives each a new store.
     """
     store, rank, size = next(rendezvous("env://"))
+    store = PrefixStore(f"join-{next(_joins)}", store)
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)

@@ -87,14 +87,18 @@ class Bpd:
     """Write the result as .json, with all that it depends on, and the curve of the loss over t beside it as .png."""
 
     def run(self) -> None:
+        from m2s.train.parallel import World
+
+        self._check()
+        with World.start(self.device) as world:
+            self._measure(world)
+
+    def _measure(self, world: "World") -> None:
         import torch
 
         from m2s.evaluate.bpd import IMPORTANCE, Part, bound, curve, measured, summary, table
-        from m2s.train.parallel import World
 
         started = time.monotonic()
-        self._check()
-        world = World.start(self.device)
         out = None
         if self.out is not None and world.first:
             out = target(self.out, (".json",))
