@@ -16,7 +16,7 @@ from m2s.cli import main
 from m2s.data import load
 from m2s.evaluate.audit import CLASSES, TOLERANCE, Audit, Law, Moment, audit, merged, restored, watched
 from m2s.model import DiT, DiTConfig
-from m2s.report.audit import NAMES, draw, read, table
+from m2s.report.audit import NAMES, WORDS, draw, read, table
 from m2s.sampler import Trajectory
 from m2s.sampler.options import Options
 from m2s.sampler.parts import Parts
@@ -344,7 +344,7 @@ def test_the_figure_shows_the_numbers_of_the_file(done, tmp_path, capsys):
     assert "How far the projection moves a score" in figure.axes[3].get_title(loc="left")
     overall, steps = found["overall"], found["steps"]
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == [f"{name}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in CLASSES]
+    assert labels == [f"{WORDS[name]}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in CLASSES]
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     weights = [step["before"]["negative_weights"] / step["position_steps"] for step in steps]
     assert np.allclose(lines["negative weights"], weights)

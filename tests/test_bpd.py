@@ -189,7 +189,11 @@ def test_bytes_and_characters_are_those_of_the_text(tokenizer):
         ids = tokenizer.encode(text)
     except FileNotFoundError:
         pytest.skip("GPT-2's merges are not on this machine")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    with pytest.raises(ValueError, match=f"0..{tokenizer.vocab - 1}"):
+        tokenizer.token_bytes(tokenizer.vocab)
     if tokenizer.end is not None:
+        assert tokenizer.token_bytes(tokenizer.end) == b""
         ids = [*ids[:10], tokenizer.end, *ids[10:]]
     for length in (1, 7):
         rows = torch.tensor(ids[: len(ids) // length * length]).reshape(-1, length)

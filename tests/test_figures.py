@@ -1,6 +1,7 @@
 """The figures that are drawn from runs, samples and results."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import torch
 
 import m2s
+import m2s.hub
 from m2s.cli import main
+from m2s.evaluate.audit import CLASSES
 from m2s.report import Refused
+from m2s.report.audit import read
 from m2s.report.film import frames, picture
 from m2s.report.run import read_runs
-from m2s.report.traces import against_steps, grids, losses, trailing
+from m2s.report.traces import against_steps, audited, grids, losses, trailing
 
 QUICK = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu", "--log-every", "1"]
 
@@ -49,6 +53,74 @@ def test_traces_show_epochs_and_the_last_quarter(run: Path, tmp_path: Path) -> N
     assert list(end.lines[0].get_ydata()) == pytest.approx(bits[8:])
     main(["figure", "losses", "--source", str(run), "--out", str(tmp_path / "losses.svg")])
     assert "<svg" in (tmp_path / "losses.svg").read_text()
+
+
+@pytest.fixture(scope="module")
+def audits(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of the run, and of the same network once more as a free score."""
+    place = tmp_path_factory.mktemp("audits")
+    model, head = m2s.load(run)
+    m2s.hub.save(place / "free", model, m2s.LogScore(head.process), m2s.load(run).data)
+    for checkpoint in (run, place / "free"):
+        out = place / f"audit-{checkpoint.name}"
+        main(["audit", str(checkpoint), "--n", "2", "--steps", "3", "--device", "cpu", "--out", str(out)])
+    return [place / "audit-md4" / "audit.json", place / "audit-free" / "audit.json"]
+
+
+def moved(run: Path, place: Path, data: str = "digits") -> Path:
+    """A copy of a run, said to be trained on other data."""
+    shutil.copytree(run, place)
+    record = json.loads((place / "train.json").read_text())
+    record["config"]["data"]["name"] = data
+    (place / "train.json").write_text(json.dumps(record))
+    return place
+
+
+def test_the_papers_figure_has_audits_above_the_losses_of_each_data_set(run: Path, audits: list[Path], tmp_path: Path) -> None:
+    runs = [run, moved(run, tmp_path / "free"), moved(run, tmp_path / "c" / "md4", "mnist")]
+    found = {path: read(path) for path in audits}
+    figure = audited(found, read_runs(runs))
+    classes, weights, digits, mnist = figure.axes
+    assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
+    assert digits.get_title(loc="left").endswith("on digits") and mnist.get_title(loc="left").endswith("on mnist")
+    names = [text.get_text().split("\n") for text in classes.get_yticklabels()]
+    assert [name[0] for name in names] == ["md4", "free"] and names[0][1] == "100.000%"
+    for name, bars in zip(CLASSES, classes.containers, strict=True):
+        shares = [one["overall"]["before"]["strict"][name] / one["overall"]["position_steps"] for one in found.values()]
+        np.testing.assert_allclose([bar.get_width() for bar in bars], shares)
+    steps = [step for step in found[audits[1]]["steps"] if step["position_steps"]]
+    lines = {line.get_label(): line for line in weights.lines}
+    assert list(lines) == ["md4", "md4, projected", "free", "free, projected"]
+    before = [step["before"]["negative_weights"] / step["position_steps"] for step in steps]
+    np.testing.assert_allclose(lines["free"].get_ydata(), before)
+    assert max(before) > 0 and not lines["free, projected"].get_ydata().any()
+    bits = [json.loads(line)["bits"] for line in (run / "log.jsonl").read_text().splitlines() if "grad_norm" in line]
+    assert len(digits.lines) == 4 and len(mnist.lines) == 2
+    for line in (digits.lines[1], digits.lines[3], mnist.lines[1]):
+        np.testing.assert_allclose(line.get_ydata(), bits)  # a mean over 3% of twelve records is the records
+    colours = {name: lines[name].get_color() for name in ("md4", "free")}
+    assert [line.get_color() for line in digits.lines[1::2]] == list(colours.values())
+    assert mnist.lines[1].get_color() == colours["md4"] != colours["free"]
+    assert mnist.get_legend().get_texts()[0].get_text() == f"md4, {bits[-1]:.3f} at the end"
+
+
+def test_audits_and_runs_are_told_apart_on_the_command_line(
+    run: Path, audits: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = map(str, audits)
+    out = ["--out", str(tmp_path / "x.svg")]
+    for sources, panels in (([theirs], 4), ([theirs, str(run)], 3), ([theirs, ours], 2)):
+        main(["figure", "audit", "--source", *sources, *out])
+        assert (tmp_path / "x.svg").read_text().count('id="axes_') == panels
+        (tmp_path / "x.svg").unlink()
+    capsys.readouterr()
+    assert "audit.json that m2s audit writes" in refused(capsys, "audit", "--source", str(run), *out)
+    assert "no train.json" in refused(capsys, "audit", "--source", theirs, str(tmp_path), *out)
+    other = tmp_path / "euler"
+    main(["audit", str(run), "--n", "1", "--steps", "2", "--sampler", "euler", "--out", str(other)])
+    capsys.readouterr()
+    assert "--sampler analytic" in refused(capsys, "audit", "--source", str(other / "audit.json"), str(run), *out)
+    assert not (tmp_path / "x.svg").exists()
 
 
 def test_grids_of_samples_stand_beside_those_of_data(run: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -140,7 +141,15 @@ def judged(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of data sets is kept in a folder of this test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("M2S_DATA", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(own_data: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three small runs with results of every kind: written by the commands, but for those that need a judge."""
     folder = tmp_path_factory.mktemp("report")
     network = folder / "network.pt"

@@ -439,3 +439,4 @@ def test_a_log_whose_package_is_missing_says_what_to_install(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(Refused, match=f"--{option} needs {option}: pip install {option}"):
         train(small(tmp_path / "run", **{option: True}), random_rows())
+    assert not any(tmp_path.iterdir())

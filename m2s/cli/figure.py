@@ -21,12 +21,16 @@ SUFFIXES = (".png", ".pdf", ".svg")
 class Figure:
     """Draw a figure of the paper, and write its numbers beside it as JSON where they were not given.
 
-    toy: scores of three tokens, with and without a posterior behind them. audit: the four panels of an audit.json. genppl:
-    generative perplexity against steps, from results of m2s evaluate genppl. losses: traces of the loss of runs. samples: grids
-    of images side by side, from .npz files and parts of data sets such as mnist:test. film: how samples of a run become images.
+    toy: scores of three tokens, with and without a posterior behind them. audit: from one audit.json its four panels; from
+    several, or with folders of runs, the paper's figure, that is which scores have a posterior, where the sampler's weights are
+    negative, and the losses of the runs, a panel for each data set. genppl: generative perplexity against steps, from results
+    of m2s evaluate genppl. losses: traces of the loss of runs. samples: grids of images side by side, from .npz files and parts
+    of data sets such as mnist:test. film: how samples of a run become images.
 
     Example: m2s figure toy --out toy.png
-    Example: m2s figure audit --source audit/audit.json --out audit.pdf
+
+    Example: m2s figure audit --source runs/sedd/audit/audit.json runs/m2s runs/sedd --out audit.pdf
+
     Example: m2s figure samples --source mnist:test runs/m2s/samples.npz runs/sedd/samples.npz --out grids.png
     """
 
@@ -72,12 +76,19 @@ def toy(asked: Figure) -> str:
 
 
 def audit(asked: Figure) -> str:
-    from m2s.report.audit import read, write_figure
+    from m2s.report.audit import draw, read
+    from m2s.report.run import read_runs
+    from m2s.report.traces import audited
 
-    (source,) = asked.sources("numbers, the audit.json that m2s audit writes", most=1)
     asked.no_seed()
-    write_figure(read(source), asked.out)
-    return str(asked.out)
+    sources = asked.sources("the audit.json that m2s audit writes, one or several, and folders of runs")
+    folders = [path for path in sources if path.is_dir()]
+    audits = {path: read(path) for path in sources if path not in folders}
+    if not audits:
+        raise Refused("the figure audit is drawn from the audit.json that m2s audit writes: give one before the runs")
+    if len(audits) == 1 and not folders:
+        return asked.save(draw(*audits.values()))
+    return asked.save(audited(audits, read_runs(folders) if folders else []))
 
 
 def genppl(asked: Figure) -> str:

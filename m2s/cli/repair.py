@@ -1,22 +1,22 @@
 """`m2s repair CHECKPOINT`: the same samples with and without projection, measured."""
 
 import math
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.audit import begun, describe, prepare, refuse_existing, watch
-from m2s.cli.sample import Sample
-from m2s.report import Refused, folder, target, whole, write_json
+from m2s.cli.audit import Watched, begun
+from m2s.cli.drawing import write_samples
+from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from m2s.hub import Checkpoint
+    from m2s.sampler.parts import Parts
 
 MEASURES = ("genppl", "fid", "none")
 PAIRS = 32  # at most so many in the picture
@@ -25,7 +25,7 @@ Measure = Callable[[dict[str, Path]], dict[str, Any] | None]  # of the samples o
 
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(Watched):
     """Sample a free score twice from the same noise, once as it is and once projected, and measure both.
 
     The measure is generative perplexity for text (with intervals over pairs of sequences), FID for images, or none: what is
@@ -34,25 +34,14 @@ class Repair:
     run goes on where it stopped when the same command is given again.
 
     Example: m2s repair runs/sedd --n 1024 --judge gpt2-large --protocol mdlm --out repair/
+
     Example: m2s repair runs/sedd --n 64 --measure none --out repair/
     """
 
-    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A folder with config.json and model.safetensors, or a repository owner/name of the Hugging Face hub."""
     out: Path
     """The folder for everything."""
     n: int = 1024
     """How many pairs."""
-    steps: int = 128
-    """Steps from noise to data."""
-    sampler: str = "analytic"
-    """How to take a step: analytic (SEDD's release), euler or tau_leaping."""
-    grid: str = "linear"
-    """Where the times lie: linear (SEDD's release) or cosine."""
-    seed: int = 0
-    """Of all randomness."""
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Tokens of each sample; by default what the network was trained on."""
     measure: Annotated[str, tyro.conf.arg(metavar="genppl|fid|none")] = ""
     """By default genppl for text and fid for images."""
     protocol: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
@@ -67,36 +56,18 @@ class Repair:
     """fid: go on with too few samples, for a rehearsal."""
     resamples: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Of the pairs, for the intervals; by default 2,000, for FID 100."""
-    batch_size: int = 16
-    """Samples drawn together, and kept together if the run is interrupted."""
-    device: str = ""
-    """cpu or cuda; by default the best there is."""
-    overwrite: bool = False
-    """Replace a finished result."""
 
     def run(self) -> None:
         from m2s.evaluate.repair import ARMS, changes, table
-        from m2s.sampler.parts import Parts
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
         others = [path for path in samples.values() if not begun(path)]
         refuse_existing([numbers, *others, *([words] if len(others) == len(samples) else [])], self.overwrite)
-        free = Sample(
-            self.checkpoint,
-            samples["free"],
-            n=self.n,
-            steps=self.steps,
-            sampler=self.sampler,
-            grid=self.grid,
-            seed=self.seed,
-            length=self.length,
-            batch_size=self.batch_size,
-        )
-        checkpoint, _ = prepare(free, self.device)
+        checkpoint = self.prepare()
         if checkpoint.head.has_posterior:
             raise Refused(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
-        asked = {"free": free, "projected": replace(free, out=samples["projected"], project=True)}
+        options = {arm: self.options(checkpoint, project=arm == "projected") for arm in ARMS}
         measure = self._measure(checkpoint)
         folder(self.out)
         for path in (numbers, words, *samples.values()):
@@ -104,23 +75,22 @@ class Repair:
         tokens: dict[str, Tensor] = {}
         audits: dict[str, Any] = {}
         kept: list[Parts] = []
-        for arm, one in asked.items():
-            options = one._options(checkpoint, *one._length(checkpoint))
-            parts = Parts(samples[arm], self.n, options.shape[1], self.batch_size, one._settings(checkpoint, None))
-            audits[arm] = describe(self.checkpoint, checkpoint, parts.settings, watch(checkpoint, options, parts, arm))
+        for arm in ARMS:
+            parts = self.parts(samples[arm], checkpoint, options[arm])
+            audits[arm] = self.watch(checkpoint, options[arm], parts, arm)
             tokens[arm] = parts.join()
-            one._write(checkpoint, tokens[arm], parts.settings, samples[arm])
+            write_samples(samples[arm], tokens[arm], checkpoint, parts.settings)
             kept.append(parts)
         self._show(checkpoint, tokens)
         result = {
-            **{name: audits["free"][name] for name in ("m2s", "checkpoint", "head", "process")},
+            **{name: audits["free"][name] for name in ("command", "device", "versions", "checkpoint", "head", "process")},
             "changes": changes(tokens["free"], tokens["projected"]),
             "measure": measure(samples),
             "audits": audits,
         }
         with whole(words) as temporary:
             temporary.write_text(table(result) + "\n", encoding="utf-8")
-        write_json(numbers, {**result, "command": sys.argv})
+        write_json(numbers, result)
         for parts in kept:
             parts.close()
         print(f"\n{table(result)}\n\n{numbers} and {words} written")
@@ -177,24 +147,15 @@ class Repair:
         return measure
 
     def _fid(self, checkpoint: "Checkpoint") -> Measure:
-        from m2s.cli.evaluate.fid import Fid, read, split
+        from m2s.cli.evaluate.fid import about, find_protocol, read, refuse_few, split, statistics, usable
         from m2s.evaluate import inception
         from m2s.evaluate.fid import ROWS, frechet
         from m2s.evaluate.repair import ARMS, fid_difference
 
         data = checkpoint.data or {}
-        fid = Fid(
-            str(self.out / "free.npz"),
-            protocol=self.protocol,
-            against=self.against,
-            inception=self.inception,
-            kid=False,
-            few=self.few,
-            device=self.device,
-        )
-        protocol = fid._protocol()
+        protocol = find_protocol(self.protocol, self.against)
         reference = split(protocol.against).first(protocol.count)
-        network = inception.load(self.inception, fid._device())
+        network = inception.load(self.inception, usable(self.device))
         if (list(reference.shape), reference.levels) != (list(data.get("shape", ())), data.get("levels")):
             raise Refused(
                 f"{self.checkpoint} makes images of {data.get('shape')} in {data.get('levels')} levels, but {reference.name} "
@@ -203,25 +164,22 @@ class Repair:
         least = 2 if self.few else max(protocol.samples or 0, network.width + 1)
         if self.n < least:
             raise Refused(f"--n is {self.n}, but this FID needs at least {least:,} samples")
-        fid._enough(reference, network)
+        refuse_few(reference, network, self.few)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:
-            found = {
-                arm: fid._statistics(read(str(path), reference).first(protocol.samples), network)
-                for arm, path in samples.items()
-            }
-            theirs = fid._statistics(reference, network)
+            images = {arm: read(str(path), reference).first(protocol.samples) for arm, path in samples.items()}
+            found = {arm: statistics(images[arm], network) for arm in ARMS}
+            theirs = statistics(reference, network)
             free, projected = (found[arm].rows for arm in ARMS)
             every = found["free"].count <= ROWS
             gap = fid_difference(free, projected, theirs, self.resamples or 100, self.seed) if every else None
-            about = {"name": network.name, "file": network.path.name, "sha256": network.sha256, "features": network.width}
             return {
                 "kind": "fid",
                 **{arm: frechet(found[arm], theirs) for arm in ARMS},
                 "difference": gap,
                 "samples": found["free"].count,
-                "reference": {"name": reference.name, "count": len(reference.tokens), "sha256": reference.sha256},
-                "network": about,
+                "reference": about(reference),
+                "network": about(network),
             }
 
         return measure

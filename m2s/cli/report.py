@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from m2s.cli.audit import refuse_existing
+from m2s.report import refuse_existing
 
 
 @dataclass(frozen=True)

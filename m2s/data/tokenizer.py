@@ -2,6 +2,7 @@
 
 tokenizer.encode("a text")  -> list of ids        tokenizer.vocab     how many ids there are
 tokenizer.decode(ids)       -> str                tokenizer.end       the id that ends a document, or None
+tokenizer.token_bytes(id)   -> bytes
 """
 
 import functools
@@ -29,6 +30,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`. What is no valid text (half a character) shows as U+FFFD."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; of the end of a document, none."""
+        return b"" if token == self.end else self.decode([token]).encode("utf-8")
 
     def to_dict(self) -> dict[str, Any]:
         """The class and its arguments, for `from_dict`."""
@@ -59,6 +64,9 @@ class Bytes(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(i for i in self._known(ids) if i != self.end).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes(i for i in self._known([token]) if i != self.end)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,9 @@ class GPT2(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._encoding.decode(self._known(ids), errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == self.end else self._encoding.decode_single_token_bytes(*self._known([token]))
 
     @functools.cached_property
     def _encoding(self) -> "Encoding":

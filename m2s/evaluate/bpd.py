@@ -27,7 +27,7 @@ from m2s.belief import Head
 from m2s.data.encode import encode_document
 from m2s.data.files import BadData
 from m2s.data.sources import Source
-from m2s.data.tokenizer import GPT2, Bytes, Tokenizer
+from m2s.data.tokenizer import Tokenizer
 from m2s.objective import score_entropy
 from m2s.objective.module import Model
 from m2s.train.noise import corrupt, derived_seed, times
@@ -257,14 +257,7 @@ def sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
 
     So they add up, however a window cuts a character.
     """
-    if isinstance(tokenizer, GPT2):
-        pieces = [tokenizer._encoding.decode_single_token_bytes(i) for i in range(tokenizer.vocab)]
-    elif isinstance(tokenizer, Bytes):
-        pieces = [bytes([min(i, 255)]) for i in range(tokenizer.vocab)]
-    else:
-        pieces = [tokenizer.decode([i]).encode() for i in range(tokenizer.vocab)]
-    if tokenizer.end is not None:
-        pieces[tokenizer.end] = b""
+    pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab)]
     return np.array([(len(piece), sum(byte & 0xC0 != 0x80 for byte in piece)) for piece in pieces])
 
 

@@ -6,7 +6,7 @@ Where a result goes is checked before it is computed, and a file appears whole o
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ def folder(path: Path) -> Path:
     except OSError as error:
         raise Refused(f"cannot write to {path}: {error.strerror or error}") from error
     return path
+
+
+def refuse_existing(files: Sequence[Path], overwrite: bool) -> None:
+    """None of `files` is there, or it may be replaced."""
+    there = next((path for path in files if path.exists()), None)
+    if there is not None and not overwrite:
+        raise Refused(f"{there} is there already: give another --out, or --overwrite to replace it")
 
 
 @contextlib.contextmanager

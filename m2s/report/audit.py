@@ -1,11 +1,13 @@
 """An audit (`m2s.evaluate.audit`) as people read it: the paper's table of four classes, and a figure of four panels."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,6 +25,12 @@ NAMES = {
     "material": "in C, not in P, material",
     "boundary": "in C, not in P, boundary",
     "realizable": "in P",
+}
+WORDS = {
+    "outside": "outside (out of range)",
+    "material": "material (contradictory)",
+    "boundary": "boundary (within 1e-6)",
+    "realizable": "realizable (a posterior)",
 }
 COLOURS = {"outside": VERMILLION, "material": "#E69F00", "boundary": BOX, "realizable": BAND}
 
@@ -46,12 +54,15 @@ def table(found: Found, rows: int | None = None) -> str:
 
 
 def heading(found: Found) -> list[str]:
+    return [f"{found['checkpoint']}: {found['head']}", counted(found)]
+
+
+def counted(found: Found) -> str:
     settings, overall = found["settings"], found["overall"]
-    return [
-        f"{found['checkpoint']}: {found['head']}",
+    return (
         f"{overall['position_steps']:,} position-steps of {settings['n']:,} samples of {settings['length']:,} tokens; "
-        f"{settings['steps']} steps, sampler {settings['sampler']}, grid {settings['grid']}, seed {settings['seed']}",
-    ]
+        f"{settings['steps']} steps, sampler {settings['sampler']}, grid {settings['grid']}, seed {settings['seed']}"
+    )
 
 
 def criteria(found: Found) -> dict[str, str]:
@@ -161,12 +172,11 @@ def _steps(found: Found, rows: int | None) -> list[str]:
 def draw(found: Found) -> Figure:
     """Four panels over the time of the run: the classes; violations before and after projection; negative mass; how far the
     projection moves a score, or, for masks, how far sum(s) is from c."""
-    figure = Figure(figsize=(11, 8.2), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04))
+    figure = Figure(figsize=(11, 8.2), layout=layout())
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
-    steps = [step for step in found["steps"] if step["position_steps"]]
-    t = np.array([step["t"] for step in steps])
-    _draw_classes(panels[0, 0], found, steps, t)
+    steps, t = _looked_at(found)
+    _draw_classes(panels[0, 0], found)
     _draw_violations(panels[0, 1], steps, t)
     _draw_mass(panels[1, 0], steps, t)
     if found["overall"]["excess"]:
@@ -174,29 +184,48 @@ def draw(found: Found) -> Figure:
     else:
         _draw_moved(panels[1, 1], steps, t)
     for axes in panels.flat:
-        axes.set_xlim(1, 0)
-        axes.set_xlabel("time t, from noise to data", fontsize=TEXT, color=INK)
-        axes.tick_params(labelsize=SMALL, colors=MUTED)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(MUTED)
+        _over_time(axes)
     figure.supxlabel("\n".join(heading(found)), fontsize=SMALL, color=MUTED)
     return figure
 
 
-def _title(axes: Axes, letter: str, text: str) -> None:
-    axes.set_title(f"({letter})  {text}", loc="left", fontsize=TITLE, color=INK, fontweight="bold", pad=40)
+def layout() -> ConstrainedLayoutEngine:
+    return ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
 
 
-def _legend(axes: Axes) -> None:
+def _looked_at(found: Found) -> tuple[list[Any], Float[np.ndarray, "n"]]:
+    """The steps that had positions to audit, and their times."""
+    steps = [step for step in found["steps"] if step["position_steps"]]
+    return steps, np.array([step["t"] for step in steps])
+
+
+def _over_time(axes: Axes) -> None:
+    axes.set_xlim(1, 0)
+    axes.set_xlabel("time t, from noise to data", fontsize=TEXT, color=INK)
+    _frame(axes)
+
+
+def _frame(axes: Axes) -> None:
+    axes.tick_params(labelsize=SMALL, colors=MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(MUTED)
+
+
+def title(axes: Axes, letter: str, text: str, pad: int = 40) -> None:
+    """Above a panel, with room for a legend between them."""
+    axes.set_title(f"({letter})  {text}", loc="left", fontsize=TITLE, color=INK, fontweight="bold", pad=pad)
+
+
+def legend(axes: Axes) -> None:
     """Between the title and the panel, where it hides nothing."""
-    if axes.get_legend_handles_labels()[0]:
+    if handles := axes.get_legend_handles_labels()[0]:
         legend = axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.02, 1.0),
             borderaxespad=0.3,
-            ncols=2,
+            ncols=max(2, (len(handles) + 1) // 2),
             columnspacing=1.2,
             handlelength=1.6,
             fontsize=SMALL - 0.5,
@@ -206,20 +235,24 @@ def _legend(axes: Axes) -> None:
         legend.set_in_layout(False)
 
 
-def _draw_classes(axes: Axes, found: Found, steps: list[Any], t: np.ndarray) -> None:
-    _title(axes, "a", "Is there a posterior behind the score?")
-    shares = [[step["before"]["strict"][name] / step["position_steps"] for step in steps] for name in CLASSES]
-    overall = found["overall"]
-    total = max(1, overall["position_steps"])
-    labels = [f"{name}: {overall['before']['strict'][name] / total:.3%}" for name in CLASSES]
+def _draw_classes(axes: Axes, found: Found) -> None:
+    title(axes, "a", "Is there a posterior behind the score?")
+    steps, t = _looked_at(found)
+    shares = [[_part(step, name) for step in steps] for name in CLASSES]
+    labels = [f"{WORDS[name]}: {_part(found['overall'], name):.3%}" for name in CLASSES]
     axes.stackplot(t, shares, labels=labels, colors=[COLOURS[name] for name in CLASSES], lw=0)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)
-    _legend(axes)
+    legend(axes)
+
+
+def _part(moment: Found, name: str) -> float:
+    """The share of the positions of a step, or of all, that are in a class."""
+    return float(moment["before"]["strict"][name] / max(1, moment["position_steps"]))
 
 
 def _draw_violations(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
-    _title(axes, "b", "Violations, before and after projection")
+    title(axes, "b", "Violations, before and after projection")
     for key, of, name, colour in (
         ("negative_weights", "position_steps", "negative weights", VERMILLION),
         ("coordinates_outside", "coordinates", "scores out of the box", BLUE),
@@ -231,11 +264,11 @@ def _draw_violations(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
                 axes.plot(t, share, color=colour, lw=2.0, ls=style, label=name + more)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of positions, of scores", fontsize=TEXT, color=INK)
-    _legend(axes)
+    legend(axes)
 
 
 def _draw_mass(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
-    _title(axes, "c", "Negative mass, mean over positions")
+    title(axes, "c", "Negative mass, mean over positions")
     for key, name, colour in (
         ("signed_mass", r"of the signed posterior $\tilde\mu$", BLUE),
         ("negative_mass", "of the sampler's weights", VERMILLION),
@@ -249,26 +282,74 @@ def _draw_mass(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
         axes.set_ylim(0, 1)
         axes.text(0.5, 0.5, "none anywhere", transform=axes.transAxes, ha="center", fontsize=TEXT, color=MUTED)
     axes.set_ylabel("mass", fontsize=TEXT, color=INK)
-    _legend(axes)
+    legend(axes)
 
 
 def _draw_moved(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
-    _title(axes, "d", "How far the projection moves a score")
+    title(axes, "d", "How far the projection moves a score")
     for key, name, style in (("mean", "mean over positions", "-"), ("most", "the most", (0, (1, 1.5)))):
         axes.plot(t, [step["moved"][key] for step in steps], color=GREEN, lw=2.0, ls=style, label=name)
     axes.set_ylim(0, max(axes.get_ylim()[1], 1e-6))  # less is rounding
     axes.set_ylabel(r"$|s^{proj} - s| \, / \, |s|$", fontsize=TEXT, color=INK)
-    _legend(axes)
+    legend(axes)
 
 
 def _draw_excess(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
-    _title(axes, "d", "How far the scores' sum is from what it must be")
+    title(axes, "d", "How far the scores' sum is from what it must be")
     low, middle, high = ([step["excess"]["quantiles"][q] for step in steps] for q in ("0.05", "0.5", "0.95"))
     axes.axhline(0, color=MUTED, lw=0.8)
     axes.fill_between(t, low, high, color=GREEN, alpha=0.25, lw=0, label="5% to 95% of positions")
     axes.plot(t, middle, color=GREEN, lw=2.0, label="median")
     axes.set_ylabel(r"$\sum_y s_y \, / \, c - 1$", fontsize=TEXT, color=INK)
-    _legend(axes)
+    legend(axes)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An audit in a figure with others: what it is called there, and its colour."""
+
+    name: str
+    colour: str
+    found: Found
+
+
+def draw_shares(axes: Axes, audits: Sequence[Shown]) -> None:
+    """The four classes: of one audit over time, of several in all, a bar for each."""
+    if len(audits) == 1:
+        _draw_classes(axes, audits[0].found)
+        _over_time(axes)
+        return
+    title(axes, "a", "Is there a posterior behind the score?")
+    names = [f"{one.name}\n{_part(one.found['overall'], 'realizable'):.3%}\nrealizable" for one in audits]
+    left = np.zeros(len(audits))
+    for name in CLASSES:
+        shares = np.array([_part(one.found["overall"], name) for one in audits])
+        axes.barh(names, shares, left=left, color=COLOURS[name], label=WORDS[name])
+        left += shares
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of positions, over all steps", fontsize=TEXT, color=INK)
+    _frame(axes)
+    legend(axes)
+
+
+def draw_weights(axes: Axes, audits: Sequence[Shown]) -> None:
+    """Where weights of the sampler's step are negative, so that it is no law: a curve for each audit, dashed if projected."""
+    title(axes, "b", "Where the sampler's weights are negative")
+    for one in audits:
+        if one.found["overall"]["before"]["negative_weights"] is None:
+            raise Refused(
+                f"the audit of {one.found['checkpoint']} counted no weights, which {one.found['settings']['sampler']} does not "
+                "have: give one with --sampler analytic"
+            )
+        steps, t = _looked_at(one.found)
+        for when, style, more in (("before", ".-", ""), ("after", "--", ", projected")):
+            share = [step[when]["negative_weights"] / step["position_steps"] for step in steps]
+            axes.plot(t, share, style, color=one.colour, lw=1.6, ms=6, label=one.name + more)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)
+    _over_time(axes)
+    legend(axes)
 
 
 def write_figure(found: Found, out: Path) -> None:

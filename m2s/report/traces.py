@@ -1,21 +1,24 @@
-"""The paper's figures that compare runs: traces of the loss, grids of samples, generative perplexity against steps."""
+"""The paper's figures that compare runs: losses, audits above them, grids of samples, generative perplexity over steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from m2s.evaluate.bootstrap import reach
-from m2s.report import Refused
+from m2s.report import Refused, audit
 from m2s.report.curves import column, label, look, settle
 from m2s.report.run import Run
 from m2s.report.samples import picture_grid
+from m2s.report.toy import MUTED, SMALL
 
 LAST = 0.25  # of a run, in the panel that enlarges its end
 TRAILING = 0.03  # of a run, over which the strong curve is a mean
@@ -29,32 +32,94 @@ def trailing(values: np.ndarray, width: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
+@dataclass(frozen=True)
+class Trace:
+    """The loss of a run over its epochs: as recorded, and its trailing mean."""
+
+    epochs: Float[np.ndarray, "n"]
+    bits: Float[np.ndarray, "n"]
+    mean: Float[np.ndarray, "n"]
+    late: Bool[np.ndarray, "n"]  # the last quarter
+    warm: float  # where the warm-up ends
+
+    @classmethod
+    def of(cls, run: Run) -> "Trace":
+        steps, bits = column(run.training, "step"), column(run.training, "bits")
+        if not len(bits):
+            raise Refused(f"{run.path} has no records of a loss in its log.jsonl yet")
+        epoch = run.record["data"]["rows"] / run.record["config"]["run"]["batch"]  # in steps
+        warm = run.record["config"]["optimizer"]["warmup"] / epoch
+        mean = trailing(bits, max(1, round(TRAILING * len(bits))))
+        return cls(steps / epoch, bits, mean, steps >= (1 - LAST) * steps[-1], warm)
+
+    def draw(self, axes: Axes, name: str, number: int, at: Any = slice(None)) -> None:
+        """The records `at`, pale, and their mean, strong."""
+        style = look(number)
+        axes.plot(self.epochs[at], self.bits[at], color=style["color"], lw=0.7, alpha=0.3)
+        axes.plot(self.epochs[at], self.mean[at], lw=1.8, label=label(name), **style)
+
+
 def losses(runs: Sequence[Run]) -> Figure:
     """Loss over epochs, (a) all and (b) the last quarter: records pale, a trailing mean strong, the end of warm-up dashed."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     FigureCanvasAgg(figure)
     whole, end = figure.subplots(1, 2)
-    low, high, longest = np.inf, -np.inf, 0.0
-    for number, run in enumerate(runs):
-        steps, bits = column(run.training, "step"), column(run.training, "bits")
-        if not len(bits):
-            raise Refused(f"{run.path} has no records of a loss in its log.jsonl yet")
-        epochs = steps * run.record["config"]["run"]["batch"] / run.record["data"]["rows"]
-        mean, style = trailing(bits, max(1, round(TRAILING * len(bits)))), look(number)
-        late = steps >= (1 - LAST) * steps[-1]
-        for axes, at in ((whole, slice(None)), (end, late)):
-            axes.plot(epochs[at], bits[at], color=style["color"], lw=0.7, alpha=0.3)
-            axes.plot(epochs[at], mean[at], lw=1.8, label=label(run.name), **style)
-        warm = run.record["config"]["optimizer"]["warmup"] / steps[-1] * epochs[-1]
-        whole.axvline(warm, color=style["color"], lw=0.8, ls="--")
-        low, high, longest = min(low, mean[late].min()), max(high, mean[late].max()), max(longest, epochs[-1])
-    room = 0.6 * (high - low) or 0.05 * high
-    end.set_ylim(low - room, high + room)
-    settle(whole, "epoch", "loss, bits per site", [column(run.training, "bits") for run in runs])
+    traces = [Trace.of(run) for run in runs]
+    for number, (run, trace) in enumerate(zip(runs, traces, strict=True)):
+        trace.draw(whole, run.name, number)
+        trace.draw(end, run.name, number, trace.late)
+        whole.axvline(trace.warm, color=look(number)["color"], lw=0.8, ls="--")
+    last = np.concatenate([trace.mean[trace.late] for trace in traces])
+    room = 0.6 * (last.max() - last.min()) or 0.05 * last.max()
+    end.set_ylim(last.min() - room, last.max() + room)
+    settle(whole, "epoch", "loss, bits per site", [trace.bits for trace in traces])
     settle(end, "epoch", "loss, bits per site")
     for axes, title in ((whole, "(a) the whole run"), (end, "(b) its last quarter")):
         axes.set_title(title, loc="left", fontsize=10)
     return figure
+
+
+def audited(audits: Mapping[Path, audit.Found], runs: Sequence[Run]) -> Figure:
+    """The paper's figure of audits and losses: (a) which scores have a posterior, (b) where weights of the sampler are
+    negative, then a panel for each data set with the losses of the runs on it. A name has one colour in all panels."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_data(run), []).append(run)
+    names = _apart({path: Path(found["checkpoint"]).name for path, found in audits.items()})
+    for group in groups.values():
+        names |= _apart({run.path: run.path.resolve().name for run in group})
+    ordered = dict.fromkeys(names[path] for path in [*(run.path for run in runs), *audits])
+    numbers = {name: number for number, name in enumerate(ordered)}
+    shown = [audit.Shown(label(names[path]), look(numbers[names[path]])["color"], found) for path, found in audits.items()]
+
+    places = ascii_lowercase[: 2 + len(groups)]
+    rows = [(places[at : at + 2] * 2)[:2] for at in range(0, len(places), 2)]  # one without a neighbour is as wide as two
+    figure = Figure(figsize=(11, 4.1 * len(rows)), layout=audit.layout())
+    FigureCanvasAgg(figure)
+    panels = figure.subplot_mosaic("\n".join(rows))
+    audit.draw_shares(panels["a"], shown)
+    audit.draw_weights(panels["b"], shown)
+    for letter, (data, group) in zip(places[2:], groups.items(), strict=True):
+        axes = panels[letter]
+        traces = {names[run.path]: Trace.of(run) for run in group}
+        for name, trace in traces.items():
+            trace.draw(axes, f"{name}, {trace.mean[-1]:.3f} at the end", numbers[name])
+        settle(axes, "epochs of training", "score entropy, bits per site", [trace.bits for trace in traces.values()])
+        audit.title(axes, letter, f"Training loss on {label(data[0])}", pad=12)
+    figure.supxlabel("\n".join(f"{one.name}: {audit.counted(one.found)}" for one in shown), fontsize=SMALL, color=MUTED)
+    return figure
+
+
+def _apart(names: Mapping[Path, str]) -> dict[Path, str]:
+    """Each name, or the whole path where two would be called the same."""
+    taken = list(names.values())
+    return {path: name if taken.count(name) == 1 else str(path) for path, name in names.items()}
+
+
+def _data(run: Run) -> tuple[Any, ...]:
+    """What a run was trained on: its name first, then all that makes it another."""
+    data = run.record["config"]["data"]
+    return (Path(data["folder"]).name if data["name"] == "text" else data["name"], *run.record["data"].values())
 
 
 @dataclass(frozen=True)

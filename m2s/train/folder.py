@@ -5,16 +5,15 @@ import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import m2s
 from m2s.report import Refused, folder, write_json
+from m2s.report.origin import revision
 from m2s.train.config import Config, plain
 from m2s.train.source import Source
 
@@ -108,7 +107,7 @@ def environment() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
         "m2s": m2s.__version__,
-        "git": _git(),
+        "git": revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "host": socket.gethostname(),
@@ -116,14 +115,3 @@ def environment() -> dict[str, Any]:
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "threads": torch.get_num_threads(),
     }
-
-
-def _git() -> str | None:
-    """The revision of the source of m2s, with + where files were changed; None where it is not in a repository."""
-    here = Path(__file__).parent
-    try:
-        revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=here.parent, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return revision.stdout.strip() + ("+" if changes.stdout.strip() else "")

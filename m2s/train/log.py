@@ -82,10 +82,8 @@ class _TensorBoard:
     """Event files in the folder `tensorboard`, one of each start; what came after `step` is marked as undone."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise Refused(f"--tensorboard needs tensorboard: pip install tensorboard ({error})") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def record(self, values: dict[str, Any]) -> None:
@@ -102,10 +100,7 @@ class _Wandb:
     """A run of Weights & Biases, the same one at every start: its id is made of what train.json says of the first."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise Refused(f"--wandb needs wandb: pip install wandb ({error})") from error
+        wandb = importlib.import_module("wandb")
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         first = json.dumps([record["config"]["run"]["out"], record["starts"][0]])
         number = hashlib.blake2b(first.encode(), digest_size=8).hexdigest()

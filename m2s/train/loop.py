@@ -6,6 +6,7 @@ A run is a function of its configuration: stopped anywhere and started again, it
 """
 
 import contextlib
+import importlib
 import math
 import signal
 import sys
@@ -20,7 +21,7 @@ from torch import Tensor
 from m2s.data import batch_indices
 from m2s.report import Refused, write_json
 from m2s.train.build import make_objects
-from m2s.train.config import Config, resolve
+from m2s.train.config import Config, RunConfig, resolve
 from m2s.train.folder import RunFolder
 from m2s.train.keep import resume, save
 from m2s.train.log import Log
@@ -45,9 +46,23 @@ class Result:
 def train(config: Config, source: Source | None = None) -> Result:
     """Train to the last step, going on from the newest state in `config.run.out`. `source` stands in for `config.data`."""
     config = resolve(config)
+    refuse_missing(config.run)
     source = source or open_source(config.data)
     with World.start(config.run.device) as world:
         return _train(config, source, world)  # a call of its own: what holds on to the connections is gone when it returns
+
+
+LOGS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+
+
+def refuse_missing(run: RunConfig) -> None:
+    """What shall be told of the run besides log.jsonl is installed."""
+    for option, module in LOGS.items():
+        if getattr(run, option):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise Refused(f"--{option} needs {option}: pip install {option} ({error})") from error
 
 
 def _train(config: Config, source: Source, world: World) -> Result:

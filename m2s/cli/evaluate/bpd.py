@@ -1,10 +1,7 @@
 """`m2s evaluate bpd CHECKPOINT`: the bound on the likelihood of held-out data."""
 
-import hashlib
 import json
 import math
-import platform
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -294,32 +291,18 @@ class Bpd:
     def _settings(
         self, checkpoint: "Checkpoint", held: Held, world: "World", bf16: bool, size: int, seconds: float
     ) -> dict[str, Any]:
-        import numpy as np
-        import torch
+        from m2s.report.origin import fingerprint, origin
 
-        import m2s
-
-        weights = hashlib.sha256()
-        for name, tensor in checkpoint.model.state_dict().items():
-            weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
-        kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
         return {
-            "checkpoint": {**described, "weights": weights.hexdigest()},
+            "checkpoint": {**described, "weights": fingerprint(checkpoint.model)},
             "data": {"name": held.name, "split": held.split, "labels": held.labels is not None, "left_out": held.left_out},
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
             "batch_size": size,
             "precision": "bf16" if bf16 else "float32",
-            "device": f"{world.device} ({kind})",
             "processes": world.size,
             "seconds": seconds,
-            "command": sys.argv,
-            "versions": {
-                "m2s": m2s.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            **origin(world.device),
         }
 
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import platform
 import sys
 import time
 import zipfile
@@ -65,6 +64,7 @@ class Fid:
     images). Images are resized as pytorch-fid does. What was computed of a data set is kept in $M2S_DATA/statistics.
 
     Example: m2s evaluate fid samples.npz --protocol mnist-5k --out fid.json
+
     Example: m2s evaluate fid cifar10:test --against cifar10:train
     """
 
@@ -97,8 +97,10 @@ class Fid:
         from m2s.evaluate.fid import frechet
 
         started = time.monotonic()
-        protocol = self._protocol()
-        device = self._device()
+        if self.batch_size is not None and self.batch_size < 1:
+            raise Refused(f"--batch-size is {self.batch_size}, but it must be at least 1")
+        protocol = find_protocol(self.protocol, self.against, self.limit)
+        device = usable(self.device)
         reference = split(protocol.against).first(protocol.count)
         samples = read(self.samples, reference)
         if self.protocol and len(samples.tokens) < (protocol.samples or 0):
@@ -108,10 +110,12 @@ class Fid:
             )
         samples = samples.first(protocol.samples)
         network = inception.load(self.inception, device)
-        self._enough(samples, network)
-        self._enough(reference, network)
+        for images in (samples, reference):
+            refuse_few(images, network, self.few)
+            if self.kid and len(images.tokens) < 4:
+                raise Refused(f"{images.name} has {len(images.tokens)} images, too few for KID, which needs 4: give --no-kid")
         out = None if self.out is None else target(self.out, (".json",))
-        ours, theirs = self._statistics(samples, network), self._statistics(reference, network)
+        ours, theirs = (statistics(images, network, self.batch_size) for images in (samples, reference))
         distance = frechet(ours, theirs)
         kernel = self._kid(ours, theirs, network) if self.kid else None
         seconds = time.monotonic() - started
@@ -119,87 +123,6 @@ class Fid:
         if out is not None:
             write_json(out, self._result(samples, reference, network, distance, kernel, seconds))
             print(f"written to {out}")
-
-    def _protocol(self) -> Protocol:
-        """The protocol that was named, or one made of --against and --limit."""
-        if self.batch_size is not None and self.batch_size < 1:
-            raise Refused(f"--batch-size is {self.batch_size}, but it must be at least 1")
-        if self.limit is not None and self.limit < 2:
-            raise Refused(f"--limit is {self.limit}, but a covariance needs at least 2 images")
-        if self.protocol:
-            if self.protocol not in PROTOCOLS:
-                raise Refused(f"there is no protocol {self.protocol!r}: choose from {', '.join(PROTOCOLS)}")
-            if self.against or self.limit is not None:
-                raise Refused(f"--protocol {self.protocol} says what to compare with, and how much: drop --against and --limit")
-            return PROTOCOLS[self.protocol]
-        if not self.against:
-            raise Refused(f"say what to compare with: --protocol {' or '.join(PROTOCOLS)}, or --against such as mnist:test")
-        return Protocol(self.limit, self.against, self.limit)
-
-    def _device(self) -> str:
-        import torch
-
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise Refused(f"--device {device} cannot be used here ({reason}): leave it out for the best there is") from error
-        return device
-
-    def _enough(self, images: Images, network: "Network") -> None:
-        """A covariance of D features has full rank from D + 1 images on."""
-        count, least = len(images.tokens), 2 if self.few else network.width + 1
-        if count < least:
-            hint = "" if self.few else " (--few goes on all the same, for a rehearsal)"
-            raise Refused(
-                f"{images.name} has {count:,} images, too few for a covariance of {network.width:,} features: "
-                f"at least {least:,} are needed{hint}"
-            )
-        if self.kid and count < 4:
-            raise Refused(f"{images.name} has {count} images, too few for KID, which needs 4: give --no-kid")
-
-    def _statistics(self, images: Images, network: "Network") -> "Statistics":
-        """Of a file's images computed, of a data set's found in the cache or put there."""
-        from m2s.data import BadData, root
-        from m2s.evaluate.fid import Statistics
-        from m2s.evaluate.inception import PREPROCESSING
-
-        if not is_split(images.name):
-            return self._computed(images, network)
-        key = hashlib.sha256("\n".join([images.sha256, network.sha256, PREPROCESSING]).encode()).hexdigest()
-        name = f"{images.name.replace(':', '-')}-{len(images.tokens)}-{key[:16]}.npz"
-        cached = root() / "statistics" / name
-        if cached.is_file():
-            try:
-                return Statistics.load(cached, key)
-            except BadData as error:
-                print(f"computing again: {error}", file=sys.stderr)
-        statistics = self._computed(images, network)
-        try:
-            folder(cached.parent)
-            statistics.save(cached, key)
-        except (Refused, OSError) as error:
-            print(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
-        return statistics
-
-    def _computed(self, images: Images, network: "Network") -> "Statistics":
-        from tqdm import tqdm
-
-        from m2s.evaluate.fid import Statistics, kept
-        from m2s.evaluate.inception import features
-
-        size = self.batch_size or (16 if network.device.type == "cpu" else 256)
-        statistics, keep = Statistics.empty(network.width), kept(len(images.tokens))
-        with tqdm(total=len(images.tokens), desc=images.name, unit="image") as bar:
-            for batch in features(network, images.tokens, images.shape, images.levels, size):
-                first = statistics.count
-                try:
-                    statistics.update(batch, keep[(keep >= first) & (keep < first + len(batch))] - first)
-                except ValueError as error:
-                    raise Refused(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
-                bar.update(len(batch))
-        return statistics
 
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
         from tqdm import tqdm
@@ -217,35 +140,111 @@ class Fid:
     def _result(
         self, samples: Images, reference: Images, network: "Network", distance: float, kernel: "Kid | None", seconds: float
     ) -> dict[str, Any]:
-        import numpy as np
-        import torch
-
-        import m2s
         from m2s.evaluate.inception import PREPROCESSING
+        from m2s.report.origin import origin
 
-        def about(images: Images) -> dict[str, Any]:
-            return {"name": images.name, "count": len(images.tokens), "sha256": images.sha256}
-
-        device = torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else platform.machine()
         return {
             "fid": distance,
             "kid": None if kernel is None else asdict(kernel),
             "protocol": self.protocol or None,
             "samples": {**about(samples), "settings": settings(self.samples)},
             "reference": about(reference),
-            "network": {"name": network.name, "file": network.path.name, "sha256": network.sha256, "features": network.width},
+            "network": about(network),
             "preprocessing": PREPROCESSING,
             "seconds": round(seconds, 1),
-            "device": f"{network.device} ({device})",
-            "command": sys.argv,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
-            "versions": {
-                "m2s": m2s.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            **origin(network.device),
         }
+
+
+def find_protocol(name: str, against: str, limit: int | None = None) -> Protocol:
+    """The protocol of that name, or one made of what to compare with and how much."""
+    if limit is not None and limit < 2:
+        raise Refused(f"--limit is {limit}, but a covariance needs at least 2 images")
+    if name:
+        if name not in PROTOCOLS:
+            raise Refused(f"there is no protocol {name!r}: choose from {', '.join(PROTOCOLS)}")
+        if against or limit is not None:
+            raise Refused(f"--protocol {name} says what to compare with, and how much: drop --against and --limit")
+        return PROTOCOLS[name]
+    if not against:
+        raise Refused(f"say what to compare with: --protocol {' or '.join(PROTOCOLS)}, or --against such as mnist:test")
+    return Protocol(limit, against, limit)
+
+
+def usable(device: str) -> str:
+    """The device that was named, or the best there is, if it can be used."""
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Refused(f"--device {device} cannot be used here ({reason}): leave it out for the best there is") from error
+    return device
+
+
+def refuse_few(images: Images, network: "Network", few: bool) -> None:
+    """A covariance of D features has full rank from D + 1 images on."""
+    count, least = len(images.tokens), 2 if few else network.width + 1
+    if count < least:
+        hint = "" if few else " (--few goes on all the same, for a rehearsal)"
+        raise Refused(
+            f"{images.name} has {count:,} images, too few for a covariance of {network.width:,} features: "
+            f"at least {least:,} are needed{hint}"
+        )
+
+
+def statistics(images: Images, network: "Network", batch_size: int | None = None) -> "Statistics":
+    """Of a file's images computed, of a data set's found in the cache or put there."""
+    from m2s.data import BadData, root
+    from m2s.evaluate.fid import Statistics
+    from m2s.evaluate.inception import PREPROCESSING
+
+    if not is_split(images.name):
+        return _computed(images, network, batch_size)
+    key = hashlib.sha256("\n".join([images.sha256, network.sha256, PREPROCESSING]).encode()).hexdigest()
+    name = f"{images.name.replace(':', '-')}-{len(images.tokens)}-{key[:16]}.npz"
+    cached = root() / "statistics" / name
+    if cached.is_file():
+        try:
+            return Statistics.load(cached, key)
+        except BadData as error:
+            print(f"computing again: {error}", file=sys.stderr)
+    found = _computed(images, network, batch_size)
+    try:
+        folder(cached.parent)
+        found.save(cached, key)
+    except (Refused, OSError) as error:
+        print(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
+    return found
+
+
+def _computed(images: Images, network: "Network", batch_size: int | None) -> "Statistics":
+    from tqdm import tqdm
+
+    from m2s.evaluate.fid import Statistics, kept
+    from m2s.evaluate.inception import features
+
+    size = batch_size or (16 if network.device.type == "cpu" else 256)
+    found, keep = Statistics.empty(network.width), kept(len(images.tokens))
+    with tqdm(total=len(images.tokens), desc=images.name, unit="image") as bar:
+        for batch in features(network, images.tokens, images.shape, images.levels, size):
+            first = found.count
+            try:
+                found.update(batch, keep[(keep >= first) & (keep < first + len(batch))] - first)
+            except ValueError as error:
+                raise Refused(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
+            bar.update(len(batch))
+    return found
+
+
+def about(part: "Images | Network") -> dict[str, Any]:
+    """What a result says of its images, and of its network."""
+    if isinstance(part, Images):
+        return {"name": part.name, "count": len(part.tokens), "sha256": part.sha256}
+    return {"name": part.name, "file": part.path.name, "sha256": part.sha256, "features": part.width}
 
 
 def is_split(name: str) -> bool:

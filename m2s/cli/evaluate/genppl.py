@@ -1,8 +1,6 @@
 """`m2s evaluate genppl SAMPLES ...`: generative perplexity, next to the entropy of the samples."""
 
-import sys
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ from m2s.report import Refused, target, whole, write_json
 if TYPE_CHECKING:
     from m2s.data import Tokenizer
     from m2s.evaluate.genppl import Protocol
+    from m2s.evaluate.judge import Judge
 
 PICTURES = (".png", ".pdf", ".svg")
 
@@ -86,7 +85,7 @@ class GenPPL:
         ordered = in_order(results)
         print("\n".join([*table(ordered), *notes(ordered), *(said(gap) for gap in gaps)]))
         if out is not None:
-            self._write(out, ordered, gaps)
+            self._write(out, ordered, gaps, judge)
 
     def _files(self) -> list[Path]:
         """Every file that is read, once."""
@@ -134,15 +133,12 @@ class GenPPL:
         except (OSError, ValueError, ImportError) as error:
             raise Refused(str(error)) from error
 
-    def _write(self, out: Path, results: list[Any], gaps: list[Any]) -> None:
-        import torch
-
-        import m2s
+    def _write(self, out: Path, results: list[Any], gaps: list[Any], judge: "Judge") -> None:
         from m2s.evaluate.genppl import draw
+        from m2s.report.origin import origin
 
         numbers = out.with_suffix(".json")
-        versions = {"m2s": m2s.__version__, "torch": torch.__version__, "transformers": metadata.version("transformers")}
-        write_json(numbers, {"results": results, "differences": gaps, "command": sys.argv, "versions": versions})
+        write_json(numbers, {"results": results, "differences": gaps, **origin(judge.device, "transformers")})
         if out != numbers:
             with whole(out) as temporary:
                 draw(results).savefig(temporary, dpi=200)

@@ -1,0 +1,141 @@
+"""What m2s sample, m2s audit and m2s repair share: the options of a drawing, and what lies between them and a sampler."""
+
+import hashlib
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from m2s.report import Refused, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from m2s.hub import Checkpoint
+    from m2s.sampler import Step
+    from m2s.sampler.options import Options
+
+BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
+# What of the options a sample depends on, beside the network, the clamp, the labels and projection.
+SETTINGS = ("steps", "sampler", "grid", "seed", "start", "guidance", "temperature", "top_p", "top_k", "on", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn from a checkpoint."""
+
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+    """A folder with config.json and model.safetensors, or a repository owner/name of the Hugging Face hub."""
+    out: Path
+    """Where to write."""
+    n: int = 16
+    """How many samples."""
+    steps: int = 128
+    """Steps from noise to data; each is one call of the network."""
+    sampler: str = "bayes"
+    """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; with a posterior also bayes (the
+    exact finite step), and with masks besides ancestral, first_hitting, confidence, remasking."""
+    grid: str = "cosine"
+    """Where the times lie: cosine (small steps first) or linear (as in SEDD's release)."""
+    seed: int = 0
+    """Of all randomness."""
+    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Tokens of each sample; by default what the network was trained on. Longer text is filled in windows of that length."""
+    batch_size: int = 64
+    """Samples drawn together, and kept together if the run is interrupted."""
+    device: str = ""
+    """cpu, cuda, mps; by default the best there is."""
+    overwrite: bool = False
+    """Replace a finished result."""
+
+    def load(self) -> "Checkpoint":
+        """The checkpoint, on the device."""
+        import torch
+
+        from m2s.hub import load
+
+        if self.n < 1 or self.batch_size < 1:
+            raise Refused(f"--n is {self.n} and --batch-size is {self.batch_size}, but both must be at least 1")
+        try:
+            return load(self.checkpoint, self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+            raise Refused(str(error)) from error
+
+    def sites(self, checkpoint: "Checkpoint") -> int:
+        """The tokens of a sample."""
+        trained = trained_length(checkpoint)
+        length = self.length or trained
+        if not length:
+            raise Refused(f"{self.checkpoint} does not say how long its sequences are: give --length")
+        if (checkpoint.data or {}).get("kind") == "image" and length != trained:
+            raise Refused(f"--length is {length}, but the images of {self.checkpoint} have {trained} sites")
+        return length
+
+    def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "Options":
+        """What is asked for, of all samples together, or why it cannot be done."""
+        from m2s.realizability import Projected
+        from m2s.sampler.options import Options
+
+        length, trained = self.sites(checkpoint), trained_length(checkpoint)
+        try:
+            return Options(
+                head=Projected(checkpoint.head) if project else checkpoint.head,
+                shape=(self.n, length),
+                steps=self.steps,
+                sampler=self.sampler,
+                grid=self.grid,
+                seed=self.seed,
+                window=trained if trained and length > trained else None,
+                **more,
+            )
+        except (ValueError, TypeError) as error:
+            raise Refused(str(error)) from error
+
+
+def trained_length(checkpoint: "Checkpoint") -> int | None:
+    data = checkpoint.data or {}
+    return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
+
+
+def settings(checkpoint: "Checkpoint", options: "Options", labels: tuple[int, ...] = ()) -> dict[str, Any]:
+    """All that a sample depends on."""
+    from m2s.realizability import Projected
+    from m2s.report.origin import fingerprint
+
+    clamp = options.clamp
+    return {
+        **{name: getattr(options, name) for name in SETTINGS},
+        "project": isinstance(options.head, Projected),
+        "labels": list(labels),
+        "clamp": None if clamp is None else hashlib.sha256(clamp.numpy().tobytes()).hexdigest(),
+        "data": checkpoint.data,
+        "weights": fingerprint(checkpoint.model),
+    }
+
+
+def write_samples(out: Path, tokens: "Tensor", checkpoint: "Checkpoint", settings: dict[str, Any]) -> None:
+    """The tokens as .npz and, as `out` ends, a picture grid or text beside them."""
+    import numpy as np
+
+    from m2s.report.samples import write_pictures, write_text
+
+    data = checkpoint.data or {}
+    with whole(out.with_suffix(".npz")) as temporary:
+        ids, command = tokens.numpy().astype(np.int32), json.dumps(sys.argv)
+        np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=command)
+    if out.suffix == ".png":
+        write_pictures(out, tokens, tuple(data["shape"]), data["levels"])
+    if out.suffix == ".txt":
+        assert checkpoint.tokenizer is not None
+        write_text(out, tokens, checkpoint.tokenizer, settings["start"])
+    beside = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
+    print(f"{len(tokens)} samples in {out}{beside}")
+
+
+def advance(bar: Any, step: "Step", windows: int) -> None:
+    """Move a bar over samples by one step of some of them."""
+    bar.update(min(len(step.samples) / step.steps / windows, bar.total - bar.n))
