@@ -98,6 +98,11 @@ def test_results_are_those_of_the_files() -> None:
     says(page, f"`{update['command']}`", f"the {update['matrix_rate'] / 1e12:.0f} Tflop/s")
     training, hours = (ROOT / "docs" / "training.md").read_text(), 161_800 * 1584 * 512 / speed["m2s"] / 3600
     says(training, f"the {round(speed['m2s'], -2):,.0f} tokens per second", f"{hours:.0f} GPU-hours", f"{hours / 24:.1f} hours")
+    digits = json.loads((ROOT / "experiments" / "results" / "digits.json").read_text())
+    for row in digits:
+        found, mean = " ".join(f"{bits:.3f}" for bits in row["bits"]), sum(row["bits"]) / len(row["bits"])
+        says(page, f"| `{row['method']}` | {row['limit']:.2f} | {found} | {mean:.3f} |")
+        assert max(row["bits"]) < row["limit"]
     toy = json.loads((ROOT / "docs" / "toy.json").read_text())
     for low, high in (toy["box"], toy["band"]):
         says(page, f"[{low:.3f}, {high:.3f}]")
