@@ -1,9 +1,11 @@
 # make demo   trains M2S and SEDD on digits, samples, measures, audits and repairs them: out/demo/index.html
 # make test   style, types and every test
-# Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one).
+# Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
+# EXTRAS=test,triton` also runs the kernels, in Triton's interpreter where there is no GPU (a GB to install).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXTRAS ?= test
 
 .PHONY: demo test lint bench clean
 
@@ -34,7 +36,7 @@ $(VENV)/demo.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/test.installed: $(VENV)/pip.installed pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

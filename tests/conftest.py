@@ -4,6 +4,8 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not os.path.exists("/dev/nvidiactl"):  # then kernels are interpreted; triton asks when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from jaxtyping import install_import_hook
 

@@ -256,9 +256,10 @@ def spoilt(monkeypatch):
     source = random_rows()
     forward = Scored.forward
 
-    def spoiling(self, x_0, x_t, t, label=None):
+    def spoiling(self, x_0, x_t, t, weight, label=None):
         bad = (x_0 == source.rows[3]).all(-1, keepdim=True)
-        return torch.where(bad, torch.nan, forward(self, x_0, x_t, t, label))
+        value, terms = forward(self, x_0, x_t, t, weight, label)
+        return value + torch.where(bad.any(), torch.nan, 0), torch.where(bad, torch.nan, terms)
 
     monkeypatch.setattr(Scored, "forward", spoiling)
     return source

@@ -31,6 +31,12 @@ class Unprojected:
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
             raise ValueError(f"bias has shape {list(self.bias.shape)}, but weight has {self.weight.shape[0]} rows")
 
+    def wide_enough(self, states: int) -> Float[Tensor, "V D"]:
+        """The weight, which must have a row for every state."""
+        if self.weight.shape[0] < states:
+            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states")
+        return self.weight
+
     def project(self) -> Float[Tensor, "*site V"]:
         """The logits of all columns, in float32 or better, whatever autocast says."""
         with torch.autocast(self.hidden.device.type, enabled=False):
@@ -98,8 +104,7 @@ def full(x: Tensor) -> Tensor:
 def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site V"]:
     """At least `states` columns, in float32 at least; those past them mean nothing."""
     if isinstance(output, Unprojected):
-        if output.weight.shape[0] < states:
-            raise ValueError(f"weight has {output.weight.shape[0]} rows, but the process has {states} states")
+        output.wide_enough(states)
         output = output.project()
     check.belief("output", output, x_t, states, wider=True)
     return full(output)

@@ -16,14 +16,24 @@ def masked_cross_entropy(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
     """(-alpha' / (1 - alpha)) (-log mu_{x_0}) at masked sites and 0 elsewhere, nats per site."""
-    process = head.process
-    if not (isinstance(head, Posterior) and isinstance(process, Absorbing)):
-        raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
+    process = absorbing(head)
     pair(process, x_0, x_t, t)
     values = head.posterior_logits(output, x_t, t)
     nll = torch.nn.functional.cross_entropy(
         values.reshape(-1, process.vocab), x_0.reshape(-1).long(), reduction="none"
     ).reshape(x_0.shape)
-    schedule = process.schedule
-    weight = check.align("t", (-schedule.alpha_prime(wide(t)) / schedule.beta(wide(t))).to(nll.dtype), x_t)
+    weight = check.align("t", reveal_rate(process, t).to(nll.dtype), x_t)
     return torch.where(x_t.long().eq(process.vocab), weight * nll, 0)
+
+
+def absorbing(head: Head) -> Absorbing:
+    """The head's process, if this objective is for it."""
+    if not (isinstance(head, Posterior) and isinstance(head.process, Absorbing)):
+        raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
+    return head.process
+
+
+def reveal_rate(process: Absorbing, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """-alpha' / (1 - alpha): the rate at which a masked site is revealed as time runs back."""
+    schedule = process.schedule
+    return -schedule.alpha_prime(wide(t)) / schedule.beta(wide(t))

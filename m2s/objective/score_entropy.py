@@ -4,11 +4,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief import Head, LogScore, Output, Posterior
+from m2s.belief import Head, LogScore, Output, Posterior, Unprojected
 from m2s.belief.maps import own, safe_log
-from m2s.belief.output import logits, padded_logits
-from m2s.objective.bridged import bridged_score_entropy
-from m2s.objective.free import entropy_from_logs, free_score_entropy
+from m2s.belief.output import full, logits, padded_logits
+from m2s.ops import fused, linear_loss
+from m2s.ops.bridged import reference as bridged
+from m2s.ops.bridged.reference import bridged_score_entropy
+from m2s.ops.free import reference as free
+from m2s.ops.free.reference import entropy_from_logs, free_score_entropy
 from m2s.process import Process, RankOne
 from m2s.process.base import wide
 
@@ -23,6 +26,8 @@ def score_entropy(
     check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     pair(process, x_0, x_t, t)
+    if isinstance(output, Unprojected) and fused(output.hidden) and (rows := rows_of(head, x_0, x_t, t)):
+        return linear_loss.losses(output, x_t, x_0, rows).to(full(output.hidden[..., :0]).dtype)
     if isinstance(process, RankOne):
         scale = wide(t)
         if isinstance(head, Posterior):
@@ -38,6 +43,18 @@ def score_entropy(
     log_row = safe_log(process.rows(x_0, t))
     log_ratio = log_row - own(log_row, x_t)
     return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t)).to(values.dtype)
+
+
+def rows_of(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.Rows | None:
+    """What the operation on rows of logits is called that finds this loss, and what it must be told; None where there is
+    none."""
+    process = head.process
+    if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
+        return None
+    site = process.at(x_t, wide(t))
+    if isinstance(head, Posterior):
+        return linear_loss.Rows("bridged", bridged.scalars(head.own_offset(x_t, t), site), process)
+    return linear_loss.Rows("free", free.scalars(x_0, x_t, site), process)
 
 
 def pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from m2s.ops.choice import DEFAULT, Form
 from m2s.report import Refused
 
 Count = Annotated[int | None, tyro.conf.arg(metavar="INT")]
@@ -135,6 +136,9 @@ class RunConfig:
     also keeps a GPU from rounding the operands of products (to bf16, to TF32 in convolutions)."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile blocks and loss (torch.compile), half a minute at the start; auto does so on a GPU, where it works."""
+    kernels: Form = DEFAULT
+    """Of the last layer and the loss of a transformer: fused (Triton; never all logits at once) or the reference; auto is
+    fused on a GPU where triton is installed."""
     recompute: bool = False
     """Keep no activations inside blocks: less memory, about a third more work."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

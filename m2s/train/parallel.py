@@ -144,23 +144,24 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [block for members in lists for block in members if next(block.parameters(), None) is not None]
 
 
-def compile_parts(scored: Scored, sharded: bool) -> Callable[[], None]:
-    """Compile the blocks of the network, alike ones once, and the loss, with the last layer of a transformer where that is
-    not sharded. Returns what takes it back."""
+def compile_parts(scored: Scored) -> Callable[[], None]:
+    """Compile the blocks of the network, alike ones once, and the loss with the last layer of a transformer. Returns what
+    takes it back."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
     mine = [block for block in blocks(scored.model) if not isinstance(block, nn.Conv2d)]
     before = [block.forward for block in mine]
     for block in mine:
         block.forward = torch.compile(block.forward, dynamic=False)
-    if hasattr(scored.model, "unprojected"):
-        scored.model.unprojected = not sharded  # type: ignore[assignment]
+    unprojected = getattr(scored.model, "unprojected", None)
+    if unprojected is not None:
+        scored.model.unprojected = True  # type: ignore[assignment]
     scored.compiled = torch.compile(scored.score, dynamic=False)
 
     def undo() -> None:
         for block, forward in zip(mine, before, strict=True):
             block.forward = forward
-        if hasattr(scored.model, "unprojected"):
-            scored.model.unprojected = False  # type: ignore[assignment]
+        if unprojected is not None:
+            scored.model.unprojected = unprojected
         scored.compiled = scored.score
 
     return undo

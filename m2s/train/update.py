@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from m2s.belief import Head
 from m2s.data import batch_indices
+from m2s.ops import form, fused
 from m2s.train.build import LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
@@ -67,12 +68,18 @@ class Learner:
         if run.recompute:
             recompute(self.model)
         scored = Scored(self.model, head, self.loss, run.t_min)
+        with form(run.kernels):
+            fuses = hasattr(self.model, "unprojected") and fused(next(self.model.parameters()))
+        if fuses:
+            self.model.unprojected = True  # type: ignore[assignment]
         self.uncompile: Callable[[], None] | None = None  # until the first gradient is found, where compiling may fail
         if run.compile == "yes" or (run.compile == "auto" and kind in COMPILED):
-            undo = compile_parts(scored, sharded=world.size > 1 and run.parallel == "fsdp")
+            undo = compile_parts(scored)
             self.uncompile = undo if run.compile == "auto" and world.size == 1 else None
         self.wrapped = world.wrap(scored, run.parallel)
-        self.step = Replay(self.backward) if kind == "cuda" and world.size == 1 else self.backward
+        # masked sites are picked out before a fused last layer: a graph has no room for a number of rows that varies
+        replays = kind == "cuda" and world.size == 1 and not (fuses and config.head.loss == "masked")
+        self.step = Replay(self.backward) if replays else self.backward
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -156,14 +163,14 @@ class Learner:
         """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row."""
         x_0 = x_0.long()
         x_t = corrupt(self.head.process, x_0, t, rows, self.config.run.seed, step)
-        with self.autocast():
-            site = self.wrapped(x_0, x_t, t, label)
-        site = site * time_weight.to(site.dtype).unsqueeze(-1)
+        weight = (time_weight * factor).unsqueeze(-1).expand(x_0.shape)
         if site_weight is not None:
-            site = torch.where(site_weight == 0, 0, site_weight * site)
-        row = site.sum(-1)
-        (row.sum() * factor.to(row.dtype)).backward()
-        return row.detach()
+            weight = weight * site_weight
+        with form(self.config.run.kernels):
+            with self.autocast():
+                value, terms = self.wrapped(x_0, x_t, t, weight, label)
+            value.backward()
+        return terms.sum(-1, dtype=torch.float64) / factor
 
     def norm(self) -> Tensor:
         """The 2-norm of the gradient over all parameters and all shards."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from m2s.objective.bridged import block_rows
+from m2s.ops.bridged.reference import block_rows
 from m2s.process import Site
 
 
@@ -49,42 +49,51 @@ def split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return high, (value - high.to(value.dtype)).to(dtype)
 
 
+def rows(
+    logits: Float[Tensor, "N V"],
+    k: Int[Tensor, "N"],
+    x: Int[Tensor, "N"],
+    scalars: Float[Tensor, "4 N"],
+    masked: bool,
+    vocab: int,
+    weight: Float[Tensor, "N"] | None,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N V"] | None]:
+    """The loss of log-scores, and where a weight is given the gradient of weight times loss, in `dtype`."""
+    states = vocab + 1 if masked else vocab
+    gradient = None if weight is None else torch.zeros(logits.shape, dtype=dtype, device=logits.device)
+    log_r, log_r_x, log_r_mask, rate = (value.unsqueeze(-1) for value in scalars)
+    rate = rate.to(logits.dtype)
+    loss = torch.empty_like(rate)
+    k, x = k.long().unsqueeze(-1), x.long().unsqueeze(-1)
+    size = block_rows(logits)
+    for start in range(0, len(logits), size):
+        at = slice(start, start + size)
+        value = logits[at, :states]
+        d, ratio = _differences(value, k[at], x[at], log_r[at], log_r_x[at], log_r_mask[at], vocab if masked else None)
+        h = torch.where(ratio > 0, ratio * bregman(d), value.exp()).scatter_(-1, k[at], 0.0)
+        loss[at] = torch.where(rate[at] > 0, rate[at] * h.sum(-1, keepdim=True), 0)
+        if gradient is not None and weight is not None:
+            scale = rate[at] * weight[at, None].to(rate.dtype)
+            slope = torch.where(ratio > 0, ratio * torch.expm1(d), value.exp()).scatter_(-1, k[at], 0.0)
+            gradient[at, :states] = torch.where(scale != 0, scale * slope, 0).to(dtype)
+    return loss.squeeze(-1), gradient
+
+
 class _FreeScoreEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        log_score: Tensor,
-        k: Tensor,
-        x: Tensor,
-        rate: Tensor,
-        log_r: Tensor,
-        log_r_x: Tensor,
-        log_r_mask: Tensor,
-        mask: int | None,
-    ) -> Tensor:
-        rows = len(log_score)
-        gradient = torch.empty_like(log_score) if ctx.needs_input_grad[0] else None
-        loss = torch.empty(rows, 1, dtype=log_score.dtype, device=log_score.device)
-        size = block_rows(log_score)
-        k, x = k.unsqueeze(-1), x.unsqueeze(-1)
-        for start in range(0, rows, size):
-            at = slice(start, start + size)
-            value, weight = log_score[at], rate[at, None]
-            d, ratio = _differences(value, k[at], x[at], log_r[at, None], log_r_x[at, None], log_r_mask[at, None], mask)
-            h = torch.where(ratio > 0, ratio * bregman(d), value.exp()).scatter_(-1, k[at], 0.0)
-            loss[at] = torch.where(weight > 0, weight * h.sum(-1, keepdim=True), 0)
-            if gradient is not None:
-                slope = torch.where(ratio > 0, ratio * torch.expm1(d), value.exp()).scatter_(-1, k[at], 0.0)
-                gradient[at] = torch.where(weight > 0, weight * slope, 0)
+    def forward(ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, scalars: Tensor, masked: bool, vocab: int) -> Tensor:
+        ones = torch.ones_like(scalars[0]) if ctx.needs_input_grad[0] else None
+        loss, gradient = rows(log_score, k, x, scalars, masked, vocab, ones, log_score.dtype)
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        return loss.squeeze(-1)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * upstream.unsqueeze(-1), *(None for _ in range(7)))
+        return (gradient * upstream.unsqueeze(-1), *(None for _ in range(5)))
 
 
 def _differences(
@@ -109,26 +118,24 @@ def _differences(
     return d, ratio
 
 
-def free_score_entropy(
-    log_score: Float[Tensor, "*site S"], x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, mask: int | None
-) -> Float[Tensor, "*site"]:
-    """n(k) sum_{y != k} h(s_y, r_y) for a rank-one process; `site` holds its scalars, best in float64."""
-    same = x_0 == x_t
-    reached = torch.where(same, site.stay, site.own)
+def scalars(x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site) -> Float[Tensor, "4 N"]:
+    """What a row needs besides its log-scores and tokens: log r for clean y, for y = x_0 and for the mask; the rate."""
+    reached = torch.where(x_0 == x_t, site.stay, site.own)
     log_reached = torch.log(reached.where(reached > 0, 1))
 
     def log_ratio(mass: Tensor) -> Tensor:
         return torch.where(mass > 0, torch.log(mass.where(mass > 0, 1)) - log_reached, -torch.inf).reshape(-1)
 
-    rate = torch.where(reached > 0, site.rate, 0).to(log_score.dtype)
-    loss = _FreeScoreEntropy.apply(
-        log_score.reshape(-1, log_score.shape[-1]),
-        x_t.reshape(-1).long(),
-        x_0.reshape(-1).long(),
-        rate.reshape(-1),
-        log_ratio(site.clean),
-        log_ratio(site.alpha + site.clean),
-        log_ratio(site.mask),
-        mask,
-    )
+    rate = torch.where(reached > 0, site.rate, 0).reshape(-1)
+    return torch.stack([log_ratio(site.clean), log_ratio(site.alpha + site.clean), log_ratio(site.mask), rate])
+
+
+def free_score_entropy(
+    log_score: Float[Tensor, "*site S"], x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, mask: int | None
+) -> Float[Tensor, "*site"]:
+    """n(k) sum_{y != k} h(s_y, r_y) for a rank-one process; `site` holds its scalars, best in float64."""
+    states = log_score.shape[-1]
+    vocab = states if mask is None else mask
+    flat = log_score.reshape(-1, states)
+    loss = _FreeScoreEntropy.apply(flat, x_t.reshape(-1), x_0.reshape(-1), scalars(x_0, x_t, site), mask is not None, vocab)
     return loss.reshape(x_0.shape)

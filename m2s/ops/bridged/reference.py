@@ -312,3 +312,28 @@ def bridged_score_entropy(
     rows = logits.reshape(-1, logits.shape[-1])
     loss = _BridgedScoreEntropy.apply(rows, offset.reshape(-1, 1), k, x, mask, vocab, *flat)
     return loss.reshape(x_0.shape)
+
+
+def scalars(offset: Tensor, site: Site) -> Float[Tensor, "7 N"]:
+    """What a row needs besides its logits and tokens, in one tensor."""
+    return torch.stack([value.reshape(-1) for value in torch.broadcast_tensors(offset, *site)])
+
+
+def rows(
+    logits: Float[Tensor, "N V"],
+    k: Int[Tensor, "N"],
+    x: Int[Tensor, "N"],
+    scalars: Float[Tensor, "7 N"],
+    masked: bool,
+    vocab: int,
+    weight: Float[Tensor, "N"] | None,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N V"] | None]:
+    """The loss, and where a weight is given the gradient of weight times loss, in `dtype`."""
+    offset, *site = (value.unsqueeze(-1) for value in scalars)
+    mask, k, x = vocab if masked else None, k.long().unsqueeze(-1), x.long().unsqueeze(-1)
+    loss, w, row = _forward(logits[:, :vocab], offset, k, x, Site(*site), mask)
+    if weight is None:
+        return loss.squeeze(-1), None
+    gradient = _backward(w, row, k, x, mask, weight.to(loss.dtype).unsqueeze(-1)).to(dtype)
+    return loss.squeeze(-1), torch.nn.functional.pad(gradient, (0, logits.shape[-1] - vocab))

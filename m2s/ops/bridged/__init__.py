@@ -1,0 +1,1 @@
+"""Score entropy through the rank-one bridge, for rows of posterior logits."""

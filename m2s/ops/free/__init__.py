@@ -1,0 +1,1 @@
+"""Score entropy of a free log-score, for rows of log-scores."""

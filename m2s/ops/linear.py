@@ -1,0 +1,87 @@
+"""The last layer, some rows at a time: logits in float32 out of hidden states, and its gradients out of theirs.
+
+Hidden states in bf16 on a GPU keep their operands in bf16, with sums and results in float32; everything else is float32 at
+least. The bias rides in the product, as two more columns of the weight (it and what rounding leaves of it) beside ones in the
+hidden states, six of zeros keeping the width a multiple of eight: so its gradient comes out of the product that gives the
+weight's.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from m2s.belief.output import Unprojected, full, product
+
+CHUNK = 1 << 27  # logits alive at once: half a GiB
+
+
+class Layer:
+    """Hidden states [N, D] and a last layer [V, D], as the products want them."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.width, self.bias = hidden.shape[-1], bias is not None
+        self.half = hidden.dtype == torch.bfloat16 and hidden.is_cuda
+        hidden = hidden.reshape(-1, self.width)
+        if self.half:
+            columns = weight.to(hidden.dtype)
+            if bias is not None:
+                coarse = bias.to(hidden.dtype)
+                fine = (bias.float() - coarse.float()).to(hidden.dtype)
+                columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
+                hidden = torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6))
+        else:
+            hidden, columns = full(hidden), full(weight)
+            if bias is not None:
+                columns = torch.cat([columns, full(bias)[:, None]], -1)
+                hidden = torch.nn.functional.pad(hidden, (0, 1), value=1.0)
+        self.hidden, self.columns = hidden, columns
+
+    @classmethod
+    def of(cls, output: Unprojected) -> "Layer":
+        return cls(output.hidden, output.weight, output.bias)
+
+    def chunks(self) -> Iterator[slice]:
+        """The rows, some at a time."""
+        rows = max(1, CHUNK // len(self.columns))
+        rows = rows // 128 * 128 or rows
+        return (slice(start, start + rows) for start in range(0, len(self.hidden), rows))
+
+    def logits(self, at: slice) -> Tensor:
+        """[rows, V], in float32 at least."""
+        return _product(self.hidden[at], self.columns.t())
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b) if a.dtype == torch.bfloat16 else a @ b
+
+
+class Gradient:
+    """The gradients of a last layer, filled in as those of its logits come."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.hidden = torch.empty_like(layer.hidden[:, : layer.width])
+        self.columns = torch.zeros(layer.columns.shape, dtype=full(layer.columns[:0]).dtype, device=layer.columns.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the gradient of the logits is wanted."""
+        return self.layer.hidden.dtype
+
+    def add(self, at: slice, logits: Tensor) -> None:
+        """The gradient of the logits of the rows `at`."""
+        layer, hidden = self.layer, self.layer.hidden[at]
+        self.hidden[at] = _product(logits, layer.columns[:, : layer.width]).to(self.hidden.dtype)
+        if layer.half:
+            torch.addmm(self.columns, logits.t(), hidden, out_dtype=torch.float32, out=self.columns)
+        else:
+            self.columns.addmm_(logits.t(), hidden)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.columns[:, : self.layer.width]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.columns[:, self.layer.width] if self.layer.bias else None

@@ -1,0 +1,1 @@
+"""The cross-entropy of masked sites, for rows of posterior logits."""
