@@ -119,9 +119,10 @@ def routes(process: m2s.Process, offset: bool, output: np.ndarray, k: np.ndarray
 
 def in_blocks_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws walk over blocks of that many tokens; `choose` is unwrapped, for its signature knows only the usual size."""
-    for name in ("categorical", "belief"):
-        module = importlib.import_module(f"m2s.sampler.{name}")
-        monkeypatch.setattr(module, "BLOCK", size)
+    for name in ("sampler.belief", "sampler.categorical", "ops.draw.reference"):
+        monkeypatch.setattr(importlib.import_module(f"m2s.{name}"), "BLOCK", size)
+    for name in ("sampler.categorical", "ops.draw.reference"):
+        module = importlib.import_module(f"m2s.{name}")
         monkeypatch.setattr(module, "choose", inspect.unwrap(module.choose))
 
 

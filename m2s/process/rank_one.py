@@ -40,6 +40,11 @@ class Site(NamedTuple):
 class RankOne(Process):
     """Base of `Uniform`, `Absorbing` and `Hybrid`."""
 
+    @property
+    def only_masks(self) -> bool:
+        """Whether nothing but the mask ever takes a token's place."""
+        return False
+
     @abstractmethod
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The probability alpha_t that a token was never touched."""
@@ -186,6 +191,10 @@ class Absorbing(_Scheduled):
         super().__init__(vocab, schedule)
         self.states, self.mask = vocab + 1, vocab
 
+    @property
+    def only_masks(self) -> bool:
+        return True
+
     def _spread(self, mass: Tensor) -> Mixing:
         return Mixing(torch.zeros_like(mass), mass)
 
@@ -204,6 +213,10 @@ class Hybrid(RankOne):
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
         self.p_uniform = p_uniform
         self._b = 2 * p_uniform / (1 - p_uniform)
+
+    @property
+    def only_masks(self) -> bool:
+        return self.p_uniform == 0
 
     def _c(self, t: Tensor) -> Tensor:
         return self._b * torch.sqrt(t * (1 - t))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.belief import Head
-from m2s.process import Absorbing, Chain, Hybrid
+from m2s.process import Chain, RankOne
 from m2s.sampler.belief import Belief
 from m2s.sampler.grid import GRIDS
 from m2s.sampler.random import Noise
@@ -66,7 +66,7 @@ def needs_posterior(sampler: Sampler, head: Head) -> None:
 
 def needs_mask(sampler: Sampler, head: Head) -> None:
     process = head.process
-    if not (isinstance(process, Absorbing) or (isinstance(process, Hybrid) and process.p_uniform == 0)):
+    if not (isinstance(process, RankOne) and process.only_masks):
         raise TypeError(
             f"sampler {sampler.name!r} is for masks alone, but the process is {process}: it needs m2s.Absorbing; "
             "use sampler='bayes' or 'euler'"

@@ -9,11 +9,12 @@ from torch import Tensor
 from m2s import check
 from m2s.belief import Head
 from m2s.belief.step import bayes_law
+from m2s.ops.draw import BayesRoutes
 from m2s.process import RankOne
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Sampler, needs_mask, needs_posterior
 from m2s.sampler.belief import Belief
-from m2s.sampler.categorical import draw, integer
+from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
@@ -34,19 +35,7 @@ class Bayes(Sampler):
         s = torch.minimum(wide(move.s), belief.t)
         if not belief.streams:
             return belief.map(_by_law, s, noise("token"))[0]
-        process, k = belief.process, belief.x_t.long()
-        assert isinstance(process, RankOne)
-        token, _, own, off = belief.draw(noise("token"))
-        go, jump = routes(belief, s, own, off)
-        at_s = process.mixing(s)
-        total = process.vocab * at_s.clean + at_s.mask
-        masked = (at_s.mask / total.where(total > 0, 1)).unsqueeze(-1)
-        v = noise("jump")
-        landing = integer((v - masked) / (1 - masked).clamp(min=1e-300), process.vocab)
-        if process.mask is not None:
-            landing = torch.where(v < masked, process.mask, landing)
-        u = noise("route")
-        return torch.where(u < go, token, torch.where(u < go + jump, landing, k))
+        return belief.step(routes(belief, s), noise)[0]
 
 
 def _by_law(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor]:
@@ -55,22 +44,25 @@ def _by_law(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor]:
     return (draw(law.clamp(min=0), u),)
 
 
-def routes(belief: Belief, s: Float[Tensor, "B"], own: Tensor, off: Tensor) -> tuple[Tensor, Tensor]:
+def routes(belief: Belief, s: Float[Tensor, "*b"]) -> BayesRoutes:
     """The weights of the first two routes at every site; the third has the rest."""
     process = belief.process
     assert isinstance(process, RankOne)
     now = process.at(belief.x_t, belief.t)
     reached = now.own > 0
-    divisor = now.own.where(reached, 1)
     s, t = check.align("s", s, belief.x_t), check.align("t", belief.t, belief.x_t)
     _, step = process.step(s, t)
     into = torch.where(belief.masked, step.mask, step.clean)  # q(k)
     alpha_s, mixing_s = process.alpha(s), process.mixing(s)
-    everything = off / divisor + own / now.stay  # N
-    go = torch.where(reached, into * alpha_s / divisor, 0)
-    jump = torch.where(reached, into * (process.vocab * mixing_s.clean + mixing_s.mask) * everything, 0)
+    total = process.vocab * mixing_s.clean + mixing_s.mask
     last = s <= 0
-    return torch.where(last, 1.0, go), torch.where(last, 0.0, jump)
+    return BayesRoutes(
+        go=torch.where(last, 1.0, torch.where(reached, into * alpha_s / now.own.where(reached, 1), 0)),
+        jump=torch.where(reached & ~last, into * total, 0),
+        own=now.own.where(reached, torch.inf),
+        stay=now.stay.where(now.stay > 0, 1),
+        mask=mixing_s.mask / total.where(total > 0, 1),
+    )
 
 
 @dataclass(frozen=True)

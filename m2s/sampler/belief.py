@@ -1,12 +1,13 @@
 """What a network says of every site, in the form samplers ask for: a draw from the posterior, the posterior, the score.
 
 Large vocabularies are worked on some rows at a time, so that no K-vector exists for every site at once, and a draw from a
-posterior head is one pass over them. Hidden states (`m2s.Unprojected`) are multiplied out for those rows only.
+posterior head is one pass over them. Hidden states (`m2s.Unprojected`) are multiplied out for those rows only. On a GPU that
+pass, and the step by its outcome, is one kernel (`m2s.ops.draw`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,10 +17,16 @@ from m2s import check
 from m2s.belief import Head, Posterior, Unprojected, leave_one_out_from_posterior, score_from_posterior
 from m2s.belief.maps import safe_log, set_own
 from m2s.belief.output import Output
+from m2s.ops import fused
+from m2s.ops.draw import Drawn, Routes, draw, reference
+from m2s.ops.draw.reference import BLOCK
+from m2s.ops.draw.reference import wide as wide_dtype
+from m2s.ops.linear import Layer
 from m2s.process import RankOne
 from m2s.process.base import wide
-from m2s.sampler.categorical import BLOCK, choose
-from m2s.sampler.categorical import wide as wide_dtype
+from m2s.sampler.random import Noise
+
+__all__ = ["Belief", "Drawn", "Shaping"]
 
 CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries of K-vectors alive at once
 
@@ -53,15 +60,6 @@ class Shaping:
             kept = ordered.cumsum(-1) - ordered < self.top_p  # the smallest set that holds top_p, the token that crosses too
             logits = logits.where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
         return logits
-
-
-class Drawn(NamedTuple):
-    """One draw from the posterior at every site, and the two masses that say how sure it is of the current token k."""
-
-    token: Tensor
-    share: Tensor  # the token's probability
-    own: Tensor  # mu_k
-    off: Tensor  # sum of mu over the other tokens, never 1 - mu_k
 
 
 class Belief:
@@ -198,43 +196,71 @@ class Belief:
 
     def draw(self, u: Float[Tensor, "*site"], other: bool = False) -> Drawn:
         """One token from the posterior for each u, or, if `other`, from the posterior without the current token."""
-        return Drawn(*self.map(lambda part, v: part._draw(v, other), u))
+        if not self.fuses:
+            return Drawn(*self.map(lambda part, v: part._draw(v, other), u))
+        k, u, vocab = self.x_t.reshape(-1), u.reshape(-1), self.process.vocab
+        offset = self._offset()
+        return Drawn(*self._by_rows(lambda rows, at: draw(rows, k[at], offset[at], u[at], vocab, other)))
+
+    def step(self, routes: Routes, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The next token by `routes`, and the weight of those that leave; a fused step has it right where it exceeds one."""
+        counter = noise.counter("token", "jump", "route") if type(noise) is Noise else None
+        vocab, mask, k = self.process.vocab, self.process.mask, self.x_t.long()
+        if counter is None or not self.fuses:
+            drawn = self.draw(noise("token"), routes.other)
+            return routes.take(drawn, k, noise("jump"), noise("route"), vocab, mask)
+        from m2s.ops.draw import triton
+
+        k, offset = k.reshape(-1), self._offset()
+        flat = [value.expand(self.x_t.shape).reshape(-1) for value in routes]
+
+        def take(rows: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+            part = type(routes)(*(value[at] for value in flat))
+            return triton.step(rows, k[at], offset[at], part, counter, at.start, vocab, mask)
+
+        token, leave = self._by_rows(take)
+        return token, leave
+
+    @property
+    def fuses(self) -> bool:
+        """Whether draws and steps take the fused form: the output is the posterior's logits, in float32, but for an offset."""
+        if isinstance(self.output, Unprojected):
+            narrow = self.output.hidden.dtype != torch.float64
+        else:
+            narrow = self.output.dtype == torch.float32
+        plain = type(self.head) is Posterior and self.without is None and not self.shaping.sharpens
+        return narrow and plain and self.streams and fused(self.x_t)
+
+    def _by_rows(self, function: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """`function` of rows of logits, which may be wider than the vocabulary, and of which rows they are."""
+        x_t, states = self.x_t, self.process.states
+        check.tokens("x_t", x_t, states)
+        check.times("t", self.t)
+        if not isinstance(self.output, Unprojected):
+            check.belief("output", self.output, x_t, states, wider=True)
+            parts = [function(self.output.reshape(x_t.numel(), -1), slice(0, x_t.numel()))]
+        else:
+            parts = []
+            with torch.autocast(x_t.device.type, enabled=False):
+                layer = Layer.of(self.output)
+                for at in layer.chunks():
+                    rows = layer.logits(at)
+                    check.belief("output", rows, x_t.reshape(-1)[at], states, wider=True)
+                    parts.append(function(rows, at))
+                    del rows  # before the next are made
+        return tuple(torch.cat(column).reshape(x_t.shape) for column in zip(*parts, strict=True))
+
+    def _offset(self) -> Float[Tensor, "N"]:
+        """What is added to the logit of the current token; infinite where that is certainly the clean one."""
+        assert isinstance(self.head, Posterior)
+        return self.head.own_offset(self.x_t, self.t).masked_fill(self.known(), torch.inf).reshape(-1)
 
     def _draw(self, u: Float[Tensor, "*site"], other: bool) -> Drawn:
-        """Weights of the other tokens in blocks of float64 sums; the current one is held apart, whatever its size."""
-        logits = self.log_weights()
-        vocab, double = self.process.vocab, wide_dtype(logits)
-        shape, logits, u = u.shape, logits.reshape(-1, vocab), u.reshape(-1)
-        k = self.x_t.long().reshape(-1)
-        clean = k < vocab
-        index = k.clamp(max=vocab - 1).unsqueeze(-1)
-        own = logits.gather(-1, index)
-        weights = torch.empty(len(k), -(-vocab // BLOCK) * BLOCK, dtype=logits.dtype, device=logits.device)
-        weights[:, vocab:] = 0
-        others = weights[:, :vocab].copy_(logits)
-        others.scatter_(-1, index, own.masked_fill(clean.unsqueeze(-1), -torch.inf))
-        top = others.amax(-1, keepdim=True)
-        top = torch.where(top > -torch.inf, top, own.where(own > -torch.inf, 0))  # where no other token is possible
-        others.sub_(top).exp_()
-        blocks = weights.unflatten(-1, (-1, BLOCK))
-        sums = blocks.sum(-1, dtype=double)
-        others_total = sums.sum(-1)
-        own_log = torch.where(clean, (own.to(double) - top.to(double)).squeeze(-1), -torch.inf)
-        log_odds = own_log - torch.log(others_total)
-        mu_k, off = torch.sigmoid(log_odds), torch.sigmoid(-log_odds)
-        own_weight = torch.zeros_like(own_log) if other else own_log.clamp(max=600).exp()
-        token = choose(blocks, sums, u, index.squeeze(-1), own_weight).clamp(max=vocab - 1)
-        weight = torch.where(clean & (token == k), own_weight, weights.gather(-1, token.unsqueeze(-1)).squeeze(-1).to(double))
-        total = others_total + own_weight
-        share = weight / total.where(total > 0, 1)
-        known = self.known().reshape(-1)
-        drawn = Drawn(
-            torch.where(known, k, token),
-            torch.where(known, 0.0 if other else 1.0, share),
-            torch.where(known, 1.0, mu_k),
-            torch.where(known, 0.0, off),
-        )
-        return Drawn(*(value.reshape(shape) for value in drawn))
+        vocab = self.process.vocab
+        logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
+        offset = torch.where(self.known().reshape(-1), torch.inf, 0.0)
+        drawn = reference.draw(logits, k, offset, u.reshape(-1), vocab, other)
+        return Drawn(*(value.reshape(u.shape) for value in drawn))
 
 
 def _each(output: Output, function: Callable[[Tensor], Tensor]) -> Output:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, rate_from_score
+from m2s.ops.draw import EulerRoutes
 from m2s.process import RankOne
 from m2s.process.base import wide
 from m2s.sampler.base import Move, Sampler, needs_rates
 from m2s.sampler.belief import Belief
-from m2s.sampler.categorical import draw, integer
+from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
@@ -31,13 +32,15 @@ class Euler(Sampler):
         needs_rates(self, head)
 
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        span = check.align("t", wide(move.t - move.s), belief.x_t)
         if belief.streams:
-            rate, target = _by_routes(belief, noise)
+            token, exit_mass = belief.step(routes(belief, span), noise)
         else:
             rate, target = belief.map(_by_rates, noise("token"))
-        exit_mass = check.align("t", wide(move.t - move.s), belief.x_t) * rate
+            exit_mass = span * rate
+            token = torch.where(noise("route") < exit_mass, target, belief.x_t.long())
         belief.notes["exit_above_one"] = exit_mass > 1 + 1e-9
-        return torch.where(noise("route") < exit_mass, target, belief.x_t.long())
+        return token
 
 
 def _by_rates(part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,23 +49,18 @@ def _by_rates(part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
     return rates.sum(-1, dtype=part.t.dtype), draw(rates, u)
 
 
-def _by_routes(belief: Belief, noise: Noise) -> tuple[Tensor, Tensor]:
-    process, k = belief.process, belief.x_t.long()
+def routes(belief: Belief, span: Tensor) -> EulerRoutes:
+    """The rates of every site, but for what the belief says."""
+    process = belief.process
     assert isinstance(process, RankOne)
-    token, _, own, off = belief.draw(noise("token"), other=True)
     site = process.at(belief.x_t, belief.t)
     reached = site.own > 0
-    divisor = site.own.where(reached, 1)
-    masked = belief.masked
-    common = torch.where(reached, off / divisor, 0) + own / site.stay
-    to_token = torch.where(reached, site.alpha / divisor * off, 0)
-    to_clean = common * site.clean * (process.vocab - 1 + masked.to(common.dtype))
-    to_mask = torch.where(masked, 0, common * site.mask)
-    total = to_token + to_clean + to_mask
-    v = noise("jump") * total
-    w = ((v - to_token) / to_clean.where(to_clean > 0, 1)).clamp(0, 1)
-    landing = integer(w, process.vocab - 1)
-    landing = torch.where(masked, integer(w, process.vocab), landing + (landing >= k))  # any clean token but k
-    if process.mask is not None:
-        landing = torch.where(v < to_token + to_clean, landing, process.mask)
-    return torch.where(site.rate > 0, site.rate * total, 0), torch.where(v < to_token, token, landing)
+    return EulerRoutes(
+        token=torch.where(reached, site.alpha / site.own.where(reached, 1), 0),
+        own=site.own.where(reached, torch.inf),
+        stay=site.stay.where(site.stay > 0, 1),
+        clean=site.clean,
+        mask=site.mask,
+        rate=site.rate.where(site.rate > 0, 0),
+        span=span,
+    )

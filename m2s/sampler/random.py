@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from m2s.ops.draw import Counter
+
 LOW = 0xFFFFFFFF
 PURPOSES = ("start", "route", "token", "jump", "order", "site", "time", "last")
 
@@ -40,18 +42,25 @@ class Noise:
     def __call__(self, purpose: str | int) -> Float[Tensor, "B L"]:
         """One number in [0, 1) for each site. A sampler of your own may number its purposes from 0 to 9,999."""
         sites = torch.arange(self.length, device=self.samples.device)
-        return self._draw(sites.expand(len(self.samples), -1), self._number(purpose))
+        return self._draw(sites.expand(len(self.samples), -1), purpose)
 
     def once(self, purpose: str | int) -> Float[Tensor, "B"]:
         """One number in [0, 1) for each sample."""
         sites = torch.full_like(self.samples, LOW).unsqueeze(-1)
-        return self._draw(sites, self._number(purpose)).squeeze(-1)
+        return self._draw(sites, purpose).squeeze(-1)
 
-    def _number(self, purpose: str | int) -> int:
-        return 10_000 + PURPOSES.index(purpose) if isinstance(purpose, str) else purpose
+    def counter(self, *purposes: str | int) -> Counter | None:
+        """Of what all these numbers are a function, where samples share the step."""
+        if isinstance(self.step, Tensor):
+            return None
+        return Counter(self.samples, self.length, self.key, self.step, tuple(map(self._word, purposes)))
 
-    def _draw(self, sites: Tensor, purpose: int) -> Tensor:
+    def _word(self, purpose: str | int) -> int:
+        number = 10_000 + PURPOSES.index(purpose) if isinstance(purpose, str) else purpose
+        return number | self.window << 16
+
+    def _draw(self, sites: Tensor, purpose: str | int) -> Tensor:
         samples = self.samples.unsqueeze(-1).expand_as(sites)
-        step, extra = torch.zeros_like(sites) + self.step, torch.full_like(sites, purpose | self.window << 16)
+        step, extra = torch.zeros_like(sites) + self.step, torch.full_like(sites, self._word(purpose))
         high, low, *_ = philox((samples & LOW, step, sites, extra), self.key)
         return uniform(high, low)
