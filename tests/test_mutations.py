@@ -195,8 +195,8 @@ MUTANTS = {
     ),
     "bayes: the jump keeps no token": Mutant(
         "sampler/bayes.py",
-        "into * (process.vocab * mixing_s.clean + mixing_s.mask) * everything",
-        "into * ((process.vocab - 1) * mixing_s.clean + mixing_s.mask) * everything",
+        "total = process.vocab * mixing_s.clean + mixing_s.mask",
+        "total = (process.vocab - 1) * mixing_s.clean + mixing_s.mask",
         "test_sampler_laws.py::test_bayes_step",
     ),
     "bayes: alpha at the wrong end": Mutant(
@@ -206,7 +206,7 @@ MUTANTS = {
         "test_sampler_laws.py::test_bayes_step",
     ),
     "euler: a jump may lead back to the current token": Mutant(
-        "sampler/euler.py",
+        "ops/draw/reference.py",
         "landing + (landing >= k)",
         "landing",
         "test_sampler_laws.py::test_euler_step",

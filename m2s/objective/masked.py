@@ -22,7 +22,8 @@ def masked_cross_entropy(
     nll = torch.nn.functional.cross_entropy(
         values.reshape(-1, process.vocab), x_0.reshape(-1).long(), reduction="none"
     ).reshape(x_0.shape)
-    weight = check.align("t", reveal_rate(process, t).to(nll.dtype), x_t)
+    schedule = process.schedule
+    weight = check.align("t", (-schedule.alpha_prime(wide(t)) / schedule.beta(wide(t))).to(nll.dtype), x_t)
     return torch.where(x_t.long().eq(process.vocab), weight * nll, 0)
 
 
@@ -31,9 +32,3 @@ def absorbing(head: Head) -> Absorbing:
     if not (isinstance(head, Posterior) and isinstance(head.process, Absorbing)):
         raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
     return head.process
-
-
-def reveal_rate(process: Absorbing, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """-alpha' / (1 - alpha): the rate at which a masked site is revealed as time runs back."""
-    schedule = process.schedule
-    return -schedule.alpha_prime(wide(t)) / schedule.beta(wide(t))

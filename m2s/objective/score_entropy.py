@@ -1,5 +1,6 @@
 """Score entropy with its weight and its constant, for every head and every process with rates (Theorem 4.2, Eq. 8)."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -52,6 +53,9 @@ def rows_of(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.Rows
     if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
         return None
     site = process.at(x_t, wide(t))
+    if isinstance(head, Posterior) and process.only_masks:
+        rate = torch.where(x_t == process.mask, site.rate * site.alpha / site.own, 0)  # Theorem 4.6
+        return linear_loss.Rows("masked", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.Rows("bridged", bridged.scalars(head.own_offset(x_t, t), site), process)
     return linear_loss.Rows("free", free.scalars(x_0, x_t, site), process)

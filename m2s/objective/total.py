@@ -4,9 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
 from m2s.belief import Head, Output, Unprojected
-from m2s.objective.masked import absorbing, masked_cross_entropy, reveal_rate
+from m2s.objective.masked import absorbing, masked_cross_entropy
 from m2s.objective.module import Loss, weighted
 from m2s.objective.score_entropy import pair, rows_of, score_entropy
 from m2s.ops import fused, linear_loss
@@ -22,27 +21,25 @@ def total(
     weight: Float[Tensor, "B *site"],
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B *site"]]:
     """sum of weight times loss(head, output, x_0, x_t, t), and its terms, which carry no gradient."""
-    if isinstance(output, Unprojected) and fused(output.hidden):
+    if isinstance(output, Unprojected) and fused(output.hidden) and loss in (score_entropy, masked_cross_entropy):
         if loss is masked_cross_entropy:
-            return _of_masked_sites(head, output, x_0, x_t, t, weight)
-        if loss is score_entropy and (rows := rows_of(head, x_0, x_t, t)):
+            absorbing(head)
+        rows = rows_of(head, x_0, x_t, t)
+        if rows is not None:
             pair(head.process, x_0, x_t, t)
-            return linear_loss.total(output, x_t, x_0, rows, weight)
+            fused_total = _of_masked_sites if rows.kind == "masked" else linear_loss.total
+            return fused_total(output, x_t, x_0, rows, weight)
     terms = weighted(loss(head, output, x_0, x_t, t), weight)
     return terms.sum(), terms.detach()
 
 
 def _of_masked_sites(
-    head: Head, output: Unprojected, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor
+    output: Unprojected, x_t: Tensor, x_0: Tensor, rows: linear_loss.Rows, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Masked cross-entropy; sites that are not masked are left out before the last layer."""
-    process = absorbing(head)
-    pair(process, x_0, x_t, t)
-    at = (x_t.reshape(-1) == process.vocab).nonzero().squeeze(-1)
-    rate = check.align("t", reveal_rate(process, t), x_t).expand(x_t.shape)
+    """`linear_loss.total`, with what is not masked, and so counts for nothing, left out before the last layer."""
+    at = (x_t.reshape(-1) == rows.process.mask).nonzero().squeeze(-1)
     hidden = output.hidden.reshape(-1, output.hidden.shape[-1])[at]
-    token, clean, rate, weight = (value.reshape(-1)[at] for value in (x_t, x_0, rate, weight))
+    token, clean, weight = (value.reshape(-1)[at] for value in (x_t, x_0, weight))
     some = Unprojected(hidden, output.weight, output.bias)
-    rows = linear_loss.Rows("masked", rate.unsqueeze(0), process)
-    value, terms = linear_loss.total(some, token, clean, rows, weight)
+    value, terms = linear_loss.total(some, token, clean, rows._replace(scalars=rows.scalars[:, at]), weight)
     return value, torch.zeros(x_t.numel(), dtype=terms.dtype, device=terms.device).index_copy(0, at, terms).reshape(x_t.shape)

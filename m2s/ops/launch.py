@@ -38,7 +38,7 @@ def launch(
         vocab,
         MASK=masked,
         GRADIENT=gradient is not None,
-        BLOCK=min(block, max(64, triton.next_power_of_2(columns))),
+        BLOCK=min(block, max(32, triton.next_power_of_2(columns) // 16)),
         num_warps=warps,
     )
     return loss, gradient

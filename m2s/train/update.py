@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from m2s.belief import Head
 from m2s.data import batch_indices
 from m2s.ops import form, fused
+from m2s.process import RankOne
 from m2s.train.build import LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
@@ -78,7 +79,8 @@ class Learner:
             self.uncompile = undo if run.compile == "auto" and world.size == 1 else None
         self.wrapped = world.wrap(scored, run.parallel)
         # masked sites are picked out before a fused last layer: a graph has no room for a number of rows that varies
-        replays = kind == "cuda" and world.size == 1 and not (fuses and config.head.loss == "masked")
+        picks = fuses and isinstance(head.process, RankOne) and head.process.only_masks
+        replays = kind == "cuda" and world.size == 1 and not picks
         self.step = Replay(self.backward) if replays else self.backward
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
