@@ -27,7 +27,7 @@ LOSS = {
 }
 KERNELS = [
     (f"m2s.ops.{kind}.triton", f"_{kind}", LOSS, {"MASK": mask, "GRADIENT": gradient, "BLOCK": block}, warps)
-    for kind, block, warps in (("bridged", 4096, 16), ("free", 2048, 8), ("masked", 4096, 16))
+    for kind, block, warps in (("bridged", 1024, 16), ("free", 2048, 8), ("masked", 1024, 8))
     for mask, gradient in ((False, True), (True, True), (True, False))
 ]
 DRAW = {

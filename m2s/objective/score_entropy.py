@@ -54,7 +54,7 @@ def rows_of(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.Rows
         return None
     site = process.at(x_t, wide(t))
     if isinstance(head, Posterior) and process.only_masks:
-        rate = torch.where(x_t == process.mask, site.rate * site.alpha / site.own, 0)  # Theorem 4.6
+        rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.own, 0)  # Theorem 4.6
         return linear_loss.Rows("masked", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.Rows("bridged", bridged.scalars(head.own_offset(x_t, t), site), process)

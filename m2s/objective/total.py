@@ -37,7 +37,7 @@ def _of_masked_sites(
     output: Unprojected, x_t: Tensor, x_0: Tensor, rows: linear_loss.Rows, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`linear_loss.total`, with what is not masked, and so counts for nothing, left out before the last layer."""
-    at = (x_t.reshape(-1) == rows.process.mask).nonzero().squeeze(-1)
+    at = torch.eq(x_t.reshape(-1), rows.process.vocab).nonzero().squeeze(-1)
     hidden = output.hidden.reshape(-1, output.hidden.shape[-1])[at]
     token, clean, weight = (value.reshape(-1)[at] for value in (x_t, x_0, weight))
     some = Unprojected(hidden, output.weight, output.bias)

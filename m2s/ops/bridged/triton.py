@@ -1,9 +1,8 @@
 """Score entropy through the rank-one bridge and its gradient, one program for a row; `reference.py` has the mathematics.
 
 Three passes over the row, of which the later ones find it in cache: the greatest logit and the sum of the weights; the sums
-of log(1 + e) and of 1/(1 + e), one division for eight columns and one logarithm for a lane; the gradient. The entries at k and x are
-not like the others: they are taken out of the row for the time of the passes (a weight of zero), and put back. Weights are
-powers of two, w = 2^(l log2(e) - top), so that each takes one multiplication and one instruction more.
+of log(1 + e) and of 1/(1 + e), one division for eight columns and one logarithm for a lane; the gradient. The entries at k
+and x are not like the others: they are taken out of the row for the time of the passes, and put back.
 
 Every thread repeats what is said of the row as a whole: quotients of the process's scalars are made beforehand (`prepared`).
 """
@@ -16,10 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from m2s.ops.launch import launch
+from m2s.ops.weights import LN2, LOG2E, LOWEST, sum_of_weights, weights
 
-LOWEST = tl.constexpr(-1.0e38)  # the logit of what is left out
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 GROUP = tl.constexpr(8)  # columns to one division: 1 + e goes up to 1e17, so that their product stays in range
 
 
@@ -30,13 +27,6 @@ def _series(e):
     z = e / (e + 2)
     square = z * z
     return z * (e - square * (2 / 3 + square * (2 / 5 + square * (2 / 7))))
-
-
-@no_type_check
-@triton.jit
-def _weights(logits, column, vocab, top, TAIL: tl.constexpr):
-    value = tl.load(logits + column, mask=column < vocab, other=LOWEST) if TAIL else tl.load(logits + column)
-    return tl.exp2(value * LOG2E - top)
 
 
 @no_type_check
@@ -89,25 +79,7 @@ def _bridged(
 
     lanes = tl.arange(0, BLOCK)
     whole = vocab // (GROUP * BLOCK) * (GROUP * BLOCK)
-    tops = tl.full([BLOCK], LOWEST, tl.float32)
-    scaled = tops * LOG2E  # rounded: what weights are powers against, so no weight sees the rounding
-    sums = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, whole, 4 * BLOCK):
-        a, b = tl.load(logits + start + lanes), tl.load(logits + start + BLOCK + lanes)
-        c, d = tl.load(logits + start + 2 * BLOCK + lanes), tl.load(logits + start + 3 * BLOCK + lanes)
-        tops = tl.maximum(tops, tl.maximum(tl.maximum(a, b), tl.maximum(c, d)))
-        before, scaled = scaled, tops * LOG2E
-        fresh = tl.exp2(a * LOG2E - scaled) + tl.exp2(b * LOG2E - scaled)
-        fresh += tl.exp2(c * LOG2E - scaled) + tl.exp2(d * LOG2E - scaled)
-        sums = sums * tl.exp2(before - scaled) + fresh
-    for start in range(whole, vocab, BLOCK):
-        column = start + lanes
-        value = tl.load(logits + column, mask=column < vocab, other=LOWEST)
-        tops = tl.maximum(tops, value)
-        before, scaled = scaled, tops * LOG2E
-        sums = sums * tl.exp2(before - scaled) + tl.exp2(value * LOG2E - scaled)
-    top_rest = tl.max(scaled, 0)
-    sum_rest = tl.sum((sums * tl.exp2(scaled - top_rest)).to(tl.float64), 0)
+    top_rest, sum_rest = sum_of_weights(logits, vocab, whole, BLOCK)
     top = tl.maximum(top_rest, tl.maximum(value_x * LOG2E, value_k * LOG2E))
 
     # in float64; logarithms to the base 2
@@ -139,7 +111,7 @@ def _bridged(
         divisor = tl.full([BLOCK], 1.0, tl.float64)
         dividend = tl.zeros([BLOCK], tl.float64)
         for i in tl.static_range(GROUP):
-            v = slope * _weights(logits, start + i * BLOCK + lanes, vocab, top, False).to(tl.float64) + level_1
+            v = slope * weights(logits, start + i * BLOCK + lanes, vocab, top, TAIL=False).to(tl.float64) + level_1
             dividend = dividend * v + divisor
             divisor = divisor * v
         inverses += dividend / divisor
@@ -148,7 +120,7 @@ def _bridged(
     dividend = tl.zeros([BLOCK], tl.float64)
     for start in range(whole, vocab, BLOCK):
         column = start + lanes
-        v = slope * _weights(logits, column, vocab, top, True).to(tl.float64) + level_1
+        v = slope * weights(logits, column, vocab, top, TAIL=True).to(tl.float64) + level_1
         v = tl.where(column < vocab, v, 1.0)
         dividend = dividend * v + tl.where(column < vocab, divisor, 0.0)
         divisor = divisor * v
@@ -208,12 +180,12 @@ def _bridged(
         shift = ((c + shift) * scale * per_total).to(tl.float32)
         gradient += row * columns
         for start in range(0, whole, BLOCK):
-            w = _weights(logits, start + lanes, vocab, top, False)
+            w = weights(logits, start + lanes, vocab, top, TAIL=False)
             entry = _slope(w, sign, minus_pivot, divisor_w, divisor_1, shift)
             tl.store(gradient + start + lanes, entry.to(gradient.dtype.element_ty))
         for start in range(whole, columns, BLOCK):
             column = start + lanes
-            w = _weights(logits, column, vocab, top, True)
+            w = weights(logits, column, vocab, top, TAIL=True)
             entry = _slope(w, sign, minus_pivot, divisor_w, divisor_1, shift)
             entry = tl.where(column < vocab, entry, 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)

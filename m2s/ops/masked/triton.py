@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from m2s.ops.launch import launch
-
-LOWEST = tl.constexpr(-3.0e38)  # what is left out of a maximum
+from m2s.ops.weights import LN2, LOG2E, LOWEST, sum_of_weights, weights
 
 
 @no_type_check
@@ -33,39 +32,39 @@ def _masked(
     logits += row * stride
     x = tl.load(clean_token + row)
     rate = tl.load(scalars + row)
-    lanes = tl.arange(0, BLOCK)
-    tops = tl.full([BLOCK], LOWEST, tl.float32)
-    sums = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        column = start + lanes
-        inside = (column < vocab) & (column != x)
-        value = tl.where(inside, tl.load(logits + column, mask=column < columns, other=0.0), LOWEST)
-        higher = tl.maximum(tops, value)
-        sums = sums * tl.exp(tops - higher) + tl.exp(value - higher)
-        tops = higher
     value_x = tl.load(logits + x)
-    top_rest = tl.max(tops, 0)
-    top = tl.maximum(top_rest, value_x)
-    w_x = tl.exp((value_x - top).to(tl.float64))
-    others = tl.sum((sums * tl.exp(tops - top_rest)).to(tl.float64), 0) * tl.exp((top_rest - top).to(tl.float64))
-    total = others + w_x
+    tl.debug_barrier()
+    tl.store(logits + x, LOWEST)  # taken out of the row for the time of the passes
+    tl.debug_barrier()
+    lanes = tl.arange(0, BLOCK)
+    whole = vocab // (4 * BLOCK) * (4 * BLOCK)
+    top_rest, sum_rest = sum_of_weights(logits, vocab, whole, BLOCK)
+    top = tl.maximum(top_rest, value_x * LOG2E)
+    log_x = value_x.to(tl.float64) * LOG2E - top.to(tl.float64)
+    others = sum_rest * tl.exp2(top_rest.to(tl.float64) - top.to(tl.float64))
+    total = others + tl.exp2(log_x)
     # log(1 + others / w_x), without a difference where the token is all but certain
     ratio = others / total
     small = ratio < 0.01
     near = ratio * (1 + ratio * (1 / 2 + ratio * (1 / 3 + ratio * (1 / 4 + ratio * (1 / 5 + ratio * (1 / 6 + ratio / 7))))))
-    far = tl.log(total) - (value_x.to(tl.float64) - top.to(tl.float64))
+    far = tl.log(total) - log_x * LN2
     tl.store(loss + row, rate * tl.where(small, near, far))
     if GRADIENT:
         scale = rate * tl.load(weight + row)
         at_x = (-scale * ratio).to(tl.float32)
         share = (scale / total).to(tl.float32)
         gradient += row * columns
-        for start in range(0, columns, BLOCK):
+        for start in range(0, whole, BLOCK):
+            entry = share * weights(logits, start + lanes, vocab, top, TAIL=False)
+            tl.store(gradient + start + lanes, entry.to(gradient.dtype.element_ty))
+        for start in range(whole, columns, BLOCK):
             column = start + lanes
-            entry = share * tl.exp(tl.load(logits + column, mask=column < columns, other=0.0) - top)
-            entry = tl.where(column == x, at_x, entry)
-            entry = tl.where(column < vocab, entry, 0.0)
+            entry = tl.where(column < vocab, share * weights(logits, column, vocab, top, TAIL=True), 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
+        tl.debug_barrier()
+        tl.store(gradient + x, at_x.to(gradient.dtype.element_ty))
+    tl.debug_barrier()
+    tl.store(logits + x, value_x)
 
 
-rows = functools.partial(launch, _masked, 4096, 16)
+rows = functools.partial(launch, _masked, 1024, 8)
