@@ -92,7 +92,7 @@ MUTANTS = {
         "test_theorems.py::test_affine_inverse_is_the_closed_form",
     ),
     "projection: half the cross term": Mutant(
-        "realizability/projection.py",
+        "ops/project/reference.py",
         "2 * delta + (vocab - 1) * delta**2",
         "delta + (vocab - 1) * delta**2",
         "test_theorems.py::test_projection_is_the_nearest",
@@ -260,7 +260,7 @@ MUTANTS = {
         "test_sampler_runs.py::test_every_way_to_cut_up_a_run",
     ),
     "projection: one branch alone": Mutant(
-        "realizability/projection.py",
+        "ops/project/reference.py",
         "return torch.maximum((mass - slope) / size, (mass - (near - origin) * gain) / (size + gain)), size",
         "return (mass - (near - origin) * gain) / (size + gain), size",
         "test_projection.py",

@@ -24,7 +24,7 @@ from m2s import check
 from m2s.belief import Head, score_from_posterior
 from m2s.belief.output import Output
 from m2s.process import Absorbing, Chain, RankOne
-from m2s.realizability import affine_inverse, box, diagnose, project
+from m2s.realizability import diagnose, project
 from m2s.realizability.quadratic import LIMIT
 from m2s.report import write_json
 from m2s.sampler import Analytic, Belief, Step, sample
@@ -193,17 +193,13 @@ class Audit:
 
     def _look(self, score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         diagnosis = diagnose(score, x_t, t, self.process, s if self.weighs else None, TOLERANCE, TOLERANCE)
-        low, high = box(x_t, t, self.process)
-        inside = (score >= low * (1 - TOLERANCE)) & (score <= high * (1 + TOLERANCE))
-        signed = affine_inverse(torch.where(score.isfinite(), score, 1.0), x_t, t, self.process)[..., : self.process.vocab]
-        below = torch.where(diagnosis.lowest < 0, -signed.clamp(max=0).sum(-1), 0)  # none where several posteriors fit
         return (
             diagnosis.classes,
             diagnosis.strict,
-            (~inside).sum(-1),
+            diagnosis.beyond,
             diagnosis.outside,
             diagnosis.lowest,
-            below,
+            diagnosis.signed_mass,
             diagnosis.negative_mass,
         )
 

@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief.inverse import affine_inverse, box, is_determined, weighted_system
-from m2s.belief.maps import door, score_from_posterior, set_own
-from m2s.belief.step import analytic_weights
+from m2s.belief.inverse import is_determined, weighted_system
+from m2s.belief.maps import door, set_own
+from m2s.ops.audit import is_fused, measure
+from m2s.ops.audit.reference import distance, finite
 from m2s.process import Process, RankOne
 from m2s.realizability.projection import project
 
@@ -28,6 +29,8 @@ class Diagnosis(NamedTuple):
     off_plane: Tensor  # distance of the score from the plane of bridged scores, relative to it; 0 for uniform
     negative_weights: Tensor  # candidates with a negative weight in the analytic step to `s` (0 without one)
     negative_mass: Tensor  # their mass
+    beyond: Tensor  # coordinates outside the box by more than the tolerance
+    signed_mass: Tensor  # -sum of the negative entries of the signed posterior
 
 
 def diagnose(
@@ -54,10 +57,10 @@ def diagnose(
     spread = check.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
     earlier = None if s is None else check.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
     per_row = score.shape[-1] if isinstance(process, RankOne) else score.shape[-1] ** 2
-    rows = max(1, BLOCK // per_row)
+    rows = max(1, len(flat_x) if is_fused(flat_score, process) else BLOCK // per_row)
     parts = [
         _diagnose(
-            flat_score[at].double(),
+            flat_score[at],
             flat_x[at],
             spread[at],
             None if earlier is None else earlier[at],
@@ -73,34 +76,26 @@ def diagnose(
 def _diagnose(
     score: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: Process, box_tolerance: float, posterior_tolerance: float
 ) -> Diagnosis:
-    score = set_own(score, x_t, 1.0)
-    low, high = box(x_t, t, process)
-    # by what is inside, so that NaN is not; then without it, and without infinity, for what follows
-    outside = (~((score >= low) & (score <= high))).sum(-1)
-    beyond = (~((score >= low * (1 - box_tolerance)) & (score <= high * (1 + box_tolerance)))).any(-1)
-    score = torch.where(score.isfinite(), score, 1)
-    signed = affine_inverse(score, x_t, t, process)
-    lowest = signed[..., : process.vocab].amin(-1)
-    off_plane = _distance(signed, score, x_t, t, process)
-    lowest, off_plane = _where_several_posteriors_fit(lowest, off_plane, score, x_t, t, process)
+    found = measure(score, x_t, t, s, process, box_tolerance)
+    lowest, off_plane = found.lowest, found.off_plane
+    if not isinstance(process, RankOne):
+        lowest, off_plane = _where_several_posteriors_fit(lowest, off_plane, score.double(), x_t, t, process)
     material = (lowest < -posterior_tolerance) | (off_plane > box_tolerance)
     inside = torch.where(material, 1, torch.where(lowest < 0, 2, 3))
-    if s is not None and isinstance(process, RankOne):
-        weights = analytic_weights(score, x_t, s, t, process)
-        negative, mass = (weights < 0).sum(-1), -weights.clamp(max=0).sum(-1)
-    else:
-        negative, mass = torch.zeros_like(outside), torch.zeros_like(lowest)
-    classes = torch.where(beyond, 0, inside)
-    strict = torch.where(outside > 0, 0, inside)
-    return Diagnosis(classes, strict, outside, lowest, off_plane, negative, mass)
-
-
-def _distance(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
-    """|B mu - s| / |s| over the candidates that have a rate into k."""
-    counted = process.rates_into(x_t, t) > 0
-    gap = torch.where(counted, score_from_posterior(mu, x_t, t, process) - score, 0)
-    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
-    return torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)
+    classes = torch.where(found.beyond > 0, 0, inside)
+    strict = torch.where(found.outside > 0, 0, inside)
+    signed_mass = torch.where(lowest < 0, found.signed_mass, 0)
+    return Diagnosis(
+        classes,
+        strict,
+        found.outside,
+        lowest,
+        off_plane,
+        found.negative_weights,
+        found.negative_mass,
+        found.beyond,
+        signed_mass,
+    )
 
 
 def _where_several_posteriors_fit(
@@ -108,14 +103,13 @@ def _where_several_posteriors_fit(
 ) -> tuple[Tensor, Tensor]:
     """Where the rank condition fails the signed posterior is one of many: there only the distance to the nearest true one
     counts."""
-    if isinstance(process, RankOne):
-        return lowest, off_plane
+    score = finite(set_own(score, x_t, 1.0))
     several = ~is_determined(*weighted_system(score, x_t, t, process))
     if several.any():
         some = (score[several], x_t[several], t[several], process)
         nearest = project(*some)
         lowest = lowest.masked_scatter(several, nearest[..., : process.vocab].amin(-1))
-        off_plane = off_plane.masked_scatter(several, _distance(nearest, *some))
+        off_plane = off_plane.masked_scatter(several, distance(nearest, *some))
     return lowest, off_plane
 
 

@@ -1,0 +1,21 @@
+"""The nearest posterior to a score, for rows of scores or of their logarithms."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.ops.choice import fused
+from m2s.ops.project import reference
+from m2s.process import Site
+
+
+def nearest(
+    rows: Float[Tensor, "N V"], k: Int[Tensor, "N"], site: Site, states: int, mask: int | None, log: bool = False
+) -> Float[Tensor, "N S"]:
+    """mu for every row of scores, or of log-scores if `log`; the scalars of `site` are [N], columns past `states` mean
+    nothing."""
+    if rows.dtype in (torch.float32, torch.float64) and fused(rows):
+        from m2s.ops.project.triton import nearest as kernel
+
+        return kernel(rows, k, site, states, mask, log)[0]
+    return reference.nearest(rows, k, site, states, mask, log)
