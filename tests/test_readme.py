@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from m2s.method.page import page as methods_page
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -70,6 +72,10 @@ def test_the_map_of_the_paper_names_what_exists() -> None:
 def says(page: str, *texts: str) -> None:
     """Each text stands on the page; the texts are compared, not the page, over which pytest would take minutes."""
     assert [text for text in texts if text not in page] == []
+
+
+def test_the_page_of_methods_is_what_they_say() -> None:
+    assert (ROOT / "docs" / "methods.md").read_text() == methods_page(), "python -m m2s.method.page > docs/methods.md"
 
 
 def test_results_are_those_of_the_files() -> None:

@@ -322,7 +322,7 @@ REFUSED_STARTS: dict[str, tuple[dict[str, object], str]] = {
     "another width": ({"method": "md4", "network__width": 32}, r"holds another network: \S+ is \(.*\) there and \(.*\) here"),
     "another depth": ({"method": "md4", "network__depth": 1}, r"holds another network: blocks\.1\.\S+ is .* missing here"),
     "other heads": ({"method": "md4", "network__heads": 4}, "holds another network: heads is 2 there and 4 here"),
-    "no time": ({"method": "md4", "network__time": False}, r"holds another network: \S+ is .* missing here"),
+    "no time": ({"method": "md4", "network__time": "no"}, r"holds another network: \S+ is .* missing here"),
     "a process without sigma": ({"method": "gidd"}, r"clock is sigma, but Hybrid.* has no schedule: give --network.clock time"),
     "a scale without sigma": (
         {"method": "sedd-absorb", "network__clock": "time"},
@@ -347,7 +347,7 @@ REFUSED_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "scale of a posterior": ({"method": "md4", "network__scale_by_sigma": "yes"}, r"for head\.kind log-score, not .*Posterior"),
     "clock of a U-Net": ({"network__clock": "sigma", "network__kind": "unet"}, r"network\.clock is for network\.kind dit"),
-    "clock without time": ({"network__clock": "sigma", "network__time": False}, "clock is Linear.* but time is False"),
+    "clock without time": ({"network__clock": "sigma", "network__time": "no"}, "clock is Linear.* but time is False"),
 }
 
 

@@ -16,10 +16,11 @@ from m2s.cli import main
 from m2s.cli.train import Run, with_settings
 from m2s.data import prepare_text
 from m2s.data.tokenizer import Bytes
+from m2s.method import METHODS
 from m2s.model import build
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
-from m2s.train import METHODS, OptimizerConfig, resolve, train
+from m2s.train import OptimizerConfig, resolve, train
 from m2s.train.build import describe_network, make_head, make_objects, make_process
 from m2s.train.noise import corrupt, times
 from m2s.train.parallel import World
@@ -287,7 +288,7 @@ def test_validation_leaves_padding_out_and_averages_over_the_weight(tmp_path, mo
     def found(given: torch.Tensor | None) -> dict[str, float]:
         config, source = resolve(small(tmp_path, method="m2s")), Rows(rows, 5, given)
         learner = Learner(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
-        learner.loss = lambda head, output, x_0, x_t, t: torch.where(x_0 == 0, 0 if given is None else torch.inf, x_0.float())
+        learner.bound = lambda head, output, x_0, x_t, t: torch.where(x_0 == 0, 0 if given is None else torch.inf, x_0.float())
         return validate(learner)
 
     t_min, nats = 1e-3, rows.double()

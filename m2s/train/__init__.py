@@ -1,7 +1,6 @@
 """Training: one loop for every head, process, objective and network."""
 
 from m2s.train.config import (
-    METHODS,
     Config,
     DataConfig,
     HeadConfig,
@@ -15,7 +14,6 @@ from m2s.train.loop import Diverged, Result, train
 from m2s.train.source import Batch, Source
 
 __all__ = [
-    "METHODS",
     "Batch",
     "Config",
     "DataConfig",

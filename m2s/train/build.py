@@ -9,7 +9,7 @@ from torch import nn
 from m2s import hub
 from m2s.belief import FactorizedRate, Head, LogScore, Posterior
 from m2s.model import DiTConfig, UNetConfig, build, describe, dit, unet
-from m2s.objective import masked_cross_entropy, score_entropy
+from m2s.objective import gidd, gidd_clipped, masked_cross_entropy, path_kl, score_entropy, udlm
 from m2s.objective.module import Loss
 from m2s.process import Absorbing, Cosine, Exponential, Geometric, Hybrid, Linear, LogLinear, Process, Schedule, Uniform
 from m2s.report import Refused
@@ -17,7 +17,15 @@ from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, n
 from m2s.train.noise import derived_seed
 from m2s.train.source import Source
 
-LOSSES: dict[str, Loss] = {"score-entropy": score_entropy, "masked": masked_cross_entropy}
+LOSSES: dict[str, Loss] = {
+    "score-entropy": score_entropy,
+    "masked": masked_cross_entropy,
+    "gidd": gidd,
+    "gidd-clipped": gidd_clipped,
+    "udlm": udlm,
+    "path-kl": path_kl,
+}
+BOUNDS = {"gidd-clipped": score_entropy}  # what stands in for a loss that is no bound when the bound is wanted
 
 
 def make_schedule(config: ProcessConfig) -> Schedule:
@@ -64,7 +72,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     if strange:
         raise Refused(f"network.{strange[0]} is a number of a {other}, but network.kind is {config.kind}")
     options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None} | sigma
-    options |= {"time": config.time, "label_dropout": config.label_dropout}
+    options |= {"time": config.time != "no", "label_dropout": config.label_dropout}
     options["classes"] = source.classes if config.labels else None
     if config.kind == "unet" and source.shape is None:
         raise Refused("network.kind is unet, which is for images, but the data is text: use dit")
@@ -105,7 +113,7 @@ def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> Network
     The clock is the noise, not the schedule: under another schedule the same sigma stands for the same noise.
     """
     before = given.model.config
-    if config.kind != "dit" or not config.time or not isinstance(before, DiTConfig):
+    if config.kind != "dit" or config.time == "no" or not isinstance(before, DiTConfig):
         return config
     if config.clock == "auto" and before.clock is not None:
         config = dataclasses.replace(config, clock="sigma")
@@ -121,6 +129,7 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
         head = make_head(config.head, make_process(config.process, source.vocab))
     except (ValueError, TypeError) as error:
         raise Refused(f"process: {error}") from error
+    _try_loss(config.head.loss, head)
     given = None if config.run.init is None else _open(config.run.init)
     network = config.network if given is None else inherit(config.network, head, given)
     if network.scale_by_sigma == "yes" and not isinstance(head, LogScore):
@@ -132,6 +141,17 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
     if given is not None:
         _put(model, description, given, str(config.run.init))
     return model, head, description
+
+
+def _try_loss(name: str, head: Head) -> None:
+    """Whether there is such a loss, and it is for this head."""
+    if name not in LOSSES:
+        raise Refused(f"head.loss is {name!r}: {nearest(name, LOSSES)}")
+    token = torch.zeros(1, 1, dtype=torch.long)
+    try:
+        LOSSES[name](head, torch.zeros(1, 1, head.process.states), token, token, torch.tensor([0.5]))
+    except TypeError as error:
+        raise Refused(f"head.loss is {name}: {error}") from error
 
 
 def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from m2s.method import METHODS
 from m2s.ops.choice import DEFAULT, Form
 from m2s.report import Refused
 
@@ -41,8 +42,8 @@ class NetworkConfig:
     """unet: a site comes in as an embedding of its token, or as its grey level."""
     dropout: Number = None
     """In the residual branches."""
-    time: bool = True
-    """The network sees the time; without it, the form of RADD."""
+    time: Literal["auto", "yes", "no"] = "auto"
+    """The network sees the time; auto is yes, but for methods that leave it out (RADD)."""
     clock: Literal["auto", "time", "sigma"] = "auto"
     """dit: what it reads the time from: t itself, or the total noise sigma(t) of the run's schedule (SEDD). auto is as in the
     checkpoint of --init, so that its features keep their meaning, and time without one."""
@@ -79,8 +80,9 @@ class HeadConfig:
     """What the network's output means."""
     offset: Literal["auto", "none", "exact"] = "auto"
     """posterior: none, the output is the posterior's logits (the paper); exact, those of the law that has not seen the site."""
-    loss: Literal["auto", "score-entropy", "masked"] = "auto"
-    """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask."""
+    loss: str = "auto"
+    """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask;
+    gidd-clipped, GIDD's for training. As their authors write them, equal to score-entropy: gidd, udlm, path-kl."""
 
 
 @dataclass(frozen=True)
@@ -173,25 +175,12 @@ class Config:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     method: str = "m2s"
-    """m2s, m2s-offset, sedd, sedd-absorb, md4, mdlm, gidd, neural-ctmc."""
+    """m2s, m2s-offset, sedd, md4, gidd, ...: see `m2s cite`, and docs/methods.md for what each computes."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-
-POSTERIOR = {"head.kind": "posterior", "head.offset": "none", "head.loss": "score-entropy", "process.schedule": "linear"}
-METHODS: dict[str, dict[str, str]] = {
-    "m2s": {**POSTERIOR, "process.kind": "uniform"},
-    "m2s-offset": {**POSTERIOR, "process.kind": "uniform", "head.offset": "exact"},
-    "sedd": {**POSTERIOR, "process.kind": "uniform", "head.kind": "log-score"},
-    "sedd-absorb": {**POSTERIOR, "process.kind": "absorbing", "head.kind": "log-score", "process.schedule": "log-linear"},
-    "md4": {**POSTERIOR, "process.kind": "absorbing", "head.loss": "masked"},
-    "mdlm": {**POSTERIOR, "process.kind": "absorbing", "head.loss": "masked"},
-    "gidd": {**POSTERIOR, "process.kind": "hybrid", "head.offset": "exact"},
-    "neural-ctmc": {**POSTERIOR, "process.kind": "uniform", "head.kind": "factorized-rate"},
-}
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
@@ -223,15 +212,16 @@ def replace(config: Config, key: str, value: Any) -> Config:
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
 
 
+DEFAULTS = {"head.offset": "none", "network.time": "yes"}  # what few methods care to say
+
+
 def resolve(config: Config) -> Config:
     """Every "auto" of the head and the process filled in from the method, and every value checked."""
     if config.method not in METHODS:
         raise Refused(f"there is no method {config.method!r}: {nearest(config.method, METHODS)}")
-    for key, value in METHODS[config.method].items():
+    for key, value in (DEFAULTS | dict(METHODS[config.method].settings)).items():
         if get(config, key) == "auto":
             config = replace(config, key, value)
-    if config.head.loss == "masked" and (config.head.kind, config.process.kind) != ("posterior", "absorbing"):
-        raise Refused("head.loss is masked, which is for head.kind posterior over process.kind absorbing: use score-entropy")
     _check(config)
     return config
 

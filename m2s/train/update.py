@@ -14,7 +14,7 @@ from m2s.belief import Head
 from m2s.data import batch_indices
 from m2s.ops import form, fused
 from m2s.process import RankOne
-from m2s.train.build import LOSSES
+from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
 from m2s.train.noise import corrupt, derived_seed, times
@@ -65,6 +65,7 @@ class Learner:
         self.config, self.source, self.world, self.head, self.description = config, source, world, head, description
         run, optimizer, kind = config.run, config.optimizer, world.device.type
         self.loss = LOSSES[config.head.loss]
+        self.bound = BOUNDS.get(config.head.loss, self.loss)
         self.model = model.to(world.device).train()
         if run.recompute:
             recompute(self.model)

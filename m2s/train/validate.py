@@ -40,7 +40,7 @@ def validate(learner: Learner) -> dict[str, float]:
                 return model(x_t, t, label)
 
         x_0, passes = batch.x_0.long(), run.validation_passes
-        bound = elbo(network, learner.head, x_0, passes, run.t_min, learner.loss, generator, batch.weight)
+        bound = elbo(network, learner.head, x_0, passes, run.t_min, learner.bound, generator, batch.weight)
         weight = torch.full_like(bound.nats, source.length) if batch.weight is None else batch.weight.double().sum(-1)
         terms = [weight, bound.nats, bound.integral, bound.prior, bound.reconstruction]
         terms += [bound.nats**2, bound.nats * weight, weight**2]

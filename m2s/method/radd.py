@@ -1,0 +1,28 @@
+"""RADD: masks, and a network that is not told the time."""
+
+from m2s.method.base import Method
+
+RADD = Method(
+    "radd",
+    "RADD, masks without time",
+    {
+        "head.kind": "posterior",
+        "head.offset": "none",
+        "head.loss": "masked",
+        "process.kind": "absorbing",
+        "process.schedule": "log-linear",
+        "network.time": "no",
+    },
+    r"""For masks the score is a law that does not know the time, times a number that does: $s_y =
+\frac{\alpha_t}{1-\alpha_t}\,\Pr(X_0^i = y \mid \text{unmasked tokens})$. So the network gets no time. The loss is
+that of `md4` with the share of masks $\lambda = 1-\alpha_t$ for the clock,
+$\frac{1}{\lambda}(-\log\mu_{x_0})\,\frac{d\lambda}{dt}$ ($\lambda$-DCE); `--head.loss score-entropy` is the other of
+its equivalent losses ($t$-DSE).""",
+    r"""@inproceedings{ou2025radd,
+  title     = {Your Absorbing Discrete Diffusion Secretly Models the Conditional Distributions of Clean Data},
+  author    = {Ou, Jingyang and Nie, Shen and Xue, Kaiwen and Zhu, Fengqi and Sun, Jiacheng and Li, Zhenguo and Li, Chongxuan},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2025},
+}""",
+    "ancestral",
+)

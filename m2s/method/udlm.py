@@ -1,0 +1,38 @@
+"""UDLM: uniform noise, by the law that has not seen the token."""
+
+from m2s.method.base import Method
+
+UDLM = Method(
+    "udlm",
+    "UDLM, uniform diffusion language models (DUO's bound)",
+    {
+        "head.kind": "posterior",
+        "head.offset": "exact",
+        "head.loss": "score-entropy",
+        "process.kind": "uniform",
+        "process.schedule": "log-linear",
+    },
+    r"""The network's law $\nu$ is put where $x_0$ stands: $\bar x_j = K\alpha_t\,[j=x_0] + 1-\alpha_t$, $\bar\nu_j =
+K\alpha_t\,\nu_j + 1-\alpha_t$, and the loss is
+
+$$\frac{\alpha_t'}{K\alpha_t}\Big[\frac{K}{\bar x_k} - \frac{K}{\bar\nu_k} - \sum_j \frac{\bar x_j}{\bar x_k}
+\log\frac{\bar\nu_k\,\bar x_j}{\bar\nu_j\,\bar x_k}\Big].$$
+
+It is the score entropy of `m2s-offset` (`tests/test_equivalences.py`), which is what is computed; `--head.loss udlm`
+computes it as written. DUO trains with the same bound after its curriculum, which is not here.""",
+    r"""@inproceedings{schiff2025simple,
+  title     = {Simple Guidance Mechanisms for Discrete Diffusion Models},
+  author    = {Schiff, Yair and Sahoo, Subham Sekhar and Phung, Hao and Wang, Guanghan and Boshar, Sam and Dalla-torre, Hugo
+               and de Almeida, Bernardo P. and Rush, Alexander and Pierrot, Thomas and Kuleshov, Volodymyr},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2025},
+}
+
+@inproceedings{sahoo2025duality,
+  title     = {The Diffusion Duality},
+  author    = {Sahoo, Subham Sekhar and Deschenaux, Justin and Gokaslan, Aaron and Wang, Guanghan and Chiu, Justin
+               and Kuleshov, Volodymyr},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2025},
+}""",
+)
