@@ -51,6 +51,17 @@ KERNELS += [
     ("m2s.ops.draw.triton", "_draw", DRAW, {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256}, 4)
     for routes, other in (("none", False), ("bayes", False), ("euler", True))
 ]
+ROWS = {"current": "*i32", "scalars": "*fp64", "count": "i32", "stride": "i32", "vocab": "i32"}
+PROJECT = {"rows": "*fp32", "mu": "*fp32", "taken": "*i32", **ROWS, "states": "i32"}
+KERNELS += [
+    ("m2s.ops.project.triton", "_nearest", PROJECT, {"MASK": mask, "LOG": log, "WIDE": False, "BLOCK": 8192}, 16)
+    for mask, log in ((False, False), (True, True))
+]
+AUDIT = {"rows": "*fp32", "counts": "*i32", "sums": "*fp64", **ROWS}
+KERNELS += [
+    ("m2s.ops.audit.triton", "_measure", AUDIT, {"SQUARES": squares, "LOG": False, "BLOCK": 2048}, 8)
+    for squares in (False, True)
+]
 
 COMPILE = """
 import importlib, json, sys
