@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,12 +120,13 @@ def write_samples(out: Path, tokens: "Tensor", checkpoint: "Checkpoint", setting
     """The tokens as .npz and, as `out` ends, a picture grid or text beside them."""
     import numpy as np
 
+    from m2s.report.origin import command
     from m2s.report.samples import write_pictures, write_text
 
     data = checkpoint.data or {}
     with whole(out.with_suffix(".npz")) as temporary:
-        ids, command = tokens.numpy().astype(np.int32), json.dumps(sys.argv)
-        np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=command)
+        ids, typed = tokens.numpy().astype(np.int32), json.dumps(command())
+        np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=typed)
     if out.suffix == ".png":
         write_pictures(out, tokens, tuple(data["shape"]), data["levels"])
     if out.suffix == ".txt":

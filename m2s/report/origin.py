@@ -18,7 +18,7 @@ import m2s
 def origin(device: torch.device | str, *packages: str) -> dict[str, Any]:
     """The command, the device, and the versions of m2s, what it stands on and `packages`."""
     return {
-        "command": sys.argv,
+        "command": command(),
         "device": f"{device} ({_kind(torch.device(device))})",
         "versions": {
             "m2s": m2s.__version__,
@@ -29,6 +29,12 @@ def origin(device: torch.device | str, *packages: str) -> dict[str, Any]:
             **{name: metadata.version(name) for name in packages},
         },
     }
+
+
+def command() -> list[str]:
+    """What was typed, with the name of the program and not where it lies."""
+    program = Path(sys.argv[0])
+    return ["m2s" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
 def _kind(device: torch.device) -> str:

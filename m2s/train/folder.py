@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import socket
-import sys
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 import m2s
 from m2s.report import Refused, folder, write_json
-from m2s.report.origin import revision
+from m2s.report.origin import command, revision
 from m2s.train.config import Config, plain
 from m2s.train.source import Source
 
@@ -105,7 +104,7 @@ def environment() -> dict[str, Any]:
     """When, with what and on what this start of the run goes."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": sys.argv,
+        "command": command(),
         "m2s": m2s.__version__,
         "git": revision(),
         "python": platform.python_version(),
