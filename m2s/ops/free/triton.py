@@ -1,4 +1,8 @@
-"""Score entropy of a free log-score and its gradient, one program for a row, one pass; `reference.py` has the mathematics."""
+"""Score entropy of a free log-score and its gradient, one program for a row, one pass; `reference.py` has the mathematics.
+
+The entries at k, at the clean token and at the mask are not like the others: they are taken out of the row for the time of the
+pass (a log-score that costs nothing stands there), and put back.
+"""
 
 import functools
 from typing import no_type_check
@@ -7,28 +11,36 @@ import triton
 import triton.language as tl
 
 from m2s.ops.launch import launch
+from m2s.ops.weights import LOG2E, LOWEST
 
 
 @no_type_check
 @triton.jit
-def _against(value, log_ratio, HIGH: tl.constexpr):
-    """e^d - 1 - d and e^d - 1 for d = value - log_ratio, a float64 scalar taken off in two parts."""
-    finite = log_ratio > -float("inf")
-    taken = tl.where(finite, log_ratio, 0.0)
-    high = taken.to(HIGH)
-    d = tl.where(finite, (value - high) - (taken - high.to(tl.float64)).to(HIGH), 0.0)
+def _entropy(value, high, low, ratio, compared):
+    """h(s, r) and s - r, from log s and log r = high + low: r (e^d - 1 - d) and r (e^d - 1), d = log s - log r, by a series
+    where d is small; s and s where r = 0, which comes as high = low = 0 and a ratio of 1."""
+    d = (value - high) - low
     series = d * (1 / 40320) + 1 / 5040
     series = series * d + 1 / 720
     series = series * d + 1 / 120
     series = series * d + 1 / 24
     series = series * d + 1 / 6
-    series = (series * d + 1 / 2) * d * d
-    grown = tl.exp(d) - 1
-    near = tl.abs(d) < 0.2
-    bregman, slope = tl.where(near, series, grown - d), tl.where(near, series + d, grown)
-    ratio = tl.exp(log_ratio).to(HIGH)
-    score = tl.exp(value)
-    return tl.where(finite, ratio * bregman, score), tl.where(finite, ratio * slope, score)
+    series = (series * d + 1 / 2) * d
+    grown = tl.exp2(d * LOG2E) - compared
+    near = tl.abs(d) < 0.2 * compared
+    slope = tl.where(near, series * d + d, grown)
+    return ratio * tl.where(near, series * d, grown - d * compared), ratio * slope
+
+
+@no_type_check
+@triton.jit
+def _halves(log_ratio):
+    """A float64 logarithm as two float32 numbers, the ratio, and whether it is above zero; zeros and a ratio of 1 where not."""
+    finite = log_ratio > -float("inf")
+    taken = tl.where(finite, log_ratio, 0.0)
+    high = taken.to(tl.float32)
+    low = (taken - high.to(tl.float64)).to(tl.float32)
+    return high, low, tl.exp(taken).to(tl.float32), tl.where(finite, 1.0, 0.0).to(tl.float32)
 
 
 @no_type_check
@@ -51,35 +63,66 @@ def _free(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
+    gradient += row * columns
     k, x = tl.load(current + row), tl.load(clean_token + row)
-    log_r = tl.load(scalars + row)
-    log_r_x = tl.load(scalars + rows + row)
-    log_r_mask = tl.load(scalars + 2 * rows + row)
     rate = tl.load(scalars + 3 * rows + row)
+    factor = tl.load(weight + row)
+    scale = tl.where(rate > 0, rate * factor, 0.0).to(tl.float32)
+    high, low, ratio, compared = _halves(tl.load(scalars + row))
+    value_k, value_x = tl.load(logits + k), tl.load(logits + x)
+    value_mask = tl.load(logits + vocab) if MASK else value_k
+    nothing = tl.where(compared > 0, high, LOWEST)
+    tl.debug_barrier()
+    tl.store(logits + k, nothing)
+    tl.store(logits + x, nothing)
+    if MASK:
+        tl.store(logits + vocab, nothing)
+    tl.debug_barrier()
+
     states = vocab
     if MASK:
         states += 1
-    factor = tl.load(weight + row)
-    scale = tl.where(rate > 0, rate * factor, 0.0).to(tl.float32)
-    value_x = tl.load(logits + x)
-    entropy_x, slope_x = _against(value_x, log_r_x, tl.float32)
     lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, columns, BLOCK):
+    total = tl.zeros([BLOCK], tl.float32)
+    whole = vocab // (4 * BLOCK) * (4 * BLOCK)
+    for start in range(0, whole, 4 * BLOCK):
+        for i in tl.static_range(4):
+            column = start + i * BLOCK + lanes
+            entropy, slope = _entropy(tl.load(logits + column), high, low, ratio, compared)
+            total += entropy
+            if GRADIENT:
+                tl.store(gradient + column, tl.where(scale == 0, 0.0, scale * slope).to(gradient.dtype.element_ty))
+    for start in range(whole, columns, BLOCK):
         column = start + lanes
-        inside = (column < states) & (column != k)
-        value = tl.load(logits + column, mask=column < columns, other=0.0)
-        entropy, slope = _against(value, log_r, tl.float32)
-        entropy, slope = tl.where(column == x, entropy_x, entropy), tl.where(column == x, slope_x, slope)
-        if MASK:
-            entropy_mask, slope_mask = _against(value, log_r_mask, tl.float32)
-            entropy = tl.where(column == vocab, entropy_mask, entropy)
-            slope = tl.where(column == vocab, slope_mask, slope)
-        total += tl.where(inside, entropy, 0.0).to(tl.float64)
+        value = tl.load(logits + column, mask=column < states, other=0.0)
+        entropy, slope = _entropy(value, high, low, ratio, compared)
+        total += tl.where(column < states, entropy, 0.0)
         if GRADIENT:
-            entry = scale * tl.where(inside, tl.where(scale == 0, 0.0, slope), 0.0)
-            tl.store(gradient + row * columns + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
-    tl.store(loss + row, tl.where(rate > 0, rate * tl.sum(total, 0), 0.0))
+            entry = tl.where(column < states, tl.where(scale == 0, 0.0, scale * slope), 0.0)
+            tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
+    found = tl.sum(total.to(tl.float64), 0)
+
+    high, low, ratio, compared = _halves(tl.load(scalars + rows + row))
+    entropy, slope_x = _entropy(value_x, high, low, ratio, compared)
+    found += tl.where(k == x, 0.0, entropy.to(tl.float64))
+    slope_x = tl.where(k == x, 0.0, tl.where(scale == 0, 0.0, scale * slope_x))
+    if MASK:
+        high, low, ratio, compared = _halves(tl.load(scalars + 2 * rows + row))
+        entropy, slope_mask = _entropy(value_mask, high, low, ratio, compared)
+        found += tl.where(k == vocab, 0.0, entropy.to(tl.float64))
+        slope_mask = tl.where(k == vocab, 0.0, tl.where(scale == 0, 0.0, scale * slope_mask))
+    tl.store(loss + row, tl.where(rate > 0, rate * found, 0.0))
+    tl.debug_barrier()
+    if GRADIENT:
+        tl.store(gradient + x, slope_x.to(gradient.dtype.element_ty))
+        if MASK:
+            tl.store(gradient + vocab, slope_mask.to(gradient.dtype.element_ty))
+        tl.debug_barrier()
+        tl.store(gradient + k, tl.zeros([], tl.float32).to(gradient.dtype.element_ty))
+    tl.store(logits + x, value_x)
+    if MASK:
+        tl.store(logits + vocab, value_mask)
+    tl.store(logits + k, value_k)
 
 
-rows = functools.partial(launch, _free, 2048, 8)
+rows = functools.partial(launch, _free, 1024, 8)
