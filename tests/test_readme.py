@@ -109,9 +109,15 @@ def test_results_are_those_of_the_files() -> None:
         found, mean = " ".join(f"{bits:.3f}" for bits in row["bits"]), sum(row["bits"]) / len(row["bits"])
         says(page, f"| `{row['method']}` | {row['limit']:.2f} | {found} | {mean:.3f} |")
         assert max(row["bits"]) < row["limit"]
+    kernels = json.loads((folder / "resources.json").read_text())["kernels"]
+    for name in ("bridged", "masked", "free"):
+        one = kernels[f"{name}, no mask"]
+        counts = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"][::2])  # every other loop ends a row
+        says((ROOT / "docs" / "kernels.md").read_text(), f"| {name} | {counts} | {one['registers']} |")
     fid = json.loads((ROOT / "experiments" / "results" / "fid-mnist.json").read_text())
     kid = fid["kid"]
-    says(page.replace("\n", " "), f"FID {fid['fid']:.3f} and KID {kid['mean']:.5f} ± {kid['error']:.5f}", f"`{' '.join(fid['command'])}`")
+    line = page.replace("\n", " ")
+    says(line, f"FID {fid['fid']:.3f} and KID {kid['mean']:.5f} ± {kid['error']:.5f}", f"`{' '.join(fid['command'])}`")
     assert round(fid["fid"], 2) == 4.56
     toy = json.loads((ROOT / "docs" / "toy.json").read_text())
     for low, high in (toy["box"], toy["band"]):
