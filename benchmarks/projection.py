@@ -19,29 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import common
 
 import m2s
+from m2s.benchmark.projection import PASSES, bisection
 
-STEPS, BLOCK = 50, 16
+BLOCK = 16
 LEAST_EAGER, LEAST_COMPILED = 2.0, 5.0
-
-
-def bisection(score: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-    """Appendix D.4: u = [g - theta]_+ / c, theta by bisection in [0, h] (inactive) or [h, max g] (active)."""
-    vocab = score.shape[-1]
-    own = x_t.unsqueeze(-1)
-    rho = ((t / vocab) / ((1 - t) + t / vocab)).unsqueeze(-1)
-    d, n = 1 - rho, vocab - 1
-    b = d / rho
-    z = (score - rho).scatter_(-1, own, 0.0)
-    g = (b * z).add_(d * z.sum(-1, keepdim=True)).scatter_(-1, own, -torch.inf)
-    c, h = b * b, d * d * (n + 2 / rho)
-    active = (g - h).relu_().sum(-1, keepdim=True) > c
-    low, high = torch.where(active, h, 0), torch.where(active, g.amax(-1, keepdim=True), h)
-    for _ in range(STEPS):
-        theta = (low + high) / 2
-        above = torch.sub(g, theta, out=z).relu_().sum(-1, keepdim=True) > c * torch.where(active, 1, theta / h)
-        low, high = torch.where(above, theta, low), torch.where(above, high, theta)
-    u = torch.sub(g, (low + high) / 2, out=z).relu_().div_(c)
-    return u.scatter_(-1, own, (1 - u.sum(-1, keepdim=True)).relu_())
 
 
 def blocked(score: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
@@ -149,7 +130,7 @@ def main() -> int:
     common.save(
         "projection",
         options,
-        {"times": times, "mean_best_ms": mean, "residual": exactness, "times_faster": ratios, "steps": STEPS},
+        {"times": times, "mean_best_ms": mean, "residual": exactness, "times_faster": ratios, "steps": PASSES},
     )
     return common.verdict(bars)
 

@@ -74,7 +74,11 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
             {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256},
             4,
         )
-        for name, routes, other in (("draw", "none", False), ("step of bayes", "bayes", False), ("step of euler", "euler", True))
+        for name, routes, other in (
+            ("draw", "none", False),
+            ("step of bayes", "bayes", False),
+            ("step of euler", "euler", True),
+        )
     },
     **{
         f"project, {'log-scores, mask' if log else 'scores'}": (
@@ -183,7 +187,9 @@ def main() -> None:
     found = {name: resources(compiled(name)) for name in given.only or KERNELS}
     for name, one in found.items():
         widths = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"])
-        print(f"{name:28s} {one['registers']:4d} registers {one['spilled_bytes']:4d} bytes spilled  instructions a column {widths}")
+        print(
+            f"{name:28s} {one['registers']:4d} registers {one['spilled_bytes']:4d} bytes spilled  instructions a column {widths}"
+        )
     record = {"command": "python benchmarks/resources.py", "target": "sm_90a", "triton": triton.__version__, "kernels": found}
     if given.only is None:
         given.out.write_text(json.dumps(record, indent=1) + "\n")

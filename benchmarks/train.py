@@ -16,62 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import common
 from loss import direct
 
+from m2s.benchmark.contest import synchronize
+from m2s.benchmark.train import Random, matrix_rate, operations_a_token, trainer
 from m2s.data import batch_indices
 from m2s.presets import PRESETS
-from m2s.train import Batch, Config, resolve
+from m2s.train import Config, resolve
 from m2s.train.build import make_objects
 from m2s.train.config import replace
 from m2s.train.parallel import World
-from m2s.train.update import Learner
 
 LEAST_SPEED, LEAST_MEMORY = 2.6, 2.0
 FORMS = ("plain", "m2s")
 DATA = {"owt": (50_257, 512, None), "cifar10": (256, 3072, (32, 32, 3)), "mnist": (256, 784, (28, 28))}
-
-
-class Random:
-    """Rows of random tokens in the place of a data set."""
-
-    tokenizer = None
-    classes = None
-
-    def __init__(self, name: str, rows: int = 4096) -> None:
-        self.vocab, self.length, self.shape = DATA[name]
-        self.rows = torch.randint(self.vocab, (rows, self.length), dtype=torch.int32)
-        self.size = self.held_out = rows
-        self.description: dict[str, Any] = {}
-
-    def train(self, indices: Tensor) -> Batch:
-        return Batch(self.rows[indices])
-
-    validation = train
-
-
-def trainer(config: Config, source: Random) -> tuple[Callable[[], float], torch.nn.Module]:
-    """One update by the parts of the training loop."""
-    world = World.start(config.run.device)
-    model, head, description = make_objects(config, source)
-    learner = Learner(config, source, world, model, head, description)
-    ready = learner.share(0)
-
-    def update() -> float:
-        nonlocal ready
-        losses, weights = learner.gradient(ready)
-        ready = learner.share(learner.progress.step + 1)
-        norm = learner.norm()
-        loss, _ = torch.stack([losses.sum() / weights, norm.double()]).tolist()
-        learner.apply(norm)
-        learner.progress.step += 1
-        return loss
-
-    return update, model
 
 
 def plain(config: Config, source: Random) -> tuple[Callable[[], float], torch.nn.Module]:
@@ -118,29 +80,10 @@ def setting(options: argparse.Namespace) -> Config:
     return config
 
 
-def rate(device: torch.device, size: int) -> float:
-    """Operations a second of a bf16 product of two size x size matrices, the best of ten."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(13):
-        synchronize(device)
-        start = time.perf_counter()
-        a @ b
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds[3:])
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of updates, and the peak of the memory in use by tensors from the start."""
     torch.manual_seed(options.seed)
-    config, source = setting(options), Random(options.network)
+    config, source = setting(options), Random(*DATA[options.network])
     start = time.perf_counter()
     update, model = {"plain": plain, "m2s": trainer}[options.measure](config, source)
     device = next(model.parameters()).device
@@ -156,12 +99,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     if options.profile:
         profile(update, options.profile)
-    body = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embedding"))
-    found = {"ms": times, "peak_gib": peak, "start_s": warm, "parameters": body, "losses": losses[:3]}
+    found = {"ms": times, "peak_gib": peak, "start_s": warm, "losses": losses[:3]}
     if options.network == "owt":
-        network = model.config
-        found["operations_a_token"] = 6 * body + 12 * network.depth * network.width * source.length
-        found["matrix_rate"] = rate(device, 8192 if device.type == "cuda" else 512)
+        found["operations_a_token"] = operations_a_token(model, source.length)
+        found["matrix_rate"] = matrix_rate(device, 8192 if device.type == "cuda" else 512)
     return found
 
 

@@ -15,6 +15,7 @@ import tyro
 
 import m2s
 from m2s.cli.audit import Audit
+from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "repair": Repair,
     "figure": Figure,
     "report": Report,
+    "benchmark": Benchmark,
     "cite": Cite,
 }
 

@@ -1,0 +1,127 @@
+"""A whole update of the weights of the paper's text model, on random tokens."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from m2s.benchmark.contest import Contest, peak_gib, release, turns
+from m2s.benchmark.setting import Setting
+from m2s.ops.choice import Form
+from m2s.presets.owt import OWT
+from m2s.train import Batch, Config, resolve
+from m2s.train.build import make_objects
+from m2s.train.parallel import World
+from m2s.train.update import Learner
+
+WARM = 6  # updates: the fourth is recorded, those after it are replayed
+FORMS: dict[str, Form] = {"kernels fused": "fused", "kernels reference": "reference"}
+LEAST, AIM = 3.3, 0.55
+
+
+class Random:
+    """Rows of random tokens in the place of a data set."""
+
+    tokenizer = None
+    classes = None
+
+    def __init__(self, vocab: int, length: int, shape: tuple[int, ...] | None = None, rows: int = 4096) -> None:
+        self.vocab, self.length, self.shape = vocab, length, shape
+        self.rows = torch.randint(vocab, (rows, length), dtype=torch.int32)
+        self.size = self.held_out = rows
+        self.description: dict[str, Any] = {}
+
+    def train(self, indices: Tensor) -> Batch:
+        return Batch(self.rows[indices])
+
+    validation = train
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    source = Random(setting.vocab, setting.length, rows=max(64, setting.batch))
+    contest, device = Contest(setting), setting.device
+    operations = None
+    for name, kernels in FORMS.items():
+        lacking = setting.lacks("fused") if kernels == "fused" else None
+        if lacking:
+            contest.skipped.append(f"{name}: {lacking}")
+            continue
+        config = configuration(setting, kernels)
+        made: list[tuple[Callable[[], float], torch.nn.Module]] = []
+
+        def start(config: Config = config, made: list[Any] = made) -> None:
+            made.append(trainer(config, source))
+            for _ in range(WARM):
+                made[-1][0]()
+
+        peak = contest.attempt(name, lambda start=start: {"peak_gib": peak_gib(start, device)})  # type: ignore[misc]
+        if peak is not None:
+            contest.found[name], contest.calls[name] = peak, made[0][0]
+            operations = operations_a_token(made[0][1], setting.length)
+    contest.time(*contest.calls)
+    contest.calls.clear()
+    release()
+    rate = matrix_rate(device, 8192 if device.type == "cuda" else 256)
+    for found in contest.found.values():
+        found["tokens_per_second"] = setting.batch * setting.length / found["median_ms"] * 1e3
+        found["mfu"] = found["tokens_per_second"] * (operations or 0) / rate
+    judged = next(iter(contest.found), "")  # the fused form, where it runs
+    tokens = contest.value(judged, "tokens_per_second")
+    against = None if tokens is None or setting.against is None else tokens / setting.against
+    bars = [contest.bar("MFU of the training step (an aim)", contest.value(judged, "mfu"), at_least=AIM)]
+    if setting.against is not None:
+        bars.append(contest.bar(f"tokens a second over {setting.against:,.0f}", against, at_least=LEAST))
+    else:
+        contest.skipped.append("tokens a second over another implementation's: give --against TOKENS_PER_SECOND")
+    return contest.result(
+        f"one update of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} tokens",
+        {"kernels reference / kernels fused": contest.ratio("kernels reference", "kernels fused")},
+        bars,
+        operations_a_token=operations,
+        matrix_rate=rate,
+    )
+
+
+def configuration(setting: Setting, kernels: Form) -> Config:
+    """The owt preset in this setting's size."""
+    network = dataclasses.replace(OWT.network, width=setting.width, depth=setting.depth, heads=setting.heads)
+    run = dataclasses.replace(OWT.run, batch=setting.batch, device=str(setting.device), kernels=kernels)
+    return resolve(dataclasses.replace(OWT, run=run, network=network))
+
+
+def trainer(config: Config, source: Random) -> tuple[Callable[[], float], torch.nn.Module]:
+    """One update by the parts of the training loop, and the network."""
+    world = World.start(config.run.device)
+    model, head, description = make_objects(config, source)
+    learner = Learner(config, source, world, model, head, description)
+    ready = learner.share(0)
+
+    def update() -> float:
+        nonlocal ready
+        assert ready is not None
+        losses, weights = learner.gradient(ready)
+        ready = learner.share(learner.progress.step + 1)
+        norm = learner.norm()
+        loss, _ = torch.stack([losses.sum() / weights, norm.double()]).tolist()
+        learner.apply(norm)
+        learner.progress.step += 1
+        return float(loss)
+
+    return update, model
+
+
+def operations_a_token(model: torch.nn.Module, length: int) -> int:
+    """6 x parameters (without the embedding table) + 12 x depth x width x length."""
+    body = sum(value.numel() for name, value in model.named_parameters() if not name.startswith("embedding"))
+    return 6 * body + 12 * int(model.config.depth) * int(model.config.width) * length  # type: ignore[union-attr, arg-type]
+
+
+def matrix_rate(device: torch.device, size: int) -> float:
+    """Operations a second of a product of two size x size matrices, bf16 on a GPU: the best of ten."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    return 2e3 * size**3 / min(turns({"": lambda: a @ b}, device, 10)[""])

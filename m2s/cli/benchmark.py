@@ -1,0 +1,146 @@
+"""`m2s benchmark`: how fast, how large, how exact, on this machine."""
+
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from m2s.report import Refused, refuse_existing, target, write_json
+from m2s.train.config import Count, Number, nearest
+
+if TYPE_CHECKING:
+    from m2s.benchmark import Setting
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Time the library against other ways to do the same, all in one run: tables, ratios, and the bars that are met or missed.
+
+    loss: the last layer and the loss, forward and backward, against the matrix products alone and against cross-entropy
+    (compiled, Liger, Apple's CCE), with errors against float64. projection: against fifty bisection passes and one read and
+    write. audit: the classes of scores. draw: a sampler's step on hidden states. train: a whole update, in tokens a second and
+    MFU. sample: a whole step of m2s.sample. What a machine lacks is skipped, in a line each; bars are judged on a GPU at the
+    default sizes.
+
+    Example: m2s benchmark loss projection --out benchmark.json
+
+    Example: m2s benchmark --quick
+    """
+
+    parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
+    """loss, projection, audit, draw, train, sample; all by default."""
+    rows: Count = None
+    """Sites, batch times length: a multiple of 8, from 4,096 on of 512. By default 16,384 on a GPU and few elsewhere;
+    projection and audit take a quarter."""
+    vocab: Count = None
+    """Tokens: by default 50,257 on a GPU."""
+    width: Count = None
+    """Of hidden states: 16, 32 or a multiple of 64; by default 768 on a GPU."""
+    repeats: Count = None
+    """Timed calls of every contender, in turns; the median counts."""
+    device: str = ""
+    """cpu, cuda; by default the best there is."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
+    """Where to write all numbers; without it they are only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
+    quick: bool = False
+    """Small sizes and few repeats: a rehearsal, under a minute on two cores."""
+    against: Number = None
+    """Tokens a second of another implementation's training step, for a ratio."""
+    against_step: Number = None
+    """Milliseconds of another implementation's sampler step, for a ratio."""
+    tune: bool = False
+    """Instead, time the kernels of the parts over block sizes and numbers of warps."""
+
+    def run(self) -> None:
+        from m2s.benchmark import PARTS
+
+        chosen = self.parts or tuple(PARTS)
+        for name in chosen:
+            if name not in PARTS:
+                raise Refused(f"there is no part {name!r} to measure: {nearest(name, list(PARTS))}")
+        setting = self._setting()
+        if self.out is not None:
+            refuse_existing([self.out], self.overwrite)
+            target(self.out, (".json",))
+        measured = self._measure(setting, chosen)
+        failed = [name for name, part in measured["parts"].items() if "failed" in part]
+        if self.out is not None:
+            print(f"\n{self.out} written")
+        if failed:
+            raise SystemExit(1)
+
+    def _setting(self) -> "Setting":
+        """What is to be measured, or why it cannot be."""
+        least = {"rows": 8, "vocab": 3, "width": 16, "repeats": 1, "against": 0, "against_step": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and not (value >= low and value > 0):
+                limit = f"at least {low}" if low else "positive"
+                raise Refused(f"--{name.replace('_', '-')} is {value}, but it must be {limit}")
+        if self.rows is not None and self.rows % (512 if self.rows >= 4096 else 8):
+            raise Refused(f"--rows is {self.rows}, but it must be a multiple of 8, and from 4096 on of 512")
+        if self.width is not None and self.width not in (16, 32) and self.width % 64:
+            raise Refused(f"--width is {self.width}, but it must be 16, 32 or a multiple of 64")
+
+        from m2s.benchmark import Setting
+        from m2s.train.parallel import World
+
+        device = World.start(self.device).device
+        if device.type not in ("cpu", "cuda"):
+            raise Refused(f"--device is {self.device!r}, but only cpu and cuda can be measured")
+        names = ("rows", "vocab", "width", "repeats", "against", "against_step")
+        return Setting.of(device, self.quick, **{name: getattr(self, name) for name in names})
+
+    def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
+        """Every part, printed and written as soon as it is there. One that fails leaves the others alone."""
+        from m2s.benchmark import PARTS
+        from m2s.benchmark.contest import release, said
+        from m2s.benchmark.tune import tune
+        from m2s.benchmark.words import bar_words, words
+
+        calls = {"tune": lambda setting: tune(setting, chosen)} if self.tune else {name: PARTS[name] for name in chosen}
+        results: dict[str, Any] = {**self._about(setting), "parts": {}, "bars": []}
+        print(results["device"])
+        for name, part in calls.items():
+            try:
+                found = part(setting)
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                found = {"what": name, "contenders": {}, "ratios": {}, "bars": [], "skipped": [], "failed": said(error)}
+                print(f"\n{name} failed: {found['failed']}")
+            else:
+                print(f"\n{words(found)}", flush=True)
+            results["parts"][name] = found
+            results["bars"] += [{"part": name, **bar} for bar in found["bars"]]
+            if self.out is not None:
+                write_json(self.out, results)
+            release()
+        if results["bars"] and setting.full:
+            print("\nbars")
+            for bar in results["bars"]:
+                print(f"  {bar_words(bar)}")
+        return results
+
+    def _about(self, setting: "Setting") -> dict[str, Any]:
+        from importlib.metadata import distributions
+
+        import torch
+
+        from m2s.benchmark.setting import PEERS
+        from m2s.report.origin import origin
+
+        there = {distribution.name for distribution in distributions()}
+        packages = [package for package in ("triton", *(package for _, package in PEERS.values())) if package in there]
+        sizes = {name: value for name, value in vars(setting).items() if name != "device"}
+        extra = {
+            "length": setting.length,
+            "batch": setting.batch,
+            "columns": setting.columns,
+            "threads": torch.get_num_threads(),
+        }
+        return {**origin(setting.device, *packages), "setting": {**sizes, **extra}}
