@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.belief.output import Output
 from m2s.benchmark.contest import Contest, Watch, summary, turns, under
 from m2s.benchmark.setting import Setting
 from m2s.model import DiT, DiTConfig
 from m2s.ops.choice import Form
+from m2s.sampler.ready import Ready
 
 BODY, GEMM = "network body", "head GEMM"
 FUSED = "m2s.sample, fused"
@@ -78,21 +78,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     )
 
 
-class _Network:
-    """The network as a fast sampler calls it: compiled where that is possible, in bf16 on a GPU, its last layer left out."""
-
-    def __init__(self, model: DiT, compiled: bool) -> None:
-        model.unprojected = True
-        self.body = torch.compile(model, dynamic=False) if compiled else model
-        self.kind = next(model.parameters()).device.type
-
-    def __call__(self, x_t: Tensor, t: Tensor) -> Any:
-        with torch.autocast(self.kind, torch.bfloat16, enabled=self.kind == "cuda"):
-            output: Output = self.body(x_t, t)
-        return output
-
-
-def _network(setting: Setting, contest: Contest) -> tuple[_Network, DiT]:
+def _network(setting: Setting, contest: Contest) -> tuple[Ready, DiT]:
     lacking = setting.lacks("compiled")
     if lacking:
         contest.skipped.append(f"compiling the body: {lacking}")
@@ -100,4 +86,5 @@ def _network(setting: Setting, contest: Contest) -> tuple[_Network, DiT]:
     torch.manual_seed(setting.seed)
     model = DiT(config).to(setting.device).eval()
     torch.nn.init.normal_(model.head.weight, std=0.05)
-    return _Network(model, lacking is None), model
+    model.unprojected = True
+    return Ready(model, setting.vocab, setting.device.type == "cuda", lacking is None), model

@@ -38,13 +38,14 @@ class Watched(Drawing):
         """Where samples and counts are kept until all are there."""
         from m2s.sampler.parts import Parts
 
-        return Parts(out, self.n, options.shape[1], self.batch_size, settings(checkpoint, options))
+        return Parts(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
 
     def watch(self, checkpoint: "Checkpoint", options: "Options", parts: "Parts", what: str) -> dict[str, Any]:
         """Draw and audit what is yet missing, with a bar; what audit.json holds."""
         from tqdm import tqdm
 
         from m2s.evaluate.audit import audit_parts
+        from m2s.ops import form
         from m2s.report.origin import origin
         from m2s.sampler.parts import Damaged
 
@@ -52,8 +53,9 @@ class Watched(Drawing):
         try:
             if done := parts.open():
                 print(f"going on: {done} of {parts.n} samples were drawn before")
-            with tqdm(total=float(parts.n - done), desc=what, unit="sample", bar_format=BAR) as bar:
-                found = audit_parts(checkpoint.model, options, parts, lambda step: advance(bar, step, windows))
+            bar = tqdm(total=float(parts.n - done), desc=what, unit="sample", bar_format=BAR)
+            with form(self.kernels), bar:
+                found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
         except Damaged as error:
             raise Refused(str(error)) from error
         except (ValueError, TypeError) as error:

@@ -5,10 +5,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from m2s.ops.choice import DEFAULT, Form
 from m2s.report import Refused, whole
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from m2s.hub import Checkpoint
     from m2s.sampler import Step
     from m2s.sampler.options import Options
+    from m2s.sampler.ready import Ready
 
 BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 # What of the options a sample depends on, beside the network, the clamp, the labels and projection.
@@ -48,6 +50,12 @@ class Drawing:
     """Samples drawn together, and kept together if the run is interrupted."""
     device: str = ""
     """cpu, cuda, mps; by default the best there is."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere. Logits are float32 in any case."""
+    compile: bool = False
+    """Compile the network (torch.compile): half a minute at the start, for many samples."""
+    kernels: Form = DEFAULT
+    """Of last layer and draw at a large vocabulary: fused (Triton) or the reference; auto is fused on a GPU."""
     overwrite: bool = False
     """Replace a finished result."""
 
@@ -63,6 +71,20 @@ class Drawing:
             return load(self.checkpoint, self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise Refused(str(error)) from error
+
+    def network(self, checkpoint: "Checkpoint") -> "Ready":
+        """The network as the samplers call it."""
+        from m2s.sampler.ready import Ready
+
+        return Ready(checkpoint.model, checkpoint.head.process.states, self.bf16(checkpoint), self.compile)
+
+    def bf16(self, checkpoint: "Checkpoint") -> bool:
+        on_gpu = next(checkpoint.model.parameters()).is_cuda
+        return self.precision == "bf16" or (self.precision == "auto" and on_gpu)
+
+    def arithmetic(self, checkpoint: "Checkpoint") -> dict[str, Any]:
+        """What decides the last digits of a network's answers, and so now and then a token."""
+        return {"bf16": self.bf16(checkpoint), "compile": self.compile, "kernels": self.kernels}
 
     def sites(self, checkpoint: "Checkpoint") -> int:
         """The tokens of a sample."""
@@ -100,7 +122,7 @@ def trained_length(checkpoint: "Checkpoint") -> int | None:
     return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
 
 
-def settings(checkpoint: "Checkpoint", options: "Options", labels: tuple[int, ...] = ()) -> dict[str, Any]:
+def settings(drawing: Drawing, checkpoint: "Checkpoint", options: "Options", labels: tuple[int, ...] = ()) -> dict[str, Any]:
     """All that a sample depends on."""
     from m2s.realizability import Projected
     from m2s.report.origin import fingerprint
@@ -112,6 +134,7 @@ def settings(checkpoint: "Checkpoint", options: "Options", labels: tuple[int, ..
         "labels": list(labels),
         "clamp": None if clamp is None else hashlib.sha256(clamp.numpy().tobytes()).hexdigest(),
         "data": checkpoint.data,
+        **drawing.arithmetic(checkpoint),
         "weights": fingerprint(checkpoint.model),
     }
 

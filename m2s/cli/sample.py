@@ -68,7 +68,7 @@ class Sample(Drawing):
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
-        parts = Parts(tokens_file, self.n, options.shape[1], self.batch_size, settings(checkpoint, options, self.labels))
+        parts = Parts(tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels))
         try:
             done = parts.open()
             self._draw(checkpoint, parts, options, done, (shard, shards))
@@ -155,16 +155,20 @@ class Sample(Drawing):
         from tqdm import tqdm
 
         import m2s
+        from m2s.ops import form
 
         missing = list(parts.missing(*share))
         if done:
             print(f"going on: {done} of {self.n} samples were drawn before")
         same = {field.name: getattr(options, field.name) for field in fields(options)}
-        windows = len(list(options.windows()))
-        with tqdm(total=float(sum(count for _, count in missing)), desc="sampling", unit="sample", bar_format=BAR) as bar:
+        windows, network = len(list(options.windows())), self.network(checkpoint)
+        with (
+            form(self.kernels),
+            tqdm(total=float(sum(count for _, count in missing)), desc="sampling", unit="sample", bar_format=BAR) as bar,
+        ):
             for first, count in missing:
                 at = slice(first, first + count)
                 mine = {name: None if same[name] is None else same[name][at] for name in ("clamp", "condition")}
                 mine |= {"shape": (count, parts.length), "start": self.start + first}
-                tokens = m2s.sample(checkpoint.model, callback=lambda step: advance(bar, step, windows), **{**same, **mine})
+                tokens = m2s.sample(network, callback=lambda step: advance(bar, step, windows), **{**same, **mine})
                 parts.put(first, tokens)

@@ -1,0 +1,44 @@
+"""A network made ready for sampling says what it said before."""
+
+import torch
+
+import m2s
+from m2s.belief import Unprojected
+from m2s.model import DiT, DiTConfig
+from m2s.sampler import ready
+from m2s.sampler.ready import Ready
+
+
+def network(vocab: int) -> DiT:
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(vocab, width=16, depth=1, heads=2, length=6)).eval()
+    torch.nn.init.normal_(model.head.weight, std=0.5)
+    return model
+
+
+def test_samples_are_the_same_with_the_last_layer_left_out(monkeypatch):
+    head = m2s.Posterior(m2s.Uniform(30, m2s.Linear()))
+    plain = m2s.sample(network(30), head, (5, 6), steps=6)
+    monkeypatch.setattr(ready, "LARGE", 30)
+    prepared = Ready(network(30), 30)
+    assert isinstance(prepared(plain, torch.full((5,), 0.5)), Unprojected)
+    assert torch.equal(m2s.sample(prepared, head, (5, 6), steps=6), plain)
+    monkeypatch.setattr(ready, "LARGE", 31)
+    assert isinstance(Ready(network(30), 30)(plain, torch.full((5,), 0.5)), torch.Tensor)
+
+
+def test_bf16_is_a_matter_of_the_body(monkeypatch):
+    """The network runs under autocast to bf16 if asked for, and under none if not."""
+
+    class Seen(torch.nn.Module):
+        def forward(self, x_t, t, condition=None):
+            return torch.tensor([torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu") == torch.bfloat16])
+
+    x_t, t = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5])
+    assert Ready(Seen(), 5, bf16=True)(x_t, t).all()
+    assert not Ready(Seen(), 5)(x_t, t)[0]
+
+
+def test_the_weights_are_held_once():
+    model = network(30)
+    assert [value.data_ptr() for value in Ready(model, 30).parameters()] == [value.data_ptr() for value in model.parameters()]
