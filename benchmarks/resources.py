@@ -187,9 +187,8 @@ def main() -> None:
     found = {name: resources(compiled(name)) for name in given.only or KERNELS}
     for name, one in found.items():
         widths = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"])
-        print(
-            f"{name:28s} {one['registers']:4d} registers {one['spilled_bytes']:4d} bytes spilled  instructions a column {widths}"
-        )
+        taken = f"{one['registers']:4d} registers {one['spilled_bytes']:4d} bytes spilled"
+        print(f"{name:28s} {taken}  instructions a column {widths}")
     record = {"command": "python benchmarks/resources.py", "target": "sm_90a", "triton": triton.__version__, "kernels": found}
     if given.only is None:
         given.out.write_text(json.dumps(record, indent=1) + "\n")

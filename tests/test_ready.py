@@ -1,9 +1,11 @@
 """A network made ready for sampling says what it said before."""
 
+import pytest
 import torch
 
 import m2s
 from m2s.belief import Unprojected
+from m2s.cli import main
 from m2s.model import DiT, DiTConfig
 from m2s.sampler import ready
 from m2s.sampler.ready import Ready
@@ -42,3 +44,20 @@ def test_bf16_is_a_matter_of_the_body(monkeypatch):
 def test_the_weights_are_held_once():
     model = network(30)
     assert [value.data_ptr() for value in Ready(model, 30).parameters()] == [value.data_ptr() for value in model.parameters()]
+
+
+def test_fused_kernels_are_refused_where_they_cannot_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    checkpoint = tmp_path / "run"
+    main(["train", "digits", "--steps", "1", "--validate-every", "0", "--device", "cpu", "--out", str(checkpoint)])
+    capsys.readouterr()
+    for command in (
+        ["train", "digits", "--steps", "1", "--device", "cpu", "--out", str(tmp_path / "other")],
+        ["sample", str(checkpoint), "--device", "cpu", "--out", str(tmp_path / "a.png")],
+        ["audit", str(checkpoint), "--device", "cpu", "--out", str(tmp_path / "audit")],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([*command, "--kernels", "fused"])
+        said = capsys.readouterr().err
+        assert stop.value.code == 2 and said.count("\n") == 1 and "kernels is fused, but " in said
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

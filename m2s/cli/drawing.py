@@ -64,11 +64,15 @@ class Drawing:
         import torch
 
         from m2s.hub import load
+        from m2s.ops import lacking
 
         if self.n < 1 or self.batch_size < 1:
             raise Refused(f"--n is {self.n} and --batch-size is {self.batch_size}, but both must be at least 1")
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if self.kernels == "fused" and (why := lacking(torch.device(device.partition(":")[0]))):
+            raise Refused(f"--kernels is fused, but {why}")
         try:
-            return load(self.checkpoint, self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            return load(self.checkpoint, device)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise Refused(str(error)) from error
 

@@ -4,6 +4,6 @@ Every folder is one operation on rows of logits. `linear.py` makes the rows out 
 time, so that the logits of all sites never exist at once. Triton is imported where it is used and not before.
 """
 
-from m2s.ops.choice import form, fused
+from m2s.ops.choice import form, fused, lacking
 
-__all__ = ["form", "fused"]
+__all__ = ["form", "fused", "lacking"]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Form = Literal["auto", "fused", "reference"]
@@ -31,9 +32,18 @@ def form(name: Form) -> Iterator[None]:
 def fused(x: Tensor) -> bool:
     """Whether an operation on x is to take its fused form."""
     name = _forms[-1]
-    if name == "fused" and not (_has_triton() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")):
-        raise RuntimeError("a fused operation needs triton and a GPU: pip install triton, or take the form 'auto'")
+    if name == "fused" and (why := lacking(x.device)):
+        raise RuntimeError(f"a fused operation was asked for, but {why}")
     return name == "fused" or (name == "auto" and x.is_cuda and _has_triton())
+
+
+def lacking(device: torch.device) -> str:
+    """Why no fused operation can run there; empty if it can."""
+    if not _has_triton():
+        return "triton is not installed: pip install triton"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the device is {device.type}, and Triton's kernels are for cuda: take kernels 'auto'"
+    return ""
 
 
 @functools.cache

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from m2s.data import batch_indices
+from m2s.ops import lacking
 from m2s.report import Refused, write_json
 from m2s.train.build import make_objects
 from m2s.train.config import Config, RunConfig, resolve
@@ -69,6 +70,8 @@ def _train(config: Config, source: Source, world: World) -> Result:
     calls = world.size * (config.run.micro_batch or 1)
     if config.run.batch % calls:
         raise Refused(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")
+    if config.run.kernels == "fused" and (why := lacking(world.device)):
+        raise Refused(f"kernels is fused, but {why}")
     model, head, description = make_objects(config, source)
     with contextlib.ExitStack() as stack:
         if world.first:
