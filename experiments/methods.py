@@ -1,0 +1,76 @@
+"""Every method on digits, from training to a table: the bound with its error, how near its samples are, how fast they come.
+
+    python experiments/methods.py out/methods
+
+For each name that `m2s train --method` knows: 1,000 updates (`m2s train digits`), the bound on the held-out images
+(`m2s evaluate bpd`), 1,024 samples in 64 steps of its authors' sampler (`m2s sample`). Their distance is Frechet's between
+Gaussians fitted to the pixels of the samples and of the training images; 256 held-out images stand beside it. What was done
+before is not done again. Prints a table and writes methods.json into the folder.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import m2s
+from m2s.cli import main as command
+from m2s.evaluate.fid import Statistics, frechet
+from m2s.method import METHODS
+from m2s.report import write_json
+from m2s.report.origin import origin
+
+SAMPLES, STEPS, PASSES, SEED = 1024, 64, 32, 1
+
+
+def statistics(tokens: Tensor) -> Statistics:
+    """Of the pixels, as levels from 0 to 1."""
+    found = Statistics.empty(tokens.shape[1])
+    found.update(tokens.double() / 16)
+    return found
+
+
+def measure(name: str, out: Path) -> dict[str, object]:
+    run, bound, samples, speed = (out / name / part for part in ("run", "bpd.json", "samples.npz", "speed.json"))
+    method = METHODS[name]
+    command(["train", "digits", "--method", name, "--seed", str(SEED), "--out", str(run)])
+    if not bound.exists():
+        command(["evaluate", "bpd", str(run), "--passes", str(PASSES), "--out", str(bound)])
+    if not samples.exists() or not speed.exists():
+        start = time.monotonic()
+        asked = ["--n", str(SAMPLES), "--steps", str(STEPS), "--sampler", method.sampler, "--batch-size", "256"]
+        command(["sample", str(run), *asked, "--overwrite", "--out", str(samples)])
+        write_json(speed, {"samples_per_second": SAMPLES / (time.monotonic() - start)})
+    drawn = torch.from_numpy(np.load(samples)["tokens"])
+    bits = json.loads(bound.read_text())["bound"]["bits"]
+    return {
+        "method": name,
+        "bits": bits["value"],
+        "error": bits["error"],
+        "sampler": method.sampler,
+        "distance": frechet(statistics(drawn), statistics(m2s.data.load("digits").train)),
+        **json.loads(speed.read_text()),
+    }
+
+
+def main(out: Path) -> None:
+    rows = [measure(name, out) for name in METHODS]
+    data = m2s.data.load("digits")
+    held_out = frechet(statistics(data.test), statistics(data.train))
+    print(f"{'method':16s} {'bits per pixel':>18s} {'distance':>9s} {'samples/s':>9s}")
+    for row in rows:
+        bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
+        print(f"{row['method']:16s} {bits:>18s} {row['distance']:9.4f} {row['samples_per_second']:9.1f}")
+    print(f"{'held-out images':16s} {'':18s} {held_out:9.4f}")
+    settings = {"samples": SAMPLES, "steps": STEPS, "passes": PASSES, "seed": SEED, "threads": torch.get_num_threads()}
+    write_json(out / "methods.json", {**origin("cpu"), "settings": settings, "rows": rows, "held_out_distance": held_out})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python experiments/methods.py FOLDER")
+    main(Path(sys.argv[1]))
