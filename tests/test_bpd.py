@@ -374,8 +374,6 @@ def test_what_is_refused(digits, speaker, tmp_path, monkeypatch, capsys):
 
     process = m2s.Uniform(17, m2s.Linear())
     assert "does not describe its data" in refused(capsys, checkpoint(tmp_path / "bare", process, None), "--data", "digits")
-    chain = m2s.Chain.uniform(17, torch.full((4,), 0.5))
-    assert "finite chain" in refused(capsys, checkpoint(tmp_path / "chain", chain, None))
     mute = checkpoint(tmp_path / "mute", process, {"kind": "text", "length": 4})
     assert "has no tokenizer" in refused(capsys, mute, "--data", tmp_path / "short.txt")
     endless = checkpoint(tmp_path / "endless", process, {"kind": "text"})

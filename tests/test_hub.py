@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import m2s
 from m2s import hub
+from m2s.belief import NextToken, Shifted
 from m2s.data.tokenizer import GPT2, Bytes, Characters
 from m2s.hub import folder as files
 from m2s.hub.config import ARGUMENTS
@@ -38,6 +39,7 @@ PROCESSES: list[m2s.Process] = [
     m2s.RateMatrix.absorbing(K, m2s.LogLinear()),
     m2s.Chain.gaussian(K, torch.linspace(0.02, 0.5, 6)),
     m2s.Chain.absorbing(K, torch.linspace(0.02, 0.5, 6), dtype=torch.float64),
+    Shifted(K),
 ]
 uniform = m2s.Uniform(K, m2s.Linear())
 HEADS: list[m2s.Head] = [
@@ -45,6 +47,9 @@ HEADS: list[m2s.Head] = [
     m2s.Posterior(uniform, offset="exact"),
     m2s.LogScore(m2s.RateMatrix(matrix, m2s.Linear())),
     m2s.FactorizedRate(uniform),
+    NextToken(Shifted(K)),
+    m2s.Ordinal(uniform, offset="none"),
+    m2s.Ordinal(m2s.Chain.gaussian(K, torch.linspace(0.02, 0.5, 6))),
     m2s.Projected(m2s.LogScore(uniform)),
 ]
 
@@ -98,7 +103,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dit, time-free, causal": lambda: network(time=False, causal=True),
     "dit, classes": lambda: network(classes=3, length=8),
     "dit, noise for a clock": lambda: network(clock=m2s.Geometric(sigma_min=1e-4, sigma_max=20.0)),
-    "dit, scaled by sigma": lambda: network(clock=m2s.LogLinear(), scale_by_sigma=True),
+    "dit, by sigma": lambda: network(clock=m2s.LogLinear()),
     "dit, bfloat16": lambda: network().bfloat16(),
     "dit, float64": lambda: network().double(),
     "unet": lambda: shaken(UNet(UNetConfig(K, (2, 4), width=8, multipliers=(1, 2), layers=1))),

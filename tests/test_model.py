@@ -146,7 +146,7 @@ from m2s.model import build
 x, t, label = torch.randint(13, (4, 16)), torch.rand(4), torch.arange(4) % 3
 small = {"states": 13, "width": 32, "classes": 3}
 dit = {"kind": "dit", "depth": 2, "heads": 2, **small}
-scaled = {**dit, "clock": LogLinear(), "scale_by_sigma": True}
+scaled = {**dit, "clock": LogLinear()}
 for config in (dit, scaled, {"kind": "unet", "shape": (4, 4), "layers": 1, **small}):
     model = build(config).eval()
     for parameter in model.parameters():

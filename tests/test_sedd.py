@@ -245,27 +245,35 @@ def test_samples_bounds_and_classes(name: str, tmp_path: Path) -> None:
 def test_scaling_takes_the_noise_out_of_a_masked_score() -> None:
     """Under a mask the true score is mu_y / expm1(sigma): a network that says log(K mu_y) is then right at every time."""
     schedule = m2s.LogLinear()
-    model = DiT(DiTConfig(K + 1, width=WIDTH, depth=1, heads=HEADS, clock=schedule, scale_by_sigma=True)).double()
+    model = DiT(DiTConfig(K + 1, width=WIDTH, depth=1, heads=HEADS, clock=schedule)).double()
     mu = torch.softmax(torch.randn(K, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 0)
     with torch.no_grad():
         model.head.bias[:K] = torch.log(K * mu)
     x, times = torch.full((len(t), 3), K), t.double()
-    head = m2s.LogScore(m2s.Absorbing(K, schedule))
+    head = m2s.LogScore(m2s.Absorbing(K, schedule), scale="sigma")
     score = head.log_score(model(x, times), x, times).exp()[..., :K]
     torch.testing.assert_close(score, (mu / torch.expm1(schedule.sigma(times))[:, None, None]).expand_as(score))
     posterior = head.posterior(model(x, times), x, times)[..., :K]
     torch.testing.assert_close(posterior, mu.expand_as(posterior))
 
 
-def test_a_scaled_output_is_the_same_unprojected_and_learns() -> None:
-    model = DiT(DiTConfig(K + 1, width=WIDTH, depth=1, heads=HEADS, clock=m2s.Linear(), scale_by_sigma=True))
-    x = noisy(settings())
-    output = model(x, t)
-    model.unprojected = True
-    assert torch.equal(model(x, t), output)
-    assert output.dtype == model(x, t.double()).dtype == torch.float32
-    m2s.Objective(model, m2s.LogScore(m2s.Absorbing(K, m2s.Linear())))(x.clamp(max=K - 1), t).sum().backward()
-    assert model.head.weight.grad.isfinite().all()
+def test_a_scaled_score_has_the_loss_of_the_score_it_is() -> None:
+    """With its gradient: the head takes the scale off for the loss as it does for the score, in float32 too."""
+    process = m2s.Absorbing(K, m2s.Linear())
+    plain, scaled = m2s.LogScore(process), m2s.LogScore(process, scale="sigma")
+    x_t, x_0 = noisy(settings()), noisy(settings()).clamp(max=K - 1)
+    output = torch.randn(*x_t.shape, K + 1, generator=torch.Generator().manual_seed(1))
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        given = output.to(dtype).requires_grad_()
+        loss = m2s.score_entropy(scaled, given, x_0, x_t, t)
+        truth = m2s.score_entropy(plain, scaled.log_score(output.double(), x_t, t), x_0, x_t, t.double())
+        torch.testing.assert_close(loss.double(), truth, rtol=tolerance, atol=tolerance)
+        wanted = output.double().requires_grad_()
+        (slope,) = torch.autograd.grad(
+            m2s.score_entropy(plain, scaled.log_score(wanted, x_t, t), x_0, x_t, t.double()).sum(), wanted
+        )
+        (found,) = torch.autograd.grad(loss.sum(), given)
+        torch.testing.assert_close(found.double(), slope, rtol=tolerance, atol=tolerance)
 
 
 # --- training --------------------------------------------------------------------------------------------------------------
@@ -288,7 +296,6 @@ def test_a_posterior_starts_from_its_weights_and_keeps_its_clock(tmp_path: Path)
     for name, value in given.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value)
     assert model.config.clock == head.process.schedule == m2s.Linear()
-    assert not model.config.scale_by_sigma  # which a softmax would not see
     x = noisy(settings())
     sigma = -torch.log1p(-t.double())  # the noise of the run, not of the schedule that SEDD was trained with
     ours = torch.log_softmax(model(x, t)[..., :K].double(), -1)
@@ -303,18 +310,17 @@ def test_a_score_goes_on_with_clock_and_scale(tmp_path: Path) -> None:
     model, head = started(tmp_path / "run", tmp_path / "sedd", method="sedd-absorb")
     expected = published(weights, settings(), x, total_noise(settings(), t))
     torch.testing.assert_close(head.log_score(model(x, t), x, t).double(), expected, rtol=1e-4, atol=1e-4)
-    again, _ = started(tmp_path / "again", tmp_path / "run", method="sedd-absorb")
-    assert again.config.clock == m2s.LogLinear() and again.config.scale_by_sigma
+    again, same = started(tmp_path / "again", tmp_path / "run", method="sedd-absorb")
+    assert again.config.clock == m2s.LogLinear() and head.scale == same.scale == "sigma"
     plain, _ = started(tmp_path / "time", tmp_path / "sedd", method="md4", network__clock="time")
     assert plain.config.clock is None
 
 
 def test_a_run_may_have_sedds_clock_and_scale_of_its_own(tmp_path: Path) -> None:
-    options = {"network__clock": "sigma", "network__scale_by_sigma": "yes"}
-    train(small(tmp_path, steps=2, method="sedd-absorb", **SAME, **options), source)
+    train(small(tmp_path, steps=2, method="sedd-absorb", network__clock="sigma", **SAME), source)
     model, head = m2s.load(tmp_path)
     assert model.config.clock == head.process.schedule == m2s.LogLinear()
-    assert model.config.scale_by_sigma
+    assert head.scale == "sigma"
 
 
 REFUSED_STARTS: dict[str, tuple[dict[str, object], str]] = {
@@ -324,10 +330,7 @@ REFUSED_STARTS: dict[str, tuple[dict[str, object], str]] = {
     "other heads": ({"method": "md4", "network__heads": 4}, "holds another network: heads is 2 there and 4 here"),
     "no time": ({"method": "md4", "network__time": "no"}, r"holds another network: \S+ is .* missing here"),
     "a process without sigma": ({"method": "gidd"}, r"clock is sigma, but Hybrid.* has no schedule: give --network.clock time"),
-    "a scale without sigma": (
-        {"method": "sedd-absorb", "network__clock": "time"},
-        r"needs sigma, .* --network\.clock sigma, or --network\.scale-by-sigma no",
-    ),
+    "another scale": ({"method": "sedd-absorb", "head__scale": "none"}, r"have sigma: give --head\.scale sigma"),
 }
 
 
@@ -341,11 +344,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(name: str, tmp_
 
 
 REFUSED_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
-    "scale without a mask": (
-        {"method": "sedd", "network__scale_by_sigma": "yes"},
-        r"for process\.kind absorbing, not .*Uniform",
-    ),
-    "scale of a posterior": ({"method": "md4", "network__scale_by_sigma": "yes"}, r"for head\.kind log-score, not .*Posterior"),
+    "scale without a mask": ({"method": "sedd", "head__scale": "sigma"}, r"is for m2s\.Absorbing, not .*Uniform"),
+    "scale of a posterior": ({"method": "md4", "head__scale": "sigma"}, r"for head\.kind log-score, not posterior"),
     "clock of a U-Net": ({"network__clock": "sigma", "network__kind": "unet"}, r"network\.clock is for network\.kind dit"),
     "clock without time": ({"network__clock": "sigma", "network__time": "no"}, "clock is Linear.* but time is False"),
 }
@@ -472,5 +472,3 @@ def test_a_clock_must_be_a_schedule() -> None:
             DiTConfig(K, clock="sigma")
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
-    with pytest.raises(ValueError, match="scale_by_sigma is set, but clock is None"):
-        DiTConfig(K, scale_by_sigma=True)

@@ -12,14 +12,19 @@ from m2s.belief.maps import (
     score_from_posterior,
     score_from_rate,
 )
+from m2s.belief.next_token import NextToken, Shifted
+from m2s.belief.ordinal import Ordinal
 from m2s.belief.output import Output, Unprojected
 
 __all__ = [
     "FactorizedRate",
     "Head",
     "LogScore",
+    "NextToken",
+    "Ordinal",
     "Output",
     "Posterior",
+    "Shifted",
     "Unprojected",
     "affine_inverse",
     "box",

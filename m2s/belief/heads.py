@@ -4,6 +4,7 @@ Every head states the same three things of an output [*sites, >= states]: `poste
 from which the clean token is drawn when the noise is all but gone.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
@@ -15,7 +16,7 @@ from m2s import check
 from m2s.belief.inverse import affine_inverse
 from m2s.belief.maps import own, safe_log, scalars, set_own, times_kernel
 from m2s.belief.output import Output, logits
-from m2s.process import Process, RankOne
+from m2s.process import Absorbing, Process, RankOne
 from m2s.process.base import pick, wide
 
 
@@ -24,6 +25,8 @@ class Head(ABC):
 
     has_posterior: ClassVar[bool] = False  # a true posterior stands behind every output
     open_start: ClassVar[bool] = False  # t = 1 has no answer
+    exact: ClassVar[bool] = False  # the likelihood itself is known, and is what `last_step` says: there is no noise
+    sampler: ClassVar[str | None] = None  # the sampler that alone can draw from it, where there is one
 
     def __init__(self, process: Process) -> None:
         if not isinstance(process, Process):
@@ -45,6 +48,10 @@ class Head(ABC):
     def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
         """Unnormalised log mu over the clean tokens, where there is a posterior."""
         raise TypeError(f"{self} is a free score, which need not have a posterior: m2s.Projected(head) has the nearest one")
+
+    def shown(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """What the network is shown of a sequence that is being drawn: all of it as it is."""
+        return x
 
     def _logits(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:
         check.tokens("x_t", x_t, self.process.states)
@@ -167,10 +174,37 @@ class _FreeScore(Head):
 
 
 class LogScore(_FreeScore):
-    """SEDD: the output is log s itself, any real number for any candidate."""
+    """SEDD: the output is log s itself, any real number for any candidate.
+
+    With `scale="sigma"`, for an absorbing mask and as in SEDD's release, log s = output - log(expm1 sigma) - log K, where
+    expm1(sigma) = (1 - alpha)/alpha. There the truth is log mu_y - log(expm1 sigma), so the output itself says log(K mu_y).
+    """
+
+    def __init__(self, process: Process, scale: Literal["none", "sigma"] = "none") -> None:
+        super().__init__(process)
+        if scale not in ("none", "sigma"):
+            raise ValueError(f'scale is {scale!r}, but it must be "none" or "sigma"')
+        if scale == "sigma" and not isinstance(process, Absorbing):
+            raise TypeError(f'scale "sigma" is for m2s.Absorbing, not for {process}')
+        self.scale = scale
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.scale == "none" else f"LogScore({self.process}, scale={self.scale!r})"
+
+    def shift(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
+        """What is taken from the output, at every site; float64 where the device has it."""
+        time = check.align("t", wide(t), x_t).expand(x_t.shape)
+        if self.scale == "none":
+            return torch.zeros_like(time)
+        assert isinstance(self.process, Absorbing)
+        schedule = self.process.schedule
+        return torch.log(schedule.beta(time) / schedule.alpha(time)) + math.log(self.process.vocab)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        return set_own(self._logits(output, x_t, t), x_t, 0.0)
+        values = self._logits(output, x_t, t)
+        if self.scale == "sigma":
+            values = values - self.shift(x_t, t).to(values.dtype).unsqueeze(-1)
+        return set_own(values, x_t, 0.0)
 
 
 class FactorizedRate(_FreeScore):

@@ -28,8 +28,10 @@ from m2s.data.encode import encode_document
 from m2s.data.files import BadData
 from m2s.data.sources import Source
 from m2s.data.tokenizer import Tokenizer
-from m2s.objective import score_entropy
+from m2s.objective import chain_kl, nothing_lost, score_entropy
 from m2s.objective.module import Model
+from m2s.process import Chain
+from m2s.process.chain import settled, span
 from m2s.train.noise import corrupt, derived_seed, times
 from m2s.train.parallel import World
 
@@ -79,6 +81,7 @@ class Bound:
     length: int
     t_min: float
     end: float
+    exact: bool = False  # all but the reconstruction is 0, and that is the likelihood
 
     @property
     def sites(self) -> Float[Tensor, "N"]:
@@ -108,7 +111,7 @@ class Bound:
             reach = student(passes - 1) * error
             low, high = ratio - reach, ratio + reach
         if count > 1:
-            parts = max(1, min(PARTS, count // 4))
+            parts = 1 if self.exact else max(1, min(PARTS, count // 4))
             part = self.t.argsort(1).argsort(1) * parts // count
             mean = torch.zeros(parts, dtype=values.dtype).scatter_reduce(
                 0, part.flatten(), values.flatten(), "mean", include_self=False
@@ -146,12 +149,14 @@ def bound(
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
     count, process, device = len(rows), head.process, world.device
     check.positive_int("len(rows)", count)
-    end = process.last_time(t_min)
+    low, end = span(process, t_min)
+    integrand = nothing_lost if head.exact else chain_kl if isinstance(process, Chain) else score_entropy
+    passes = 1 if head.exact else passes  # all would be the same
     seeds = [derived_seed(seed, "bpd", term) for term in ("integral", "reconstruction")]
     everyone = torch.arange(count)
-    drawn = [times(everyone, count, seeds[0], number, t_min, end, IMPORTANCE) for number in range(passes)]
+    drawn = [times(everyone, count, seeds[0], number, low, end, IMPORTANCE) for number in range(passes)]
     t, weight = (torch.stack(values) for values in zip(*drawn, strict=True))
-    start = torch.full((count,), t_min, dtype=torch.float64)
+    start = settled(process, torch.full((count,), low, dtype=torch.float64))
     integral, reconstruction = torch.zeros(2, passes, count, dtype=torch.float64, device=device)
     prior = torch.zeros(count, dtype=torch.float64, device=device)
 
@@ -163,22 +168,22 @@ def bound(
     with tqdm(total=count * passes, desc="bound", unit="row", disable=None if world.first else True) as bar:
         for first in range(world.rank * batch_size, count, world.size * batch_size):
             indices = everyone[first : first + batch_size]
-            at, low = indices.to(device), start[indices].to(device)
+            at, early = indices.to(device), start[indices].to(device)
             x_0 = rows[indices].to(device).long()
             label = None if labels is None else labels[indices].to(device)
-            prior[at] = process.prior_kl(x_0, torch.full_like(low, end)).double().sum(-1)
+            prior[at] = process.prior_kl(x_0, torch.full_like(early, end)).double().sum(-1)
             for number in range(passes):
-                time = t[number, indices].to(device)
+                time = settled(process, t[number, indices].to(device))
                 x_t = corrupt(process, x_0, time, at, seeds[0], number)
-                loss = score_entropy(head, network(x_t, time, label), x_0, x_t, time)
+                loss = integrand(head, network(x_t, time, label), x_0, x_t, time)
                 integral[number, at] = weight[number, indices].to(device) * loss.double().sum(-1)
 
-                x_t = corrupt(process, x_0, low, at, seeds[1], number)
-                law = head.last_step(network(x_t, low, label), x_t, low)
+                x_t = corrupt(process, x_0, early, at, seeds[1], number)
+                law = head.last_step(network(x_t, early, label), x_t, early)
                 reconstruction[number, at] = -law.gather(-1, x_0.unsqueeze(-1)).squeeze(-1).double().sum(-1)
                 bar.update(len(indices))
     integral, reconstruction, prior = (world.sum(term).cpu() for term in (integral, reconstruction, prior))
-    return Bound(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], t_min, end)
+    return Bound(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], low, end, head.exact)
 
 
 @dataclass(frozen=True)
@@ -315,14 +320,21 @@ LEGEND = """bound = integral + prior + reconstruction >= -log p; most papers rep
 ± times: standard error over passes (other times and noise, the same rows), with Student's 95% interval; ± rows: over rows"""
 
 
-def table(result: Mapping[str, Mapping[str, Any]], unit: str) -> list[str]:
-    """One line for each term, and for each other measure of the bound and of the integral; then what they mean."""
+EXACT = """-log p itself, known exactly: no bound, no passes, no times; ± rows: standard error over rows"""
+
+
+def table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = False) -> list[str]:
+    """One line for each term, and for each other measure of the bound and of the integral; then what they mean. Where the
+    likelihood is known exactly, one line for each measure of it."""
     lines = [f"{f'bits per {unit}':30s}{'':>12s}{'± times':>11s}{'± rows':>11s}   95% (times)"]
     lines += [_line(name, result[name]["bits"]) for name in ("integral", "prior", "reconstruction", "bound")]
-    others = [measure for measure in result["bound"] if measure != "bits"]
+    others = {measure: measure.replace("_", " ") for measure in result["bound"] if measure != "bits"}
+    others["nats"] = f"nats per {unit}"
+    if exact:
+        measures = {"bits": "-log p", **others}
+        return [lines[0], *(_line(shown, result["bound"][measure]) for measure, shown in measures.items()), EXACT]
     for measure, name in itertools.product(others, ("integral", "bound")):
-        shown = f"nats per {unit}" if measure == "nats" else measure.replace("_", " ")
-        lines.append(_line(f"{shown}, {name}", result[name][measure]))
+        lines.append(_line(f"{others[measure]}, {name}", result[name][measure]))
     return [*lines, *LEGEND.splitlines()]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from m2s.belief import FactorizedRate, Head, LogScore, Posterior
+from m2s.belief import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
 from m2s.model import build, describe
 from m2s.process import (
     Absorbing,
@@ -42,9 +42,12 @@ ARGUMENTS: dict[type, tuple[str, ...]] = {
     Hybrid: ("vocab", "p_uniform"),
     RateMatrix: ("rates", "schedule", "mask"),
     Chain: ("matrices", "mask"),
+    Shifted: ("vocab",),
     Posterior: ("process", "offset"),
-    LogScore: ("process",),
+    LogScore: ("process", "scale"),
     FactorizedRate: ("process",),
+    Ordinal: ("process", "offset"),
+    NextToken: ("process",),
     Projected: ("head",),
 }
 

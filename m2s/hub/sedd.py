@@ -73,11 +73,10 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
                 dropout=float(_get(settings, "model.dropout")),
                 length=length,
                 clock=schedule,
-                scale_by_sigma=scaled,
             )
         )
     model.load_state_dict(_renamed(model, _read(folder)), assign=True)
-    return model, LogScore(process), {"kind": "text", "length": length}, _tokenizer(tokens)
+    return model, LogScore(process, "sigma" if scaled else "none"), {"kind": "text", "length": length}, _tokenizer(tokens)
 
 
 def _schedule(settings: Mapping[str, Any]) -> Schedule:

@@ -3,7 +3,7 @@
 A new one is one file, and one name in the list below.
 """
 
-from m2s.method import gidd, m2s, md4, neural_ctmc, radd, sedd, udlm
+from m2s.method import autoregressive, d3pm, gidd, m2s, md4, neural_ctmc, radd, sedd, tauldr, udlm
 from m2s.method.base import Method
 
 METHODS: dict[str, Method] = {
@@ -21,6 +21,13 @@ METHODS: dict[str, Method] = {
         gidd.CLIPPED,
         udlm.UDLM,
         neural_ctmc.NEURAL_CTMC,
+        d3pm.UNIFORM,
+        d3pm.ABSORBING,
+        d3pm.GAUSSIAN,
+        tauldr.GAUSSIAN,
+        tauldr.ABSORBING,
+        tauldr.M2S,
+        autoregressive.AUTOREGRESSIVE,
     )
 }
 

@@ -22,9 +22,16 @@ often they are not, and `m2s repair` replaces them by the nearest that are.""",
 ABSORBING = Method(
     "sedd-absorb",
     "SEDD on masks",
-    {"head.kind": "log-score", "head.loss": "score-entropy", "process.kind": "absorbing", "process.schedule": "log-linear"},
-    r"""`sedd` with a mask for noise and $1 - \alpha_t = (1-\epsilon)\,t$. Only masked sites have a loss. The released
-networks take $\log(e^{\sigma}-1) + \log K$ from their output, which `--network.scale-by-sigma yes` does too.""",
+    {
+        "head.kind": "log-score",
+        "head.scale": "sigma",
+        "head.loss": "score-entropy",
+        "process.kind": "absorbing",
+        "process.schedule": "log-linear",
+    },
+    r"""`sedd` with a mask for noise and $1 - \alpha_t = (1-\epsilon)\,t$. Only masked sites have a loss. As in the release,
+$\log(e^{\sigma}-1) + \log K$ is taken from the output: the true score of a masked site is $\mu_y/(e^{\sigma}-1)$, so that the
+network itself says $\log(K\mu_y)$, at every time (`--head.scale none` leaves that out).""",
     BIBTEX,
     "analytic",
 )

@@ -1,6 +1,5 @@
 """The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +36,6 @@ class DiTConfig:
     `length` is the greatest number of sites the network was made for; None sets no limit.
 
     `clock` is what the network reads the time from: None, t itself; a schedule, its total noise sigma(t) (SEDD).
-    `scale_by_sigma` is for a log-score over an absorbing mask, as in SEDD: log(expm1 sigma) + log K, K = states - 1, is taken
-    from the last layer's output. The true log-score is log mu_y - log(expm1 sigma), so the layer itself says log(K mu_y).
     """
 
     states: int
@@ -53,7 +50,6 @@ class DiTConfig:
     label_dropout: float = 0.1
     length: int | None = None
     clock: Schedule | None = None
-    scale_by_sigma: bool = False
 
     def __post_init__(self) -> None:
         check.positive_int("states", self.states, low=2)
@@ -61,8 +57,6 @@ class DiTConfig:
             check.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
             if not self.time:
                 raise ValueError(f"clock is {self.clock}, but time is False: a network that sees no time has no clock")
-        elif self.scale_by_sigma:
-            raise ValueError("scale_by_sigma is set, but clock is None: give the schedule whose sigma it is")
         for name in ("width", "depth", "heads", "condition_width"):
             check.positive_int(name, getattr(self, name))
         for name in ("classes", "length"):
@@ -204,14 +198,4 @@ class DiT(nn.Module):
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             hidden = hidden.to(torch.get_autocast_dtype("cuda"))  # operands of a product that is added up in float32
         output = Unprojected(hidden, self.head.weight, self.head.bias)
-        if self.config.scale_by_sigma:
-            assert t is not None
-            logits = output.project()
-            return logits - self._log_scale(t).to(logits.dtype)[:, None, None]
         return output if self.unprojected else output.project()
-
-    def _log_scale(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
-        """log(expm1 sigma) + log K, with expm1(sigma) = (1 - alpha)/alpha."""
-        clock = self.config.clock
-        assert clock is not None
-        return torch.log(clock.beta(t) / clock.alpha(t)) + math.log(self.config.states - 1)

@@ -3,7 +3,8 @@
     -log p(x_0) <= integral over [t_min, T] of the score entropy + KL(q_T(.|x_0) || reference) + E_{q_{t_min}} sum_i -log
     p(x_0^i | x_{t_min})
 
-T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (a pure mask). The integral alone, which papers report, is no bound.
+T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (a pure mask). A finite chain (m2s.Chain) has its own times: its
+steps, of which the integral is the sum, and the first in place of t_min. The integral alone, which papers report, is no bound.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from m2s import check
 from m2s.belief import Head
 from m2s.objective.module import Loss, Model, stratified_times, weighted
 from m2s.objective.score_entropy import score_entropy
+from m2s.process.chain import settled, span
 
 
 @dataclass(frozen=True)
@@ -67,21 +69,21 @@ def elbo(
     check.tokens("x_0", x_0, process.vocab)
     if not 0 < t_min < 0.5:
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
-    end = process.last_time(t_min)
+    low, end = span(process, t_min)
 
     def total(terms: Tensor) -> Tensor:
         return weighted(terms.double(), weight).flatten(1).sum(-1)
 
     integral, reconstruction = [], []
     for _ in range(passes):
-        t = stratified_times(len(x_0), t_min, end, generator, x_0.device)
+        t = settled(process, stratified_times(len(x_0), low, end, generator, x_0.device))
         x_t = process.corrupt(x_0, t, generator)
         output = model(x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype()))
-        integral.append(total((end - t_min) * loss(head, output, x_0, x_t, t)))
+        integral.append(total((end - low) * loss(head, output, x_0, x_t, t)))
 
-        t = torch.full((len(x_0),), t_min, dtype=torch.float64, device=x_0.device)
+        t = settled(process, torch.full((len(x_0),), low, dtype=torch.float64, device=x_0.device))
         x_t = process.corrupt(x_0, t, generator)
-        law = head.last_step(model(x_t, t.to(torch.get_default_dtype())), x_t, t)
+        law = head.last_step(model(x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype())), x_t, t)
         reconstruction.append(total(-law.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)))
 
     prior = total(process.prior_kl(x_0, torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)))

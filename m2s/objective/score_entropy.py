@@ -34,11 +34,11 @@ def score_entropy(
         if isinstance(head, Posterior):
             columns, offset = padded_logits(output, x_t, process.states), head.own_offset(x_t, t)
             return bridged_score_entropy(columns, offset, x_0, x_t, process.at(x_t, scale), process.mask, process.vocab)
+        site = process.at(x_t, scale)
         if isinstance(head, LogScore):
             values = logits(output, x_t, process.states)
-        else:
-            values = head.log_score(output, x_t, t)
-        return free_score_entropy(values, x_0, x_t, process.at(x_t, scale), process.mask)
+            return free_score_entropy(values, x_0, x_t, site, process.mask, head.shift(x_t, t))
+        return free_score_entropy(head.log_score(output, x_t, t), x_0, x_t, site, process.mask)
     values, t = logits(output, x_t, process.states), wide(t)  # kernel entries reach far below float32's smallest number
     log_score = head.log_score(values.to(t.dtype), x_t, t)
     log_row = safe_log(process.rows(x_0, t))
@@ -58,7 +58,7 @@ def rows_of(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.Rows
         return linear_loss.Rows("masked", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.Rows("bridged", bridged.scalars(head.own_offset(x_t, t), site), process)
-    return linear_loss.Rows("free", free.scalars(x_0, x_t, site), process)
+    return linear_loss.Rows("free", free.scalars(x_0, x_t, site, head.shift(x_t, t)), process)
 
 
 def pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:

@@ -4,16 +4,23 @@ D3PM's discretised Gaussian belongs here and not under `RateMatrix`: its steps d
 product has negative rates, so that it is no expm(sigma Q).
 """
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.process.base import Process
+from m2s.process.base import Process, wide
+
+ROUNDING = 1e-7  # of a time n/T in float32
 
 
 class Chain(Process):
-    """`matrices[n]` takes x_n to x_{n+1}; time t in [0, 1] stands for step round(t T). There are no rates.
+    """`matrices[n - 1]` is Q_n, which takes x_{n-1} to x_n; P_n = Q_1 ... Q_n. There are no rates.
+
+    A time t in ((n-1)/T, n/T] stands for step n, and 0 for the clean data. So times drawn evenly over (0, 1] stand for every
+    step equally often, and the integral over t of T f(n) is the sum of f over all steps.
 
     Products are stored in the dtype of `matrices`: K = 256, T = 1000 in float32 take 262 MB.
     """
@@ -41,9 +48,13 @@ class Chain(Process):
             products[n + 1] = running
         self.products = products
 
-    def index(self, t: Float[Tensor, "*b"]) -> Tensor:
-        """The step that t stands for."""
-        return torch.round(t.double() * self.steps).long()
+    def index(self, t: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+        """The step n that t stands for: ceil(t T), with room for the rounding of n/T."""
+        return torch.ceil((wide(t) - ROUNDING) * self.steps).long()
+
+    def before(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """The time (n-1)/T of the step before that of t."""
+        return (self.index(t) - 1) / wide(t).new_full((), self.steps)
 
     def _on(self, t: Tensor) -> None:
         if self.products.device != t.device:
@@ -53,22 +64,43 @@ class Chain(Process):
         self._on(t)
         return self.products[self.index(t)].to(t.dtype)
 
+    def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        self._on(t)
+        return self.products[check.align("t", self.index(t), x_0), x_0.long()].to(t.dtype)
+
+    def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        self._on(t)
+        return self.products.transpose(1, 2)[check.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
+
+    def arrivals(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Q_n(x_t | y) for every y: how the last step before t may have led to x_t."""
+        self._on(t)
+        return self.matrices.transpose(1, 2)[check.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
+
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         self._on(t)
-        out = torch.empty(*t.shape, self.states, self.states, dtype=t.dtype, device=t.device)
-        flat = out.reshape(-1, self.states, self.states)
-        for i, (low, high) in enumerate(
-            zip(self.index(s).reshape(-1).tolist(), self.index(t).reshape(-1).tolist(), strict=True)
-        ):
+        pairs, place = torch.unique(torch.stack([self.index(s), self.index(t)]).reshape(2, -1), dim=1, return_inverse=True)
+        out = torch.empty(pairs.shape[1], self.states, self.states, dtype=t.dtype, device=t.device)
+        for i, (low, high) in enumerate(pairs.t().tolist()):
             running = torch.eye(self.states, dtype=torch.float64, device=t.device)
             for n in range(low, high):
                 running = running @ self.matrices[n].double()
-            flat[i] = running
-        return out
+            out[i] = running
+        return out[place].reshape(*t.shape, self.states, self.states)
+
+    def last_time(self, t_min: float) -> float:
+        """1: nothing is cut off a chain. Its first step, where the bound has its reconstruction, must not end before t_min."""
+        if t_min > 1 / self.steps + ROUNDING:
+            raise ValueError(
+                f"t_min is {t_min}, but the first of {self.steps} steps ends at {1 / self.steps:g}: give a t_min of at most "
+                "that"
+            )
+        return 1.0
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         raise ValueError(
-            "a finite chain has no rates, so no score entropy in continuous time: use m2s.RateMatrix, Uniform or Absorbing"
+            "a finite chain has no rates, so no score entropy in continuous time: its loss is m2s.objective.chain_kl; with "
+            "rates there are m2s.RateMatrix, Uniform and Absorbing"
         )
 
     @classmethod
@@ -109,3 +141,34 @@ def _probabilities(betas: Tensor) -> Tensor:
     if betas.ndim != 1 or not ((betas > 0) & (betas <= 1)).all():
         raise ValueError("betas must be a vector of probabilities in (0, 1], one for each step")
     return betas
+
+
+def cosine_betas(steps: int) -> Float[Tensor, "T"]:
+    """D3PM's for uniform noise: beta_n = min(1 - a_n / a_{n-1}, 0.999), a_n = cos(pi/2 (n/T + 0.008) / 1.008)."""
+    check.positive_int("steps", steps)
+    kept = torch.cos(math.pi / 2 * (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008)
+    return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
+
+
+def even_betas(steps: int) -> Float[Tensor, "T"]:
+    """D3PM's for masks: beta_n = 1 / (T - n + 1), so that alpha_n = 1 - n/T, the linear schedule at t = n/T."""
+    check.positive_int("steps", steps)
+    return 1 / torch.arange(steps, 0, -1, dtype=torch.float64)
+
+
+def linear_betas(steps: int) -> Float[Tensor, "T"]:
+    """D3PM's for the discretised Gaussian: from 1e-4 to 0.02 evenly at T = 1000, and 1000/T times that for another T."""
+    check.positive_int("steps", steps, 20)
+    return torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * (1000 / steps)
+
+
+def span(process: Process, t_min: float) -> tuple[float, float]:
+    """Between which times they are drawn: [t_min, process.last_time(t_min)], and [0, 1] for a chain."""
+    return (0.0, 1.0) if isinstance(process, Chain) else (t_min, process.last_time(t_min))
+
+
+def settled(process: Process, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """Drawn times as they are used: t, and for a chain the end n/T of the step into which t falls (the first, for t = 0)."""
+    if not isinstance(process, Chain):
+        return t
+    return torch.ceil(t * process.steps).clamp(1, process.steps) / process.steps

@@ -220,8 +220,9 @@ class _Run:
 
     def _belief(self, group: "_Group", t: Tensor, limit: bool) -> Belief:
         seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
-        output = self._call(group.x, seen, group.condition)
-        without = self._call(group.x, seen, None) if self.shaping.guidance != 1 else None
+        shown = self.head.shown(group.x)
+        output = self._call(shown, seen, group.condition)
+        without = self._call(shown, seen, None) if self.shaping.guidance != 1 else None
         believed = t.clamp(max=1 - self.t_min) if limit else t
         return Belief(self.head, output, group.x, believed, self.shaping, without, group.free)
 

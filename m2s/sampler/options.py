@@ -50,6 +50,8 @@ class Options:
         check.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
         if isinstance(self.head, Projected) and isinstance(self.head.process, Chain):
             raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
+        if self.head.sampler not in (None, self.chosen.name):
+            raise TypeError(f"{self.head} is drawn from by sampler={self.head.sampler!r} alone, not by {self.chosen.name!r}")
         self.chosen.refuse(self.head)
         n, _ = self._checked_shape()
         check.positive_int("steps", self.steps)

@@ -3,6 +3,7 @@
 import difflib
 
 from m2s.sampler.analytic import Analytic
+from m2s.sampler.autoregressive import Autoregressive
 from m2s.sampler.base import Sampler
 from m2s.sampler.bayes import Ancestral, Bayes
 from m2s.sampler.confidence import Confidence
@@ -26,14 +27,16 @@ SAMPLERS: dict[str, type[Sampler]] = {
         Remasking,
     )
 }
+OTHERS: dict[str, type[Sampler]] = {Autoregressive.name: Autoregressive}  # for heads that no sampler above serves
 
 
 def find(sampler: str | Sampler) -> Sampler:
     """The sampler of that name, with its default options; one that is given already is itself."""
     if isinstance(sampler, Sampler):
         return sampler
-    if isinstance(sampler, str) and sampler in SAMPLERS:
-        return SAMPLERS[sampler]()
-    near = difflib.get_close_matches(str(sampler), SAMPLERS, n=1)
+    known = SAMPLERS | OTHERS
+    if isinstance(sampler, str) and sampler in known:
+        return known[sampler]()
+    near = difflib.get_close_matches(str(sampler), known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"there is no sampler {sampler!r}{hint}: choose from {', '.join(SAMPLERS)}")
+    raise ValueError(f"there is no sampler {sampler!r}{hint}: choose from {', '.join(known)}")

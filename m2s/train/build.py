@@ -7,11 +7,38 @@ import torch
 from torch import nn
 
 from m2s import hub
-from m2s.belief import FactorizedRate, Head, LogScore, Posterior
+from m2s.belief import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
 from m2s.model import DiTConfig, UNetConfig, build, describe, dit, unet
-from m2s.objective import gidd, gidd_clipped, masked_cross_entropy, path_kl, score_entropy, udlm
+from m2s.objective import (
+    chain,
+    chain_kl,
+    ct_elbo,
+    d3pm,
+    gidd,
+    gidd_clipped,
+    likelihood,
+    masked_cross_entropy,
+    nothing_lost,
+    path_kl,
+    score_entropy,
+    udlm,
+)
 from m2s.objective.module import Loss
-from m2s.process import Absorbing, Cosine, Exponential, Geometric, Hybrid, Linear, LogLinear, Process, Schedule, Uniform
+from m2s.process import (
+    Absorbing,
+    Chain,
+    Cosine,
+    Exponential,
+    Geometric,
+    Hybrid,
+    Linear,
+    LogLinear,
+    Process,
+    RateMatrix,
+    Schedule,
+    Uniform,
+)
+from m2s.process.chain import cosine_betas, even_betas, linear_betas
 from m2s.report import Refused
 from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest
 from m2s.train.noise import derived_seed
@@ -24,8 +51,19 @@ LOSSES: dict[str, Loss] = {
     "gidd-clipped": gidd_clipped,
     "udlm": udlm,
     "path-kl": path_kl,
+    "chain": chain,
+    "d3pm": d3pm,
+    "ct-elbo": ct_elbo,
+    "likelihood": likelihood,
 }
-BOUNDS = {"gidd-clipped": score_entropy}  # what stands in for a loss that is no bound when the bound is wanted
+LEVELS = 512  # the most that are tabulated
+# what stands in for a loss that is no bound, or holds the reconstruction too, when the bound is wanted
+BOUNDS = {"gidd-clipped": score_entropy, "chain": chain_kl, "d3pm": chain_kl, "likelihood": nothing_lost}
+CHAINS = {  # D3PM's, by the names of their processes
+    "chain-uniform": (Chain.uniform, cosine_betas),
+    "chain-absorbing": (Chain.absorbing, even_betas),
+    "chain-gaussian": (Chain.gaussian, linear_betas),
+}
 
 
 def make_schedule(config: ProcessConfig) -> Schedule:
@@ -42,14 +80,40 @@ def make_schedule(config: ProcessConfig) -> Schedule:
 def make_process(config: ProcessConfig, vocab: int) -> Process:
     if config.kind == "hybrid":
         return Hybrid(vocab, config.p_uniform)
+    if config.kind in CHAINS:
+        make, betas = CHAINS[config.kind]
+        return make(vocab, betas(config.chain_steps))
+    if config.kind == "gaussian":
+        return make_gaussian(config, vocab)
+    if config.kind == "none":
+        return Shifted(vocab)
     return {"uniform": Uniform, "absorbing": Absorbing}[config.kind](vocab, make_schedule(config))
 
 
+def make_gaussian(config: ProcessConfig, vocab: int) -> RateMatrix:
+    """The Gaussian rate of Campbell et al., divided by its spectral gap: e^{-sigma} is what is left of the memory that fades
+    last, whatever the number of levels."""
+    if vocab > LEVELS:
+        raise ValueError(f"gaussian tabulates rates between at most {LEVELS} levels, but the data has {vocab} tokens")
+    jump = 6 * vocab / 256 if config.jump_width is None else config.jump_width
+    stationary = 2.0 * vocab if config.stationary_width is None else config.stationary_width
+    process = RateMatrix.gaussian(vocab, make_schedule(config), jump, stationary)
+    rates = process.generator
+    symmetric = torch.sqrt(rates * rates.T).copysign(rates)  # of the same eigenvalues, for the chain is reversible
+    gap = -torch.linalg.eigvalsh(symmetric)[-2]
+    return RateMatrix(rates / gap, process.schedule)
+
+
 def make_head(config: HeadConfig, process: Process) -> Head:
-    if config.kind == "posterior":
+    assert config.scale != "auto"
+    if config.kind == "log-score":
+        return LogScore(process, config.scale)
+    if config.scale != "none":
+        raise ValueError(f"head.scale is {config.scale}, which is for head.kind log-score, not {config.kind}: leave it out")
+    if config.kind in ("posterior", "ordinal"):
         assert config.offset != "auto"
-        return Posterior(process, config.offset)
-    return {"log-score": LogScore, "factorized-rate": FactorizedRate}[config.kind](process)
+        return {"posterior": Posterior, "ordinal": Ordinal}[config.kind](process, config.offset)
+    return {"factorized-rate": FactorizedRate, "next-token": NextToken}[config.kind](process)
 
 
 def describe_network(config: NetworkConfig, process: Process, source: Source) -> dict[str, Any]:
@@ -57,6 +121,8 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     sizes: dict[str, Any] = {"dit": dit.SIZES, "unet": unet.SIZES}[config.kind]
     if config.size not in sizes:
         raise Refused(f"network.size is {config.size!r}, of kind {config.kind}: {nearest(config.size, sizes)}")
+    if isinstance(process, Shifted) and config.time == "yes":
+        raise Refused("network.time is yes, but where nothing is corrupted there is no time: leave it out")
     if config.labels and source.classes is None:
         raise Refused("network.labels is set, but the data has no labels")
     common = {"width": config.width, "dropout": config.dropout}
@@ -79,6 +145,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     description: DiTConfig | UNetConfig
     try:
         if config.kind == "dit":
+            options["causal"] = isinstance(process, Shifted)
             description = DiTConfig.preset(config.size, process.states, length=source.length, **options)
         else:
             assert source.shape is not None
@@ -90,36 +157,31 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
 
 
 def _clock(config: NetworkConfig, process: Process) -> dict[str, Any]:
-    """The options of a DiT that have to do with sigma, where it is asked for."""
-    scaled = config.scale_by_sigma == "yes"
-    if scaled and not isinstance(process, Absorbing):
-        raise Refused(f"network.scale_by_sigma is for process.kind absorbing, not for {process}: leave it out")
-    if scaled and config.clock == "time":
-        raise Refused(
-            "network.scale_by_sigma (given, or that of --init) needs sigma, but network.clock is time: give --network.clock "
-            "sigma, or --network.scale-by-sigma no"
-        )
-    if not scaled and config.clock != "sigma":
+    """The schedule that a DiT reads its time from, where that is asked for."""
+    if config.clock != "sigma":
         return {}
     schedule = getattr(process, "schedule", None)
     if schedule is None:
         raise Refused(f"network.clock is sigma, but {process} has no schedule: give --network.clock time")
-    return {"clock": schedule, "scale_by_sigma": scaled}
+    return {"clock": schedule}
 
 
 def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> NetworkConfig:
-    """What is "auto" of a network's clock and scale, as it is in the checkpoint that the run starts from.
+    """What is "auto" of a network's clock, as it is in the checkpoint that the run starts from.
 
     The clock is the noise, not the schedule: under another schedule the same sigma stands for the same noise.
     """
-    before = given.model.config
-    if config.kind != "dit" or config.time == "no" or not isinstance(before, DiTConfig):
+    before = given.head
+    if isinstance(head, LogScore) and isinstance(before, LogScore) and head.scale != before.scale:
+        raise Refused(
+            f"head.scale is {head.scale}, but the scores of the checkpoint to start from have {before.scale}: "
+            f"give --head.scale {before.scale}"
+        )
+    network = given.model.config
+    if config.kind != "dit" or config.time == "no" or not isinstance(network, DiTConfig):
         return config
-    if config.clock == "auto" and before.clock is not None:
+    if config.clock == "auto" and network.clock is not None:
         config = dataclasses.replace(config, clock="sigma")
-    fits = isinstance(head, LogScore) and isinstance(head.process, Absorbing)
-    if config.scale_by_sigma == "auto" and before.scale_by_sigma and fits:
-        config = dataclasses.replace(config, scale_by_sigma="yes")
     return config
 
 
@@ -132,8 +194,6 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
     _try_loss(config.head.loss, head)
     given = None if config.run.init is None else _open(config.run.init)
     network = config.network if given is None else inherit(config.network, head, given)
-    if network.scale_by_sigma == "yes" and not isinstance(head, LogScore):
-        raise Refused(f"network.scale_by_sigma is for head.kind log-score, not for {head}: leave it out")
     description = describe_network(network, head.process, source)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.run.seed, "weights"))
@@ -150,7 +210,7 @@ def _try_loss(name: str, head: Head) -> None:
     token = torch.zeros(1, 1, dtype=torch.long)
     try:
         LOSSES[name](head, torch.zeros(1, 1, head.process.states), token, token, torch.tensor([0.5]))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise Refused(f"head.loss is {name}: {error}") from error
 
 

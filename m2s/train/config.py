@@ -25,7 +25,8 @@ Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 @dataclass(frozen=True)
 class NetworkConfig:
     kind: Literal["dit", "unet"] = "dit"
-    """A transformer (text) or a U-Net (images)."""
+    """A transformer (text) or a U-Net (images). Where the network may not see what is to come (ar), it is a transformer, of
+    about the size that was given of a U-Net."""
     size: str = "tiny"
     """dit: tiny, small, medium; unet: tiny, mnist, md4. What follows changes single numbers of it."""
     width: Count = None
@@ -47,9 +48,6 @@ class NetworkConfig:
     clock: Literal["auto", "time", "sigma"] = "auto"
     """dit: what it reads the time from: t itself, or the total noise sigma(t) of the run's schedule (SEDD). auto is as in the
     checkpoint of --init, so that its features keep their meaning, and time without one."""
-    scale_by_sigma: Literal["auto", "yes", "no"] = "auto"
-    """dit, for a log-score over an absorbing mask: take log(expm1 sigma) + log K from the output (SEDD). auto is as in the
-    checkpoint of --init, and no without one."""
     labels: bool = False
     """The network sees the labels of the data, where it has them, and can then be guided."""
     label_dropout: float = 0.1
@@ -58,10 +56,13 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    kind: Literal["auto", "uniform", "absorbing", "hybrid"] = "auto"
-    """How clean tokens are corrupted."""
+    kind: Literal[
+        "auto", "uniform", "absorbing", "hybrid", "gaussian", "chain-uniform", "chain-absorbing", "chain-gaussian", "none"
+    ] = "auto"
+    """How clean tokens are corrupted; gaussian is for levels that have an order, such as grey ones; chain-...: in a finite
+    number of steps (D3PM); none: not at all, and the network sees the tokens before each."""
     schedule: Literal["auto", "linear", "exponential", "log-linear", "geometric", "cosine"] = "auto"
-    """How fast (hybrid has its own)."""
+    """How fast (hybrid and chains have their own)."""
     horizon: float = 5.0
     """exponential: alpha = exp(-horizon t)."""
     eps: float = 1e-3
@@ -72,17 +73,27 @@ class ProcessConfig:
     """geometric: total noise at t = 1."""
     p_uniform: float = 0.1
     """hybrid: the uniform mass at t = 1/2."""
+    chain_steps: int = 100
+    """chain-...: how many steps it has (D3PM: 1000)."""
+    jump_width: Number = None
+    """gaussian: how far a level jumps, in levels; by default 6 of 256 (Campbell et al.), and in proportion of others."""
+    stationary_width: Number = None
+    """gaussian: the width of the law in which all ends, in levels; by default 512 of 256, and in proportion of others."""
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    kind: Literal["auto", "posterior", "log-score", "factorized-rate"] = "auto"
-    """What the network's output means."""
+    kind: Literal["auto", "posterior", "ordinal", "log-score", "factorized-rate", "next-token"] = "auto"
+    """What the network's output means. ordinal: a posterior over ordered levels, from a mean and a scale."""
     offset: Literal["auto", "none", "exact"] = "auto"
-    """posterior: none, the output is the posterior's logits (the paper); exact, those of the law that has not seen the site."""
+    """posterior: none, the output is the posterior's logits (the paper); exact, those of the law that has not seen the site.
+    ordinal: its law is the one or the other."""
+    scale: Literal["auto", "none", "sigma"] = "auto"
+    """log-score over an absorbing mask: sigma takes log(expm1 sigma) + log K from the output, as SEDD's release does."""
     loss: str = "auto"
     """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask;
-    gidd-clipped, GIDD's for training. As their authors write them, equal to score-entropy: gidd, udlm, path-kl."""
+    gidd-clipped, GIDD's for training; chain, the bound of a finite chain; d3pm, that and a cross entropy, for training. As
+    their authors write them, equal to score-entropy: gidd, udlm, path-kl, ct-elbo. likelihood, exactly, for next-token."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +223,8 @@ def replace(config: Config, key: str, value: Any) -> Config:
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
 
 
-DEFAULTS = {"head.offset": "none", "network.time": "yes"}  # what few methods care to say
+TRANSFORMERS = {"mnist": "tiny", "md4": "small"}  # in place of U-Nets, which see what is to come
+DEFAULTS = {"head.offset": "none", "head.scale": "none", "network.time": "yes"}  # what few methods care to say
 
 
 def resolve(config: Config) -> Config:
@@ -222,6 +234,9 @@ def resolve(config: Config) -> Config:
     for key, value in (DEFAULTS | dict(METHODS[config.method].settings)).items():
         if get(config, key) == "auto":
             config = replace(config, key, value)
+    if config.process.kind == "none" and config.network.kind == "unet":
+        size = TRANSFORMERS.get(config.network.size, config.network.size)
+        config = replace(replace(config, "network.kind", "dit"), "network.size", size)
     _check(config)
     return config
 
@@ -237,6 +252,12 @@ def _check(config: Config) -> None:
         raise Refused(f"micro_batch is {run.micro_batch}, but it must divide batch = {run.batch}")
     if not 0 < run.t_min < 0.5:
         raise Refused(f"t_min is {run.t_min}, but it must lie in (0, 0.5)")
+    count = config.process.chain_steps
+    if config.process.kind.startswith("chain-") and count * run.t_min > 1 + 1e-6:
+        raise Refused(
+            f"t_min is {run.t_min}, but the first of {count} steps ends at {1 / count:g}: give a --t-min of at most that, or a "
+            "smaller --process.chain-steps"
+        )
     if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
         raise Refused(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
     if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
+from m2s.belief import Shifted
 from m2s.data.order import permute
 from m2s.process import Process, RankOne
 from m2s.process.base import wide
@@ -53,6 +54,8 @@ def corrupt(
 ) -> Int[Tensor, "B L"]:
     """x_t ~ P_t(.|x_0), the noise of each site by its row and place: the law of `process.corrupt`."""
     check.tokens("x_0", x_0, process.vocab)
+    if isinstance(process, Shifted):
+        return process.shown(x_0.long())
     noise = Noise(seed, rows, x_0.shape[1], step)
     u = noise(TOUCHED)
     if not isinstance(process, RankOne):

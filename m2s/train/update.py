@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from m2s.belief import Head
 from m2s.data import batch_indices
 from m2s.ops import form, fused
-from m2s.process import RankOne
+from m2s.process import RankOne, RateMatrix
+from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
@@ -81,7 +82,8 @@ class Learner:
         self.wrapped = world.wrap(scored, run.parallel)
         # masked sites are picked out before a fused last layer: a graph has no room for a number of rows that varies
         picks = fuses and isinstance(head.process, RankOne) and head.process.only_masks
-        replays = kind == "cuda" and world.size == 1 and not picks
+        tabulated = isinstance(head.process, RateMatrix)  # how often its kernels are doubled is known to no graph
+        replays = kind == "cuda" and world.size == 1 and not picks and not tabulated
         self.step = Replay(self.backward) if replays else self.backward
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
@@ -93,7 +95,7 @@ class Learner:
         )
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
         torch.backends.cudnn.allow_tf32 = self.bf16  # for the last layer of a U-Net, a convolution of float32
-        self.end = head.process.last_time(run.t_min)
+        self.start, self.end = span(head.process, run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
 
@@ -107,7 +109,10 @@ class Learner:
             return None
         indices = batch_indices(self.source.size, run.batch, step, run.seed, world.rank, world.size)
         rows = torch.arange(run.batch // world.size) + world.rank * (run.batch // world.size)
-        t, weight = times(rows, run.batch, run.seed, step, run.t_min, self.end, run.importance)
+        t, weight = times(rows, run.batch, run.seed, step, self.start, self.end, run.importance)
+        t = settled(self.head.process, t)
+        if self.head.exact:  # there is no integral over times
+            weight = torch.ones_like(weight)
         batch = self.source.train(indices).to(world.device)
         return Share(rows.to(world.device), batch, t.to(world.device), weight.to(world.device))
 

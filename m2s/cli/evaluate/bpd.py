@@ -47,7 +47,8 @@ class Bpd:
 
     Two standard errors are given: "times" over the passes (other times and noise, the same rows; with Student's 95% interval)
     and "rows" over the rows (other rows too, each independent of the others). Figures do not depend on --batch-size but for
-    rounding; under torchrun processes share the rows.
+    rounding; under torchrun processes share the rows. Of an autoregressive network (ar) the likelihood itself is known: it is
+    printed in place of the bound, and neither passes nor times matter.
 
     Of text, documents are joined by the end-of-text token and cut into windows of the trained length. Bytes and characters
     are those of the text without these tokens, though their nats count.
@@ -71,7 +72,8 @@ class Bpd:
     seed: int = 0
     """Of times and noise. Two models with the same seed are compared on the same noise."""
     t_min: float = 1e-3
-    """The ends of time that are cut off the integral, and where the reconstruction takes over."""
+    """The ends of time that are cut off the integral, and where the reconstruction takes over; a finite chain
+    is summed as it is."""
     bins: int = 20
     """Of the curve of the loss over t."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
@@ -135,13 +137,14 @@ class Bpd:
             return
         result = summary(found, text)
         unit = "dimension" if text is None else "token"
-        print("\n".join([*self._about(checkpoint, held), *table(result, unit)]))
+        print("\n".join([*self._about(checkpoint, held), *table(result, unit, found.exact)]))
         if out is not None:
             seconds = round(time.monotonic() - started, 1)
             numbers = {
                 "unit": unit,
                 **result,
                 "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
+                "exact": found.exact,
                 "curve": curve(found, self.bins),
                 "rows": len(held.rows),
                 "sites": int(found.sites.sum()),
@@ -164,14 +167,11 @@ class Bpd:
 
     def _load(self, device: Any) -> "Checkpoint":
         from m2s.hub import load
-        from m2s.process import Chain
 
         try:
             checkpoint = load(self.checkpoint, device)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise Refused(str(error)) from error
-        if isinstance(checkpoint.head.process, Chain):
-            raise Refused(f"{self.checkpoint} has a finite chain for a process, which has no bound in continuous time")
         if (checkpoint.data or {}).get("kind") not in ("image", "text"):
             raise Refused(
                 f'{self.checkpoint} does not describe its data: "data" of its config.json must be like '
@@ -281,7 +281,8 @@ class Bpd:
         shape = (checkpoint.data or {}).get("shape")
         sites = held.rows[torch.arange(1)].shape[1]
         what = f"images of {' x '.join(map(str, shape))}" if shape else f"windows of {sites} tokens"
-        lines = [f"{self.checkpoint} on {held}: {len(held.rows):,} {what}, {self.passes} passes"]
+        passes = "" if checkpoint.head.exact else f", {self.passes} passes"
+        lines = [f"{self.checkpoint} on {held}: {len(held.rows):,} {what}{passes}"]
         if held.labels is not None:
             lines.append("the network is given the labels: this bounds the likelihood given the label")
         if held.left_out:
@@ -309,10 +310,11 @@ class Bpd:
         from m2s.evaluate.bpd import draw
 
         picture = out.with_suffix(".png")
-        with whole(picture) as temporary:
-            draw(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
+        if not numbers["exact"]:
+            with whole(picture) as temporary:
+                draw(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
         write_json(out, numbers)
-        print(f"written to {out}, the loss over t to {picture}")
+        print(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 
 
 def trained_on(checkpoint: str) -> Any:

@@ -53,16 +53,17 @@ def rows(
     logits: Float[Tensor, "N V"],
     k: Int[Tensor, "N"],
     x: Int[Tensor, "N"],
-    scalars: Float[Tensor, "4 N"],
+    scalars: Float[Tensor, "5 N"],
     masked: bool,
     vocab: int,
     weight: Float[Tensor, "N"] | None,
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N V"] | None]:
-    """The loss of log-scores, and where a weight is given the gradient of weight times loss, in `dtype`."""
+    """The loss of log-scores (logits less the row's shift), and where a weight is given the gradient of weight times loss, in
+    `dtype`."""
     states = vocab + 1 if masked else vocab
     gradient = None if weight is None else torch.zeros(logits.shape, dtype=dtype, device=logits.device)
-    log_r, log_r_x, log_r_mask, rate = (value.unsqueeze(-1) for value in scalars)
+    log_r, log_r_x, log_r_mask, rate, shift = (value.unsqueeze(-1) for value in scalars)
     rate = rate.to(logits.dtype)
     loss = torch.empty_like(rate)
     k, x = k.long().unsqueeze(-1), x.long().unsqueeze(-1)
@@ -70,12 +71,13 @@ def rows(
     for start in range(0, len(logits), size):
         at = slice(start, start + size)
         value = logits[at, :states]
-        d, ratio = _differences(value, k[at], x[at], log_r[at], log_r_x[at], log_r_mask[at], vocab if masked else None)
-        h = torch.where(ratio > 0, ratio * bregman(d), value.exp()).scatter_(-1, k[at], 0.0)
+        logs = (log_r[at], log_r_x[at], log_r_mask[at])
+        d, ratio = _differences(value, k[at], x[at], *logs, shift[at], vocab if masked else None)
+        h = torch.where(ratio > 0, ratio * bregman(d), d.exp()).scatter_(-1, k[at], 0.0)
         loss[at] = torch.where(rate[at] > 0, rate[at] * h.sum(-1, keepdim=True), 0)
         if gradient is not None and weight is not None:
             scale = rate[at] * weight[at, None].to(rate.dtype)
-            slope = torch.where(ratio > 0, ratio * torch.expm1(d), value.exp()).scatter_(-1, k[at], 0.0)
+            slope = torch.where(ratio > 0, ratio * torch.expm1(d), d.exp()).scatter_(-1, k[at], 0.0)
             gradient[at, :states] = torch.where(scale != 0, scale * slope, 0).to(dtype)
     return loss.squeeze(-1), gradient
 
@@ -97,14 +99,15 @@ class _FreeScoreEntropy(torch.autograd.Function):
 
 
 def _differences(
-    value: Tensor, k: Tensor, x: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, mask: int | None
+    value: Tensor, k: Tensor, x: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, shift: Tensor, mask: int | None
 ) -> tuple[Tensor, Tensor]:
-    """log s - log r and r for a block of rows, whose log-ratios are scalars for clean y, for y = x and for the mask."""
+    """log s - log r and r for a block of rows, whose log-ratios are scalars for clean y, for y = x and for the mask; where
+    r = 0, log s."""
 
     def against(entry: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         finite = log_ratio > -torch.inf
-        high, low = split(log_ratio.where(finite, 0), value.dtype)
-        return torch.where(finite, (entry - high) - low, 0), log_ratio.exp().to(value.dtype)
+        high, low = split(log_ratio.where(finite, 0) + shift, value.dtype)
+        return (entry - high) - low, log_ratio.exp().to(value.dtype)
 
     d, ratio = against(value, log_r)
     ratio = ratio.expand_as(value).clone()
@@ -118,8 +121,11 @@ def _differences(
     return d, ratio
 
 
-def scalars(x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site) -> Float[Tensor, "4 N"]:
-    """What a row needs besides its log-scores and tokens: log r for clean y, for y = x_0 and for the mask; the rate."""
+def scalars(
+    x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, shift: Float[Tensor, "*site"] | None = None
+) -> Float[Tensor, "5 N"]:
+    """What a row needs besides its logits and tokens: log r for clean y, for y = x_0 and for the mask; the rate; what is taken
+    from the logits."""
     reached = torch.where(x_0 == x_t, site.stay, site.own)
     log_reached = torch.log(reached.where(reached > 0, 1))
 
@@ -127,15 +133,23 @@ def scalars(x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site) ->
         return torch.where(mass > 0, torch.log(mass.where(mass > 0, 1)) - log_reached, -torch.inf).reshape(-1)
 
     rate = torch.where(reached > 0, site.rate, 0).reshape(-1)
-    return torch.stack([log_ratio(site.clean), log_ratio(site.alpha + site.clean), log_ratio(site.mask), rate])
+    taken = torch.zeros_like(rate) if shift is None else shift.reshape(-1).to(rate)
+    return torch.stack([log_ratio(site.clean), log_ratio(site.alpha + site.clean), log_ratio(site.mask), rate, taken])
 
 
 def free_score_entropy(
-    log_score: Float[Tensor, "*site S"], x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], site: Site, mask: int | None
+    log_score: Float[Tensor, "*site S"],
+    x_0: Int[Tensor, "*site"],
+    x_t: Int[Tensor, "*site"],
+    site: Site,
+    mask: int | None,
+    shift: Float[Tensor, "*site"] | None = None,
 ) -> Float[Tensor, "*site"]:
-    """n(k) sum_{y != k} h(s_y, r_y) for a rank-one process; `site` holds its scalars, best in float64."""
+    """n(k) sum_{y != k} h(s_y, r_y) for a rank-one process; `site` holds its scalars, best in float64. `shift` is taken from
+    the log-scores."""
     states = log_score.shape[-1]
     vocab = states if mask is None else mask
     flat = log_score.reshape(-1, states)
-    loss = _FreeScoreEntropy.apply(flat, x_t.reshape(-1), x_0.reshape(-1), scalars(x_0, x_t, site), mask is not None, vocab)
+    told = scalars(x_0, x_t, site, shift)
+    loss = _FreeScoreEntropy.apply(flat, x_t.reshape(-1), x_0.reshape(-1), told, mask is not None, vocab)
     return loss.reshape(x_0.shape)

@@ -17,8 +17,8 @@ from m2s.ops.weights import LOG2E, LOWEST
 @no_type_check
 @triton.jit
 def _entropy(value, high, low, ratio, compared):
-    """h(s, r) and s - r, from log s and log r = high + low: r (e^d - 1 - d) and r (e^d - 1), d = log s - log r, by a series
-    where d is small; s and s where r = 0, which comes as high = low = 0 and a ratio of 1."""
+    """h(s, r) and s - r, from a logit and what is to be taken from it, high + low: r (e^d - 1 - d) and r (e^d - 1), d = log s -
+    log r, by a series where d is small; s and s where r = 0 (`compared` is 0, the ratio 1 and d = log s)."""
     d = (value - high) - low
     series = d * (1 / 40320) + 1 / 5040
     series = series * d + 1 / 720
@@ -34,13 +34,15 @@ def _entropy(value, high, low, ratio, compared):
 
 @no_type_check
 @triton.jit
-def _halves(log_ratio):
-    """A float64 logarithm as two float32 numbers, the ratio, and whether it is above zero; zeros and a ratio of 1 where not."""
+def _halves(log_ratio, shift):
+    """What is taken from a logit, log r + shift in float64, as two float32 numbers; r, and whether it is above zero: where not,
+    the shift alone and a ratio of 1."""
     finite = log_ratio > -float("inf")
-    taken = tl.where(finite, log_ratio, 0.0)
+    log_ratio = tl.where(finite, log_ratio, 0.0)
+    taken = log_ratio + shift
     high = taken.to(tl.float32)
     low = (taken - high.to(tl.float64)).to(tl.float32)
-    return high, low, tl.exp(taken).to(tl.float32), tl.where(finite, 1.0, 0.0).to(tl.float32)
+    return high, low, tl.exp(log_ratio).to(tl.float32), tl.where(finite, 1.0, 0.0).to(tl.float32)
 
 
 @no_type_check
@@ -68,7 +70,8 @@ def _free(
     rate = tl.load(scalars + 3 * rows + row)
     factor = tl.load(weight + row)
     scale = tl.where(rate > 0, rate * factor, 0.0).to(tl.float32)
-    high, low, ratio, compared = _halves(tl.load(scalars + row))
+    shift = tl.load(scalars + 4 * rows + row)
+    high, low, ratio, compared = _halves(tl.load(scalars + row), shift)
     value_k, value_x = tl.load(logits + k), tl.load(logits + x)
     value_mask = tl.load(logits + vocab) if MASK else value_k
     nothing = tl.where(compared > 0, high, LOWEST)
@@ -102,12 +105,12 @@ def _free(
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
     found = tl.sum(total.to(tl.float64), 0)
 
-    high, low, ratio, compared = _halves(tl.load(scalars + rows + row))
+    high, low, ratio, compared = _halves(tl.load(scalars + rows + row), shift)
     entropy, slope_x = _entropy(value_x, high, low, ratio, compared)
     found += tl.where(k == x, 0.0, entropy.to(tl.float64))
     slope_x = tl.where(k == x, 0.0, tl.where(scale == 0, 0.0, scale * slope_x))
     if MASK:
-        high, low, ratio, compared = _halves(tl.load(scalars + 2 * rows + row))
+        high, low, ratio, compared = _halves(tl.load(scalars + 2 * rows + row), shift)
         entropy, slope_mask = _entropy(value_mask, high, low, ratio, compared)
         found += tl.where(k == vocab, 0.0, entropy.to(tl.float64))
         slope_mask = tl.where(k == vocab, 0.0, tl.where(scale == 0, 0.0, scale * slope_mask))

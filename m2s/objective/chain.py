@@ -1,0 +1,84 @@
+"""The bound of a finite chain, and the loss that D3PM trains with (Austin et al. 2021).
+
+    -log p(x_0) <= KL(q(x_T|x_0) || reference) + sum_{n=2}^T E KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)) + E[-log p(x_0|x_1)],
+
+    p(x_{n-1}|x_n) = sum_z q(x_{n-1}|x_n, z) mu_z
+
+In `m2s.elbo` the sum is the integral, the last term the reconstruction: m2s.elbo(model, head, x_0, loss=chain_kl).
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head, Output
+from m2s.belief.maps import own, safe_log, set_own, times_kernel
+from m2s.belief.output import logits
+from m2s.process import Chain
+from m2s.process.base import wide
+
+AUXILIARY = 1e-3  # lambda
+
+
+def chain_kl(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """T KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), n the step of t; 0 at n = 1, which is the reconstruction. Nats per site."""
+    every = chain(head, output, x_0, x_t, t)
+    return torch.where(check.align("t", _chain(head).index(t), x_t) > 1, every, 0)
+
+
+def chain(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """`chain_kl` with the first step, T (-log p(x_0|x_1)), in it: what is trained. Nats per site."""
+    divergence, _ = _terms(head, output, x_0, x_t, t)
+    return _chain(head).steps * divergence
+
+
+def d3pm(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """`chain` with the auxiliary cross entropy, T lambda (-log mu_{x_0}), lambda = 0.001: for training, no bound."""
+    divergence, entropy = _terms(head, output, x_0, x_t, t)
+    return _chain(head).steps * (divergence + AUXILIARY * entropy)
+
+
+def _chain(head: Head) -> Chain:
+    if not (head.has_posterior and isinstance(head.process, Chain)):
+        raise TypeError(f"the bound of a finite chain is for a posterior over m2s.Chain, not for {head}")
+    return head.process
+
+
+def _terms(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}, and -log mu_{x_0}.
+
+    With nu ∝ mu / P_n(k|.), both laws are Q_n(k|y) times another, normalised: P_{n-1}(y|x_0) and (nu P_{n-1})_y. The share of
+    x_0 in the latter is added in logarithms, so that it stays positive however small nu_{x_0} is. All in float64.
+    """
+    process = _chain(head)
+    check.tokens("x_0", x_0, process.vocab)
+    check.tokens("x_t", x_t, process.states)
+    check.same_shape("x_0", x_0, "x_t", x_t)
+    check.times("t", t, low=1e-6)
+    check.align("t", t, x_t)
+    values, t = logits(output, x_t, process.states), wide(t)
+    log_mu = head.posterior_logits(values.to(t.dtype), x_t, t)
+    seen = safe_log(process.columns(x_t, t)[..., : process.vocab])
+    log_nu = torch.log_softmax(log_mu - seen.where(seen > -torch.inf, 0), -1)
+    before = process.before(t)
+    arrival, truth = process.arrivals(x_t, t), process.rows(x_0, before)
+    others = torch.nn.functional.pad(set_own(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
+    others = safe_log(times_kernel(others, process.kernel(before)))
+    certain = own(log_nu, x_0) + torch.log(truth.where(truth > 0, 1))
+    law = torch.where(truth > 0, torch.logaddexp(others, certain), others)
+    joint = truth * arrival
+    q = joint / joint.sum(-1, keepdim=True)
+    # where q is 0 its logarithm and that of the model do not count
+    log_q = torch.log(q.where(q > 0, 1))
+    weights = law + safe_log(arrival)
+    log_p = (weights - torch.logsumexp(weights, -1, keepdim=True)).where(q > 0, 0)
+    divergence = (q * (log_q - log_p)).sum(-1)
+    entropy = -own(torch.log_softmax(log_mu, -1), x_0).squeeze(-1)
+    return divergence.to(values.dtype), entropy.to(values.dtype)

@@ -1,0 +1,257 @@
+"""The autoregressive row: an exact likelihood and an exact sampler, against enumeration over a tiny vocabulary."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import random_rows, small
+from torch import Tensor
+
+import m2s
+from m2s.belief import NextToken, Shifted
+from m2s.cli import main
+from m2s.evaluate.bpd import bound, summary, table
+from m2s.hub.config import from_dict, to_dict
+from m2s.model import DiT, DiTConfig
+from m2s.objective import likelihood, nothing_lost
+from m2s.report import Refused
+from m2s.sampler import Trajectory
+from m2s.train import train
+from m2s.train.config import resolve
+
+K, L = 3, 4
+HEAD = NextToken(Shifted(K))
+
+
+def network(seed: int = 0, states: int = K + 1, **options: object) -> DiT:
+    """A small causal network whose every layer has its say."""
+    torch.manual_seed(seed)
+    model = DiT(DiTConfig(states, width=16, depth=2, heads=2, time=False, causal=True, **options))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def everything(vocab: int = K, length: int = L) -> Tensor:
+    return torch.tensor(list(itertools.product(range(vocab), repeat=length)))
+
+
+@torch.no_grad()
+def by_hand(model: torch.nn.Module, row: list[int], vocab: int = K) -> float:
+    """log p(row): the network is called on each prefix behind the start token by itself, one token at a time."""
+    total = 0.0
+    for place, token in enumerate(row):
+        logits = model(torch.tensor([[vocab, *row[:place]]]), None)[0, -1, :vocab].double()
+        total += float(logits[token] - torch.logsumexp(logits, 0))
+    return total
+
+
+@torch.no_grad()
+def nll(model: torch.nn.Module, x_0: Tensor) -> Tensor:
+    t = torch.full((len(x_0),), 0.5)
+    x_t = HEAD.process.corrupt(x_0, t)
+    return likelihood(HEAD, model(x_t, t), x_0, x_t, t).double().sum(-1)
+
+
+def test_the_likelihood_is_that_of_one_call_for_each_token() -> None:
+    model, x_0 = network(), everything()
+    wanted = -torch.tensor([by_hand(model, row) for row in x_0.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(nll(model, x_0), wanted, rtol=1e-6, atol=0)
+
+
+def test_the_likelihoods_of_all_sequences_sum_to_one() -> None:
+    assert float((-nll(network(1), everything())).exp().sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_no_site_sees_its_own_token_or_what_comes_after() -> None:
+    model, (x_0, other) = network(2), torch.randint(K, (2, 1, L), generator=torch.Generator().manual_seed(0))
+    for place in range(L):
+        changed = torch.cat([x_0[:, :place], other[:, place:]], -1)
+        same = [model(HEAD.process.corrupt(x, torch.zeros(1)), None)[:, : place + 1] for x in (x_0, changed)]
+        assert torch.equal(*same)
+
+
+def test_the_process_is_the_same_in_every_form() -> None:
+    process, t = HEAD.process, torch.tensor([0.1, 0.9])
+    x_0 = torch.tensor([[0, 1, 2, 0], [2, 2, 1, 1]])
+    shown = torch.tensor([[K, 0, 1, 2], [K, 2, 2, 1]])
+    assert torch.equal(process.corrupt(x_0, t), shown)
+    assert torch.equal(process.rows(x_0, t).argmax(-1), shown) and float(process.rows(x_0, t).sum()) == 8
+    assert torch.equal(m2s.sampler.draw(process.rows(x_0, t), torch.rand(2, 4)), shown)
+    assert process.reference().tolist() == [0, 0, 0, 1] and float(process.prior_kl(x_0, t).sum()) == 0
+    assert process.last_time(1e-3) == 1 - 1e-3
+    with pytest.raises(TypeError, match="corrupts nothing"):
+        process.columns(x_0, t)
+
+
+def test_the_bound_is_the_likelihood() -> None:
+    """`m2s.elbo` and `m2s evaluate bpd`: no integral, no prior, nothing left to chance."""
+    model, x_0 = network(3), everything()
+    exact = nll(model, x_0)
+    found = m2s.elbo(model, HEAD, x_0, passes=3, loss=nothing_lost)
+    torch.testing.assert_close(found.nats, exact)
+    assert float(found.standard_error.max()) == 0 and float(found.integral.abs().max() + found.prior.abs().max()) == 0
+    measured = bound(model, HEAD, x_0, passes=5, batch_size=7)
+    assert measured.exact and measured.term("bound").shape == (1, len(x_0))
+    torch.testing.assert_close(measured.term("bound")[0], exact)
+    result = summary(measured, {})
+    assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(float(exact.mean()) / L))
+    assert result["bound"]["nats"]["error"] is None
+    assert result["bound"]["nats"]["rows_error"] == pytest.approx(float(exact.std()) / len(exact) ** 0.5 / L, rel=1e-6)
+    text = "\n".join(table(result, "token", exact=True))
+    assert "exactly" in text and "integral" not in text and "perplexity" in text
+
+
+def draws(model: torch.nn.Module, count: int, **options: object) -> Tensor:
+    return m2s.sample(model, HEAD, (count, L), sampler="autoregressive", **options)
+
+
+def test_samples_have_the_law_of_the_network() -> None:
+    model, count = network(4), 6000
+    law = (-nll(model, everything())).exp().numpy()
+    seen = np.bincount(draws(model, count, micro_batch=500).numpy() @ K ** np.arange(L)[::-1], minlength=K**L)
+    statistic = ((seen - count * law) ** 2 / (count * law)).sum()  # chi-squared of 80 degrees: 99.99% lie below 135
+    assert statistic < 135
+    assert np.abs(seen / count - law).sum() < 1.2 * np.sqrt(2 / math.pi * law * (1 - law) / count).sum()
+
+
+def test_samples_begin_with_a_prompt_and_follow_its_law() -> None:
+    model, count = network(5), 3000
+    clamp = torch.full((count, L), -1)
+    clamp[:, :2] = torch.tensor([2, 0])
+    found = draws(model, count, micro_batch=500, clamp=clamp)
+    assert torch.equal(found[:, :2], clamp[:, :2])
+    joint = (-nll(model, everything())).exp().reshape(K, K, K, K)[2, 0]
+    law = (joint / joint.sum()).flatten().numpy()
+    seen = np.bincount((found[:, 2] * K + found[:, 3]).numpy(), minlength=9)
+    assert ((seen - count * law) ** 2 / (count * law)).sum() < 32  # of 8 degrees: 99.99%
+
+
+def test_the_likeliest_token_each_time() -> None:
+    model = network(6)
+    row: list[int] = []
+    for _ in range(L):
+        row.append(int(model(torch.tensor([[K, *row]]), None)[0, -1, :K].argmax()))
+    assert draws(model, 3, top_k=1).tolist() == [row] * 3
+
+
+def test_a_sample_depends_on_its_number_and_the_seed_alone() -> None:
+    """Not on the batch, on what else is clamped, nor on the steps that are asked for; one call for each token to be drawn."""
+    model, calls = network(7), []
+
+    def counted(x_t: Tensor, t: Tensor) -> Tensor:
+        calls.append(x_t.shape)
+        return model(x_t, t)
+
+    clamp = torch.full((20, L), -1)
+    clamp[3, :3], clamp[4], clamp[17, 1] = 1, 2, 0
+    whole = m2s.sample(counted, HEAD, (20, L), sampler="autoregressive", clamp=clamp, steps=1)
+    assert set(calls) == {(16, L)} and len(calls) == 2 * L
+    assert torch.equal(draws(model, 20, clamp=clamp, batch_size=3, steps=9), whole)
+    alone = [draws(model, 1, start=i, clamp=clamp[i : i + 1]) for i in range(20)]
+    assert torch.equal(torch.cat(alone), whole)
+    assert not torch.equal(draws(model, 20, clamp=clamp, seed=1), whole)
+    assert torch.equal(whole[4], clamp[4]) and (whole < K).all()
+
+
+def test_longer_than_the_network_was_made_for() -> None:
+    trajectory = Trajectory()
+    found = m2s.sample(network(8, length=L), HEAD, (2, 10), sampler="autoregressive", window=L, overlap=2, callback=trajectory)
+    assert found.shape == (2, 10) and (found < K).all()
+    kept = trajectory.states
+    assert torch.equal(kept[-1], found)
+    assert (((kept[1:] != kept[:-1]) & (kept[:-1] >= 0) & (kept[:-1] < K)).sum()) == 0  # what is drawn stays
+
+
+@pytest.mark.parametrize("sampler", ["bayes", "euler", "tau_leaping", "predictor_corrector", "analytic", "first_hitting"])
+def test_other_samplers_are_refused(sampler: str) -> None:
+    with pytest.raises(TypeError):
+        m2s.sample(network(), HEAD, (1, L), sampler=sampler)
+
+
+def test_what_goes_with_what() -> None:
+    x, t = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5])
+    posterior = m2s.Posterior(m2s.Uniform(K, m2s.Linear()))
+    for loss in (likelihood, nothing_lost):
+        with pytest.raises(TypeError, match=r"is for m2s\.belief\.NextToken"):
+            loss(posterior, torch.zeros(1, 2, K), x, x, t)
+    with pytest.raises(TypeError, match="where nothing is corrupted"):
+        NextToken(posterior.process)
+    with pytest.raises(TypeError, match="has no score"):
+        m2s.score_entropy(HEAD, torch.zeros(1, 2, K + 1), x, HEAD.process.corrupt(x, t), t)
+    with pytest.raises(TypeError, match="draws the next token"):
+        m2s.sample(network(states=K), posterior, (1, 2), sampler="autoregressive")
+    with pytest.raises(ValueError, match="autoregressive"):
+        m2s.sample(network(), HEAD, (1, 2), sampler="autoregresive")
+
+
+def test_a_file_can_hold_it() -> None:
+    again = from_dict(to_dict(HEAD))
+    assert isinstance(again, NextToken) and repr(again) == repr(HEAD) == "NextToken(Shifted(3))"
+
+
+def test_validation_is_the_exact_likelihood(tmp_path) -> None:
+    """What a run reports of the weights it publishes, against the network called prefix by prefix."""
+    source = random_rows(count=12, length=3)
+    train(small(tmp_path / "run", method="ar", validation_passes=3, network__dropout=0.0), source)
+    model, head = m2s.load(tmp_path / "run")
+    assert isinstance(head, NextToken) and model.config.causal and not model.config.time
+    exact = -np.mean([by_hand(model, row, source.vocab) for row in source.rows.tolist()]) / source.length
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    last = [line for line in lines if "validation_bits" in line][-1]
+    assert last["validation_bits"] == pytest.approx(exact / math.log(2), rel=1e-5)
+    assert last["validation_perplexity"] == pytest.approx(math.exp(exact), rel=1e-5)
+    assert last["validation_integral"] == last["validation_prior"] == 0
+
+
+def test_a_transformer_takes_the_place_of_a_u_net() -> None:
+    for size, instead in (("tiny", "tiny"), ("mnist", "tiny"), ("md4", "small")):
+        found = resolve(small(Path("x"), method="ar", network__kind="unet", network__size=size)).network
+        assert (found.kind, found.size, found.time) == ("dit", instead, "no")
+    assert resolve(small(Path("x"), method="m2s", network__kind="unet")).network.kind == "unet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"network__time": "yes"}, "there is no time"),
+        ({"process__kind": "uniform"}, "where nothing is corrupted"),
+        ({"head__kind": "posterior"}, "head.loss is likelihood"),
+        ({"head__loss": "score-entropy"}, "has no score"),
+        ({"network__clock": "sigma"}, "has no schedule"),
+    ],
+)
+def test_what_is_refused(tmp_path, changes, word) -> None:
+    with pytest.raises(Refused, match=word):
+        train(small(tmp_path / "run", method="ar", **changes), random_rows())
+    assert not (tmp_path / "run").exists()
+
+
+def test_from_data_to_samples_by_command(tmp_path, capsys) -> None:
+    run, cpu = tmp_path / "run", ["--device", "cpu"]
+    quick = ["--batch", "8", "--network.width", "8", "--network.depth", "1", "--validation-samples", "4"]
+    main(["train", "digits", "--method", "ar", "--steps", "2", "--out", str(run), *quick, *cpu])
+    main(["sample", str(run), "--n", "2", "--sampler", "autoregressive", "--out", str(tmp_path / "x.npz"), *cpu])
+    tokens = np.load(tmp_path / "x.npz")["tokens"]
+    assert tokens.shape == (2, 64) and 0 <= tokens.min() <= tokens.max() < 17
+    capsys.readouterr()
+    main(["evaluate", "bpd", str(run), "--limit", "4", "--out", str(tmp_path / "bpd.json"), *cpu])
+    said, result = capsys.readouterr().out, json.loads((tmp_path / "bpd.json").read_text())
+    assert "exactly" in said and " passes\n" not in said
+    assert result["exact"] and len(result["passes"]) == 1 and not (tmp_path / "bpd.png").exists()
+    model, rows = m2s.load(run).model, m2s.data.load("digits").test
+    chosen = rows[torch.arange(4) * len(rows) // 4].long()
+    direct = -np.mean([by_hand(model, row, 17) for row in chosen.tolist()]) / 64 / math.log(2)
+    assert result["bound"]["bits"]["value"] == pytest.approx(direct, rel=1e-5)
+
+
+def test_training_sees_the_likelihood_itself(tmp_path) -> None:
+    """Whatever the density of times: the first loss of a network whose last layer is zero is log K at every site."""
+    source = random_rows()
+    train(small(tmp_path / "run", method="ar", importance=0.1, steps=1, log_every=1), source)
+    line = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
+    assert line["loss"] == pytest.approx(math.log(source.vocab), rel=1e-6)
