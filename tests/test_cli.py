@@ -75,6 +75,13 @@ def test_cite_one(name, capsys):
     assert text.strip() == METHODS[name].bibtex and text.startswith("@") and text.count("{") == text.count("}")
 
 
+def test_help_names_every_method(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
+    assert set(METHODS) <= words
+
+
 def test_cite_all(capsys):
     """Every reference once, under a key of its own."""
     main(["cite"])

@@ -177,7 +177,7 @@ MUTANTS = {
     ),
     "bound: the length of the interval left out": Mutant(
         "objective/elbo.py",
-        "(end - t_min) * loss(",
+        "(end - low) * loss(",
         "loss(",
         "test_elbo.py::test_elbo_terms",
     ),

@@ -226,3 +226,12 @@ def test_refusals_of_place(images: str, text: str, tmp_path: Path, capsys: pytes
     assert "is there already" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.png"))
     assert (tmp_path / "a.npz").read_bytes() == b"mine"
     draw(images, tmp_path / "a.png", "--overwrite")
+
+
+def test_a_free_score_has_a_sampler_of_its_own(tmp_path):
+    """Without --sampler: SEDD's release, and with --project the exact step of the posterior that then stands behind it."""
+    run = tmp_path / "run"
+    main(["train", "digits", "--method", "sedd", "--steps", "1", "--validate-every", "0", "--device", "cpu", "--out", str(run)])
+    for options, sampler in (([], "analytic"), (["--project"], "bayes")):
+        main(["sample", str(run), "--n", "2", "--steps", "2", "--overwrite", *options, "--out", str(tmp_path / "a.npz")])
+        assert json.loads(str(np.load(tmp_path / "a.npz")["settings"]))["sampler"] == sampler

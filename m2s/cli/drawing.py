@@ -15,6 +15,7 @@ from m2s.report import Refused, whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from m2s.belief import Head
     from m2s.hub import Checkpoint
     from m2s.sampler import Step
     from m2s.sampler.options import Options
@@ -37,9 +38,10 @@ class Drawing:
     """How many samples."""
     steps: int = 128
     """Steps from noise to data; each is one call of the network."""
-    sampler: str = "bayes"
+    sampler: str = "auto"
     """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; with a posterior also bayes (the
-    exact finite step), and with masks besides ancestral, first_hitting, confidence, remasking."""
+    exact finite step), and with masks besides ancestral, first_hitting, confidence, remasking; for a next-token model
+    autoregressive. auto: bayes where there is a posterior, analytic for a free score."""
     grid: str = "cosine"
     """Where the times lie: cosine (small steps first) or linear (as in SEDD's release)."""
     seed: int = 0
@@ -111,7 +113,7 @@ class Drawing:
                 head=Projected(checkpoint.head) if project else checkpoint.head,
                 shape=(self.n, length),
                 steps=self.steps,
-                sampler=self.sampler,
+                sampler=self.sampler if self.sampler != "auto" else natural(checkpoint.head, project),
                 grid=self.grid,
                 seed=self.seed,
                 window=trained if trained and length > trained else None,
@@ -119,6 +121,17 @@ class Drawing:
             )
         except (ValueError, TypeError) as error:
             raise Refused(str(error)) from error
+
+
+def natural(head: "Head", project: bool) -> str:
+    """The sampler that a head is drawn from if nobody says which."""
+    from m2s.process import RankOne
+
+    if head.sampler is not None:
+        return head.sampler
+    if head.has_posterior or project:
+        return "bayes"
+    return "analytic" if isinstance(head.process, RankOne) else "tau_leaping"
 
 
 def trained_length(checkpoint: "Checkpoint") -> int | None:

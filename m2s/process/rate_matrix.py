@@ -22,7 +22,6 @@ TERMS = 16  # of the uniformization series for one short step
 SHORT = 0.25  # a step in which less than this is expected to leave any state
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # how often a step is doubled depends on the times
 def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
     """expm(sigma Q) for a generator Q and times sigma >= 0 (infinity allowed: the limit), by positive terms only."""
     states = rates.shape[-1]
