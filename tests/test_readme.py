@@ -109,6 +109,11 @@ def test_results_are_those_of_the_files() -> None:
         found, mean = " ".join(f"{bits:.3f}" for bits in row["bits"]), sum(row["bits"]) / len(row["bits"])
         says(page, f"| `{row['method']}` | {row['limit']:.2f} | {found} | {mean:.3f} |")
         assert max(row["bits"]) < row["limit"]
+    methods = json.loads((ROOT / "experiments" / "results" / "methods.json").read_text())
+    for row in methods["rows"]:
+        bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
+        says(page, f"| `{row['method']}` | {bits} | {row['distance']:.3f} | {row['samples_per_second']:.1f} |")
+    says(page, f"images is {methods['held_out_distance']:.3f})")
     kernels = json.loads((folder / "resources.json").read_text())["kernels"]
     for name in ("bridged", "masked", "free"):
         one = kernels[f"{name}, no mask"]
