@@ -48,17 +48,26 @@ COMPILED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from small_runs import together
 from test_ops_train import ROWS, short
-from m2s.train import train
-train(short(Path(sys.argv[2]), kernels="fused", compile="yes"), ROWS)
+
+if __name__ == "__main__":
+    for name, processes, changes in (
+        ("fused", 1, {"kernels": "fused"}), ("reference", 1, {}), ("sharded", 2, {"parallel": "fsdp"})
+    ):
+        together(processes, short(Path(sys.argv[2]) / name, compile="yes", **changes), ROWS)
 """
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on a CPU")
 def test_compiled_blocks(tmp_path):
+    """What a GPU does by default, and with fused operations, and with shards."""
     train(short(tmp_path / "plain"), ROWS)
     # apart, where shapes are not checked: compilers do not follow that
-    command = [sys.executable, "-c", COMPILED, str(Path(__file__).parent), str(tmp_path / "fused")]
+    script = tmp_path / "script.py"
+    script.write_text(COMPILED)
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert losses(tmp_path / "fused") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+    for name in ("fused", "reference", "sharded"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)

@@ -55,24 +55,29 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
 
 
-class _HalfOperands(torch.autograd.Function):
-    """hidden weight^T + bias for hidden states in bf16: weight rounded to bf16, sums and result in float32.
+def half_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The factors of hidden weight^T + bias as one product in the dtype of hidden states that are bf16.
 
-    The bias goes into the product, as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden;
-    six of zeros keep the width a multiple of eight. So its gradient comes out of the product that gives the weight's.
+    The bias goes in as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden; six of zeros
+    keep the width a multiple of eight. So its gradient comes out of the product that gives the weight's.
     """
+    columns = weight.to(hidden.dtype)
+    if bias is None:
+        return hidden, columns
+    coarse = bias.to(hidden.dtype)
+    fine = (bias.float() - coarse.float()).to(hidden.dtype)
+    columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
+    return torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6)), columns
+
+
+class _HalfOperands(torch.autograd.Function):
+    """hidden weight^T + bias for hidden states in bf16: weight rounded to bf16, sums and result in float32."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        width, dtype = hidden.shape[-1], hidden.dtype
-        columns = weight.to(dtype)
-        if bias is not None:
-            coarse = bias.to(dtype)
-            fine = (bias - coarse.to(bias.dtype)).to(dtype)
-            columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
-            hidden = torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6))
+        ctx.width, ctx.dtype = hidden.shape[-1], weight.dtype
+        hidden, columns = half_operands(hidden, weight, bias)
         ctx.save_for_backward(hidden, columns)
-        ctx.width, ctx.dtype = width, weight.dtype
         return product(hidden, columns.t())
 
     @staticmethod

@@ -1,9 +1,7 @@
 """The last layer, some rows at a time: logits in float32 out of hidden states, and its gradients out of theirs.
 
 Hidden states in bf16 on a GPU keep their operands in bf16, with sums and results in float32; everything else is float32 at
-least. The bias rides in the product, as two more columns of the weight (it and what rounding leaves of it) beside ones in the
-hidden states, six of zeros keeping the width a multiple of eight: so its gradient comes out of the product that gives the
-weight's.
+least. The bias rides in the product, so that its gradient comes out of the one that gives the weight's.
 """
 
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from m2s.belief.output import Unprojected, full, product
+from m2s.belief.output import Unprojected, full, half_operands, product
 
 CHUNK = 1 << 27  # logits alive at once: half a GiB
 
@@ -24,12 +22,7 @@ class Layer:
         self.half = hidden.dtype == torch.bfloat16 and hidden.is_cuda
         hidden = hidden.reshape(-1, self.width)
         if self.half:
-            columns = weight.to(hidden.dtype)
-            if bias is not None:
-                coarse = bias.to(hidden.dtype)
-                fine = (bias.float() - coarse.float()).to(hidden.dtype)
-                columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
-                hidden = torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6))
+            hidden, columns = half_operands(hidden, weight, bias)
         else:
             hidden, columns = full(hidden), full(weight)
             if bias is not None:
@@ -63,11 +56,6 @@ class Gradient:
         self.layer = layer
         self.hidden = torch.empty_like(layer.hidden[:, : layer.width])
         self.columns = torch.zeros(layer.columns.shape, dtype=full(layer.columns[:0]).dtype, device=layer.columns.device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which the gradient of the logits is wanted."""
-        return self.layer.hidden.dtype
 
     def add(self, at: slice, logits: Tensor) -> None:
         """The gradient of the logits of the rows `at`."""

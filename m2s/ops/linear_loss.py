@@ -18,11 +18,9 @@ from m2s.ops.choice import fused
 from m2s.ops.linear import Gradient, Layer
 from m2s.process import Process
 
-KINDS = ("bridged", "free", "masked")  # the folders that have a `rows` for a loss
 
-
-def rows_of(kind: str, x: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The operation on rows of logits, in the form that fits x."""
+def operation(kind: str, x: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The loss of rows of logits (bridged, free or masked), in the form that fits x."""
     found: Callable[..., tuple[Tensor, Tensor | None]]
     found = import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}").rows
     return found
@@ -43,7 +41,7 @@ def linear_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses [N] in float64, and, where rows have a weight, the gradients of their weighted sum with respect to hidden,
     weight and bias (empty without)."""
-    layer, rows = Layer(hidden, weight, bias), rows_of(kind, hidden)
+    layer, rows = Layer(hidden, weight, bias), operation(kind, hidden)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
     for at in layer.chunks():
