@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-1.0e38)  # the logit of what is left out
+LOWEST = tl.constexpr(-(2.0**126))  # the logit of what is left out; a power of two: times LOG2E it is not rounded, also fused with a sum
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 

@@ -21,7 +21,6 @@ from m2s.ops.project.reference import PASSES, line
 from m2s.process import Site
 
 INF = tl.constexpr(float("inf"))
-NAN = tl.constexpr(float("nan"))
 MOST = tl.constexpr(PASSES)
 
 
@@ -164,7 +163,7 @@ def _nearest(
     tl.store(taken + row, passes)
 
     active = (near.to(tl.float64) + beyond - origin) * gain > slope
-    near = tl.where(tl.abs(total) < INF, near, NAN)
+    near = tl.where(tl.abs(total) < INF, near, float("nan"))
     inverse = tl.load(scalars + count + row).to(kind)
     sums = tl.zeros([BLOCK], kind)
     for start in range(0, states, BLOCK):
