@@ -28,8 +28,9 @@ LOSS = {
     "clean_token": "*i32",
     "weight": "*fp64",
     "scalars": "*fp64",
-    "rows": "i32",
+    "told": "i32",
     "stride": "i32",
+    "gradient_stride": "i32",
     "columns": "i32",
     "vocab": "i32",
 }
@@ -50,9 +51,23 @@ DRAW = {
     "vocab": "i32",
     "mask": "i32",
 }
-ROWS = {"current": "*i32", "scalars": "*fp64", "count": "i32", "stride": "i32", "vocab": "i32"}
+ROWS = {"current": "*i64", "scalars": "*fp64", "count": "i32", "stride": "i32", "vocab": "i32"}
 PROJECT = {"rows": "*fp32", "mu": "*fp32", "taken": "*i32", **ROWS, "states": "i32"}
-AUDIT = {"rows": "*fp32", "counts": "*i32", "sums": "*fp64", **ROWS}
+AUDIT = {"rows": "*fp32", "counts": "*i64", "sums": "*fp64", **ROWS, "loose_low": "i64", "loose_high": "i64"}
+NORM = {
+    **{"x": "*fp32", "branch": "*bf16", "gate": "*bf16", "weight": "*fp32", "shift": "*bf16", "scale": "*bf16"},
+    **{"total": "*fp32", "y": "*bf16", "means": "*fp32", "rs": "*fp32"},
+    **dict.fromkeys(("length", "gate_stride", "shift_stride", "scale_stride"), "i32"),
+    "eps": "fp32",
+}
+NORM_BACKWARD = {
+    **{"dy": "*bf16", "dtotal": "*fp32", "total": "*fp32", "branch": "*bf16", "gate": "*bf16", "weight": "*fp32"},
+    **{"scale": "*bf16", "means": "*fp32", "rs": "*fp32", "dx": "*fp32", "dbranch": "*bf16", "sums": "*fp32"},
+    **dict.fromkeys(("length", "gate_stride", "scale_stride"), "i32"),
+}
+WHOLE = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
+GELU_BACKWARD = {"above": "*bf16", "h": "*bf16", "gradient": "*bf16", "sums": "*fp32", "rows": "i32"}
+ADAMW = {"owners": "*i32", "tensors": "*i64", "numbers": "*fp64", "constants": "*fp64"}
 # what it is called, its module and name, its arguments, its constants, its warps
 KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     **{
@@ -63,7 +78,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
             {"MASK": mask, "GRADIENT": gradient, "BLOCK": block},
             warps,
         )
-        for kind, block, warps in (("bridged", 1024, 16), ("free", 1024, 8), ("masked", 1024, 8))
+        for kind, block, warps in (("bridged", 1024, 8), ("free", 512, 4), ("masked", 1024, 8))
         for mask, gradient in ((False, True), (True, True), (True, False))
     },
     **{
@@ -85,21 +100,31 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
             "m2s.ops.project.triton",
             "_nearest",
             PROJECT,
-            {"MASK": log, "LOG": log, "WIDE": False, "BLOCK": 8192},
+            {"MASK": log, "LOG": log, "WIDE": False, "WHOLE": True, "HELD": 8, "REST": 4, "BLOCK": 2048},
             16,
         )
         for log in (False, True)
     },
     **{
-        f"audit{', mask' if squares else ''}": (
+        f"audit{', mask' if mask else ''}": (
             "m2s.ops.audit.triton",
             "_measure",
             AUDIT,
-            {"SQUARES": squares, "LOG": False, "BLOCK": 2048},
+            {"MASK": mask, "STEP": True, "LOG": False, "NARROW": True, "LINES": 4, "BLOCK": 1024},
             8,
         )
-        for squares in (False, True)
+        for mask in (False, True)
     },
+    "norm": ("m2s.ops.norm.triton", "_forward", NORM, {"WIDTH": 768, **WHOLE}, 8),
+    "norm, backward": ("m2s.ops.norm.triton", "_backward", NORM_BACKWARD, {"WIDTH": 768, "LATER": True, **WHOLE}, 8),
+    "gelu, backward": (
+        "m2s.ops.gelu.triton",
+        "_backward",
+        GELU_BACKWARD,
+        {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024},
+        4,
+    ),
+    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BLOCK": 512}, 4),
 }
 
 
@@ -111,7 +136,11 @@ def compiled(name: str, capability: int = 90) -> str:
 
     module, function, signature, constants, warps = KERNELS[name]
     types = signature | dict.fromkeys(constants, "constexpr")
-    aligned = [i for i, (key, kind) in enumerate(types.items()) if kind.startswith("*") or key in ("stride", "columns")]
+    aligned = [
+        i
+        for i, (key, kind) in enumerate(types.items())
+        if kind.startswith("*") or key in ("stride", "gradient_stride", "columns")
+    ]
     source = ASTSource(
         fn=getattr(importlib.import_module(module), function),
         signature=types,

@@ -252,12 +252,13 @@ def test_causal_sites_see_nothing_after_them() -> None:
 def test_rotary_products_depend_on_the_distance_alone() -> None:
     q, k = torch.randn(2, 1, 8)
     cos, sin = angles(50, 8)
-    products = rotate(q.expand(50, 8), cos, sin) @ rotate(k.expand(50, 8), cos, sin).T
+    turned = rotate(q.expand(50, 1, 8), cos, sin).squeeze(1)
+    products = turned @ rotate(k.expand(50, 1, 8), cos, sin).squeeze(1).T
     for distance in (-7, 0, 3, 20):
         diagonal = products.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
     assert (products.diagonal(3)[0] - products.diagonal(-3)[0]).abs() > 1e-3
-    torch.testing.assert_close(rotate(q.expand(50, 8), cos, sin).norm(dim=-1), q.norm().expand(50))
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm().expand(50))
 
 
 def test_positions_count() -> None:

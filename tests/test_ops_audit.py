@@ -10,10 +10,13 @@ from test_projection import GPT2, KINDS, RANK_ONE, scores
 from torch import Tensor
 
 import m2s
+from m2s.belief.inverse import box
 from m2s.ops import form
 from m2s.ops.audit import Measures, measure
 
 triton = pytest.importorskip("triton")
+
+from m2s.ops.audit.triton import measure as with_tiles  # noqa: E402
 
 TOLERANCE = 1e-6
 COUNTS = ("outside", "beyond", "negative_weights")
@@ -86,6 +89,42 @@ def test_at_the_size_of_gpt2(name: str) -> None:
         score = scores(kind, process, x_t, times)
         ours = kernel(score, x_t, times, 0.9 * times, process)
         agree(ours, reference(score, x_t, times, 0.9 * times, process), rounding(score, x_t, times, process), process)
+
+
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_no_comparison_is_rounded(name: str) -> None:
+    """Scores in float32 next to the ends of the box, with and without the tolerance, and next to the levels at which weights
+    turn negative."""
+    process = RANK_ONE[name](31)
+    for t in (1e-3, 0.5, 0.999):
+        x_t, times, _ = sites(process, 6, t)
+        score = scores("log-normal", process, x_t, times).float()
+        low, high = (ends.double() for ends in box(x_t, times, process))
+        _, mixing = process.step(0.8 * times, times)
+        for column in range(process.vocab - 2):
+            end = (low * (1 - TOLERANCE), low, high, high * (1 + TOLERANCE))[column % 4][:, column]
+            end = end.clamp(max=3e38).float()
+            score[:, column] = (end, end.nextafter(end + 1), end.nextafter(end - 1))[column // 4 % 3]
+        total = score.double().scatter(-1, x_t.unsqueeze(-1), 1.0).sum(-1)
+        score[:, -2] = (mixing.clean * total).clamp(max=3e38).float()
+        ours = kernel(padded(score, x_t), x_t, times, 0.8 * times, process)
+        theirs = reference(score, x_t, times, 0.8 * times, process)
+        assert torch.equal(ours.outside, theirs.outside) and torch.equal(ours.beyond, theirs.beyond)
+        assert (ours.outside > ours.beyond).any()
+        agree(ours, theirs, rounding(score.double(), x_t, times, process), process)
+
+
+@pytest.mark.parametrize(("block", "lines"), [(64, 1), (64, 2), (128, 4)])
+def test_tiles_of_any_size(block: int, lines: int) -> None:
+    """Rows of several tiles and a rest, k in either; what is no number in either."""
+    process = m2s.Hybrid(700, p_uniform=0.3)
+    x_t = torch.tensor([0, 1, 3, 600, 699, 700])
+    times = torch.full((6,), 0.4, dtype=torch.float64)
+    score = scores("log-normal", process, x_t, times).float()
+    score[1, 5], score[3, 690], score[4, 0] = torch.nan, torch.inf, -torch.inf
+    given = [value.to(DEVICE) for value in (padded(score, x_t), x_t, times, 0.7 * times)]
+    ours = Measures(*(value.cpu() for value in with_tiles(*given, process, TOLERANCE, False, block, lines, 4)))
+    agree(ours, reference(score, x_t, times, 0.7 * times, process), rounding(score.double(), x_t, times, process), process)
 
 
 def test_what_is_no_number_is_outside_and_then_one() -> None:

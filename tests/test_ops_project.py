@@ -96,10 +96,13 @@ def test_many_candidates_a_lane(name: str) -> None:
         x_t, times, site = sites(process, 2, 0.8)
         score = scores(kind, process, x_t, times).float()
         on_device = Site(*(value.to(DEVICE) for value in site))
-        mu, passes = with_passes(score.to(DEVICE), x_t.to(DEVICE), on_device, process.states, process.mask, False, 64, 4)
         truth = reference(score.double(), x_t, site, process.states, process.mask, False)
-        assert ((mu.cpu() - truth).abs() < 1e-6).all() and ((mu.double().sum(-1) - 1).abs() < 1e-6).all()
-        most = max(most, int(passes.max()))
+        for held, rest in ((1, 1), (4, 2)):  # little of the row in registers, and some of it
+            shape = {"block": 64, "held": held, "rest": rest, "warps": 4}
+            given = (score.to(DEVICE), x_t.to(DEVICE), on_device, process.states, process.mask, False)
+            mu, passes = with_passes(*given, **shape)
+            assert ((mu.cpu() - truth).abs() < 1e-6).all() and ((mu.double().sum(-1) - 1).abs() < 1e-6).all()
+            most = max(most, int(passes.max()))
     assert 1 <= most <= 6
 
 
@@ -115,7 +118,7 @@ def test_optimality_and_passes_at_the_size_of_gpt2(t: float, kind: str) -> None:
     mu, passes = with_passes(score.to(DEVICE), x_t.to(DEVICE), site, GPT2, None, False)
     assert kkt_residual(mu.cpu(), score, x_t, times, GPT2) < 1e-6
     assert int(passes.max()) <= 5
-    alone, _ = with_passes(score.log().to(DEVICE), x_t.to(DEVICE), site, GPT2, None, True, block=1024, warps=4)
+    alone, _ = with_passes(score.log().to(DEVICE), x_t.to(DEVICE), site, GPT2, None, True, block=1024, held=4, warps=4)
     torch.testing.assert_close(alone, mu, rtol=0, atol=1e-6)
 
 

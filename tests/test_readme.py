@@ -119,11 +119,34 @@ def test_results_are_those_of_the_files() -> None:
         one = kernels[f"{name}, no mask"]
         counts = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"][::2])  # every other loop ends a row
         says((ROOT / "docs" / "kernels.md").read_text(), f"| {name} | {counts} | {one['registers']} |")
-    fid = json.loads((ROOT / "experiments" / "results" / "fid-mnist.json").read_text())
-    kid = fid["kid"]
-    line = page.replace("\n", " ")
-    says(line, f"FID {fid['fid']:.3f} and KID {kid['mean']:.5f} ± {kid['error']:.5f}", f"`{' '.join(fid['command'])}`")
-    assert round(fid["fid"], 2) == 4.56
+    for name in ("kernels", "steps"):
+        found = json.loads((folder / f"{name}.json").read_text())
+        says(page, f"`{' '.join(found['command'])}`")
+        for part in found["parts"].values():
+            for contender, one in part["contenders"].items():
+                more = (
+                    f"{one['median_ms']:.1f} | {one['tokens_per_second']:,.0f}" if "mfu" in one else f"{one['median_ms']:.2f}"
+                )
+                says(page, f"| {contender} | {more} |")
+            for bar in part["bars"]:
+                says(page, f"| {bar['measured']:.3g} | {'met' if bar['met'] else '**missed**'} |")
+    parts = {name: json.loads((folder / f"{name}.json").read_text())["parts"] for name in ("kernels", "steps")}
+    page_of_kernels = (ROOT / "docs" / "kernels.md").read_text()
+    loss, drawn = parts["kernels"]["loss"], parts["kernels"]["draw"]["contenders"]
+    says(page_of_kernels, f"{loss['contenders']['m2s, fused']['median_ms']:.2f} ms: {loss['bars'][0]['measured']:.2f} times")
+    says(page_of_kernels, f"found {drawn['bayes, fused']['median_ms']:.2f} ms with it")
+    project, audit = (parts["kernels"][name]["contenders"]["m2s, fused"] for name in ("projection", "audit"))
+    says(
+        page_of_kernels, f"{project['median_ms']:.2f} ms, best {project['best_ms']:.2f}", f"Found: {audit['median_ms']:.2f} ms"
+    )
+    fused, plain = (one["median_ms"] for one in parts["steps"]["train"]["contenders"].values())
+    says(page_of_kernels, f"takes {fused:.1f} ms instead of {plain:.1f}")
+    says(training, f"an update {plain / fused:.2f} times as fast")
+    for name, wanted in (("fid-mnist", 4.56), ("fid-cifar10", 3.15)):
+        fid = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
+        kid, line = fid["kid"], page.replace("\n", " ")
+        says(line, f"FID {fid['fid']:.3f} and KID {kid['mean']:.5f} ± {kid['error']:.5f}", f"`{' '.join(fid['command'])}`")
+        assert round(fid["fid"], 2) == wanted
     toy = json.loads((ROOT / "docs" / "toy.json").read_text())
     for low, high in (toy["box"], toy["band"]):
         says(page, f"[{low:.3f}, {high:.3f}]")

@@ -20,13 +20,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import m2s
-from m2s.sampler import GRIDS, SAMPLERS, Bayes, Belief, FirstHitting, Noise, PredictorCorrector, Shaping, Trajectory, draw
+from m2s.sampler import (
+    GRIDS,
+    SAMPLERS,
+    Bayes,
+    Belief,
+    FirstHitting,
+    Noise,
+    PredictorCorrector,
+    SelfCorrecting,
+    Shaping,
+    Trajectory,
+    draw,
+)
 from m2s.sampler import belief as belief_module
 from m2s.sampler.random import LOW, PURPOSES, philox, uniform
 
-K, L, STEPS = 5, 6, 2
+K, L, STEPS, CORRECTIONS = 5, 6, 2, 3
 FIRST, COUNT = 14, 4  # samples 14..17: they lie in two micro-batches of 16
 MASKED = ("ancestral", "first_hitting", "confidence", "remasking")
+LEVELS = ("ordinal_tau_leaping", "forward_backward")  # a mask is none
+OWN_TIMES = ("first_hitting", "self_correcting")
 
 PROCESSES: dict[str, m2s.Process] = {
     "uniform": m2s.Uniform(K, m2s.Linear()),
@@ -54,6 +68,10 @@ def serves(sampler: str, process: str, head: str) -> bool:
         return sampler in ("bayes", "predictor_corrector") and head in ("posterior", "offset")
     if sampler in MASKED:
         return process == "absorbing" and head not in FREE
+    if sampler in LEVELS:
+        return process in ("uniform", "gaussian")
+    if sampler in ("adaptive", "self_correcting"):
+        return process in RANK_ONE and head not in FREE and (sampler, process) != ("self_correcting", "absorbing")
     if sampler == "bayes":
         return head not in FREE
     if sampler == "analytic" or (sampler == "predictor_corrector" and head in FREE):
@@ -63,7 +81,7 @@ def serves(sampler: str, process: str, head: str) -> bool:
 
 ALL = list(itertools.product(SAMPLERS, PROCESSES, HEADS))
 SERVED = [case for case in ALL if serves(*case)]
-WITH_MASK = [(name, "absorbing", "posterior") for name in SAMPLERS]
+WITH_MASK = [(name, "absorbing", "posterior") for name in SAMPLERS if serves(name, "absorbing", "posterior")]
 EVERY_SAMPLER = WITH_MASK + [(name, "uniform", "posterior") for name in SAMPLERS if name not in MASKED]
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
 
@@ -161,6 +179,8 @@ def build(process: str, head: str) -> m2s.Head:
 
 
 def run(model: Any, head: m2s.Head, count: int = COUNT, start: int = FIRST, length: int = L, **options: Any) -> Any:
+    if options.get("sampler") == "self_correcting":
+        options["sampler"] = SelfCorrecting(corrections=CORRECTIONS)  # not the hundred and more that are its own
     return m2s.sample(model, head, (count, length), **{"steps": STEPS, "start": start, "seed": 7, **options})
 
 
@@ -710,7 +730,7 @@ def test_guidance_and_clamps_do_not_show_the_batch() -> None:
     head = build("absorbing", "posterior")
     model, condition = Rounding(K + 1), torch.arange(COUNT)
     clamp = torch.where(torch.rand(COUNT, L) < 0.4, torch.randint(K, (COUNT, L)), -1)
-    for sampler in SAMPLERS:
+    for sampler in (name for name in SAMPLERS if serves(name, "absorbing", "posterior")):
         options = {"sampler": sampler, "guidance": 2.0, "temperature": 0.7, "top_p": 0.9, "on": "leave_one_out"}
         whole = run(model, head, condition=condition, clamp=clamp, **options)
         parts = [
@@ -919,7 +939,8 @@ def test_clamps_hold_across_windows() -> None:
 
 
 def expected_steps(sampler: str, steps: int) -> int:
-    return {"analytic": steps + 1, "predictor_corrector": 2 * steps - 1, "first_hitting": min(steps, L)}.get(sampler, steps)
+    others = {"analytic": steps + 1, "predictor_corrector": 2 * steps - 1, "self_correcting": steps + CORRECTIONS}
+    return (others | {"first_hitting": min(steps, L)}).get(sampler, steps)
 
 
 @cases(EVERY_SAMPLER)
@@ -952,8 +973,8 @@ def test_a_callback_sees_every_step_of_every_sample(sampler: str, process: str, 
             assert step.t[at[m]] >= step.s[at[m]]
             if m + 1 < number:
                 assert torch.equal(step.x_s[at[m]], walk[m + 1].x_t[at[m + 1]])
-                assert sampler == "first_hitting" or step.s[at[m]] == walk[m + 1].t[at[m + 1]]
-        if sampler != "first_hitting":
+                assert sampler in OWN_TIMES or step.s[at[m]] == walk[m + 1].t[at[m + 1]]
+        if sampler not in OWN_TIMES:
             assert walk[0].t[at[0]] == 1 and walk[-1].s[at[-1]] == 0
     assert trajectory.states.shape == (number + 1, COUNT, L)
     last = trajectory.states[-1]

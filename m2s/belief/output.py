@@ -55,19 +55,28 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
 
 
+HALF_EXTRA = 8  # columns beside a weight in bf16 for the bias: two, and six that keep the width a multiple of eight
+
+
 def half_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The factors of hidden weight^T + bias as one product in the dtype of hidden states that are bf16.
 
-    The bias goes in as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden; six of zeros
-    keep the width a multiple of eight. So its gradient comes out of the product that gives the weight's.
+    The bias goes in as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden. So its
+    gradient comes out of the product that gives the weight's.
     """
-    columns = weight.to(hidden.dtype)
     if bias is None:
-        return hidden, columns
-    coarse = bias.to(hidden.dtype)
-    fine = (bias.float() - coarse.float()).to(hidden.dtype)
-    columns = torch.nn.functional.pad(torch.cat([columns, coarse[:, None], fine[:, None]], -1), (0, 6))
-    return torch.nn.functional.pad(torch.nn.functional.pad(hidden, (0, 2), value=1.0), (0, 6)), columns
+        return hidden, weight.to(hidden.dtype)
+    width = weight.shape[1]
+    columns = hidden.new_empty(weight.shape[0], width + HALF_EXTRA)
+    columns[:, :width] = weight
+    columns[:, width] = bias
+    columns[:, width + 1] = bias.float() - columns[:, width].float()
+    columns[:, width + 2 :] = 0
+    wide = hidden.new_empty(hidden.shape[0], width + HALF_EXTRA)
+    wide[:, :width] = hidden
+    wide[:, width : width + 2] = 1
+    wide[:, width + 2 :] = 0
+    return wide, columns
 
 
 class _HalfOperands(torch.autograd.Function):

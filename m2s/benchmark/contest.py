@@ -16,7 +16,7 @@ from m2s.ops import form
 from m2s.ops.choice import Form
 
 Call = Callable[[], Any]
-FLUSHED = 1 << 28  # bytes written before a call on a GPU, more than its cache holds
+FLUSHED, FLUSHES = 1 << 28, 16  # bytes written before a call on a GPU, more than its cache holds, and how often: about 1 ms
 
 
 class Watch:
@@ -59,7 +59,8 @@ def turns(calls: dict[str, Call], device: torch.device, repeats: int) -> dict[st
         watches = {}
         for name, call in calls.items():
             watch = watches[name] = Watch(device)
-            scratch.zero_()
+            for _ in range(FLUSHES if device.type == "cuda" else 0):
+                scratch.zero_()
             watch.tick()
             call()
             watch.tick()

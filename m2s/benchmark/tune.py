@@ -18,7 +18,9 @@ from m2s.ops.linear import CHUNK, Layer
 from m2s.process import Site
 
 BLOCKS, WARPS, LINES = (512, 1024, 2048, 4096, 8192, 16384), (4, 8, 16, 32), (2, 4, 8, 16)
+TILES = (512, 1024, 2048, 4096, 8192)  # blocks of which a program has several at once
 MOST = 64  # columns for one thread; more would not stay in its registers
+HELD, HELD_BY_THREAD = 1 << 15, 128  # columns in registers, at most, of a program and of a thread
 
 Kernel = Callable[[int, int], Any]  # of a block size, or a number of lines, and a number of warps
 Kernels = dict[str, tuple[Kernel, tuple[int, ...]]]  # by name, with the block sizes to try
@@ -67,8 +69,10 @@ def _losses(setting: Setting) -> Kernels:
         x_t = torch.full_like(x_0, setting.vocab) if head.process is absorbing else given.corrupt(uniform)[some]
         told = rows_of(head, x_0, x_t, t)
         assert told is not None
-        rest = (logits, x_t, x_0, told.scalars, head.process.mask is not None, setting.vocab, weight, setting.operands)
-        kernels[told.kind] = (_sized(import_module(f"m2s.ops.{told.kind}.triton").rows, rest), BLOCKS)
+        kernel = import_module(f"m2s.ops.{told.kind}.triton")
+        ready = kernel.prepare(x_t, x_0, told.scalars)
+        rest = (logits, *ready, head.process.mask is not None, setting.vocab, weight, setting.operands)
+        kernels[told.kind] = (_sized(kernel.rows, rest), BLOCKS)
     return kernels
 
 
@@ -86,7 +90,12 @@ def _projection(setting: Setting) -> Kernels:
     assert isinstance(process, m2s.Uniform)
     site = Site(*process.at(x_t, t.double()))
     states, mask = process.states, process.mask
-    return {"project": (lambda block, warps: nearest(score, x_t, site, states, mask, False, block, warps), BLOCKS)}
+
+    def project(block: int, warps: int) -> Any:
+        held = max(1, min(HELD, HELD_BY_THREAD * 32 * warps) // block)
+        return nearest(score, x_t, site, states, mask, False, block=block, held=held, warps=warps)
+
+    return {"project": (project, TILES)}
 
 
 def _audit(setting: Setting) -> Kernels:
@@ -95,7 +104,7 @@ def _audit(setting: Setting) -> Kernels:
     score, x_t, t, process = scores(setting)
     assert isinstance(process, m2s.Uniform)
     t, s = t.double(), 0.98 * t.double()
-    return {"audit": (lambda block, warps: measure(score, x_t, t, s, process, 1e-6, False, block, warps), BLOCKS)}
+    return {"audit": (lambda block, warps: measure(score, x_t, t, s, process, 1e-6, False, block=block, warps=warps), TILES)}
 
 
 def _step(setting: Setting) -> Kernels:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from m2s.ops.choice import DEFAULT, Form
+from m2s.ops.choice import Form
 from m2s.report import Refused, whole
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ class Drawing:
     steps: int = 128
     """Steps from noise to data; each is one call of the network."""
     sampler: str = "auto"
-    """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; with a posterior also bayes (the
-    exact finite step), and with masks besides ancestral, first_hitting, confidence, remasking; for a next-token model
-    autoregressive. auto: bayes where there is a posterior, analytic for a free score."""
+    """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; for levels ordinal_tau_leaping,
+    forward_backward; with a posterior also bayes (the exact finite step), adaptive and, but for masks alone, self_correcting
+    (GIDD's), with masks besides ancestral, first_hitting, confidence, remasking; for a next-token model autoregressive.
+    auto: bayes where there is a posterior, analytic for a free score."""
     grid: str = "cosine"
     """Where the times lie: cosine (small steps first) or linear (as in SEDD's release)."""
     seed: int = 0
@@ -56,7 +57,7 @@ class Drawing:
     """Of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere. Logits are float32 in any case."""
     compile: bool = False
     """Compile the network (torch.compile): half a minute at the start, for many samples."""
-    kernels: Form = DEFAULT
+    kernels: Form = "auto"
     """Of last layer and draw at a large vocabulary: fused (Triton) or the reference; auto is fused on a GPU."""
     overwrite: bool = False
     """Replace a finished result."""

@@ -20,7 +20,15 @@ GIDD = Method(
 $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and the weight $w_t(k) = n_t(k)/P_t(k\mid x_0)$ the
 bound is $\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k), q_t(k))\big)\big]\,dt$, $D(a, b) = a/b - \log(a/b)
 - 1$. It is the score entropy of $\nu$ (`tests/test_equivalences.py`), which is what is computed; `--head.loss gidd`
-computes it as written.""",
+computes it as written.
+
+Samplers, besides `bayes` (the authors' ancestral step): `--sampler adaptive` draws, at each step, the sites where
+$(\max_z\nu_z - \nu_k)\,\pi_t(k)$ is greatest, $\pi_t = m_t/(1-\alpha_t)$, anew from $\nu$: masks and tokens that look wrong
+alike (from the authors' later code; they take the likeliest token, `--top-k 1 --on leave_one_out`). `--sampler
+self_correcting` samples and then makes 128 more calls at $t = 0.01$: each draws $z\sim\nu^{1/0.1}$ at every site and
+replaces the token of that site where $z\neq k$ is surest. Ours besides: only where $\nu_z > \nu_k$, so that no step lowers
+the share of tokens that are the network's first choice; the authors watch that share, and stop when it has not risen for 32
+steps. Neither has the law of the reverse process.""",
     BIBTEX,
 )
 CLIPPED = Method(

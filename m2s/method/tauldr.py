@@ -35,12 +35,19 @@ x_0)$, which needs it at $x$ alone. With the constant $\sum_y R^*\log R^* - R^*$
 
 $$\sum_{y\neq k} R_\theta - R^* + R^*\log\frac{R^*}{R_\theta},$$
 
-which is score entropy (`tests/test_tauldr.py`). Samples are drawn by tau-leaping; as corrector
-`m2s.sampler.PredictorCorrector(predictor=m2s.sampler.TauLeaping())` draws sites anew given all others, in place of the
-authors' additional forward and reverse jumps. `m2s.sampler.TauLeaping(ordinal=True)` adds up several jumps, as they do for
-images. The authors' logistic output layer is not part of this.""",
+which is score entropy (`tests/test_tauldr.py`).
+
+Samples are drawn by tau-leaping: a Poisson number of jumps, of mean $E = (t-s)\sum_y R_\theta(k\to y)$. As the authors have
+it for images the displacements of several jumps add up (`--sampler ordinal_tau_leaping`). Tokens without an order cannot,
+and `--sampler tau_leaping` moves a site only where there is exactly one jump, with probability $E e^{-E}$: with these
+rates, high between levels that are near, that is next to nothing until the steps are so many that $E$ is below one. Both
+are of order one in the step (`tests/test_tauldr_leaps.py`). `--sampler forward_backward` adds the authors' corrector: after
+each step to $s \le 0.1$ ten leaps, each of 0.003 units of time, at the rates $Q_s(k\to y) + R_\theta(k\to y)$, which leave
+$p_s$ as it is; its last step is a draw from $\mu$, where theirs is its likeliest token.
+`m2s.sampler.PredictorCorrector(predictor=m2s.sampler.TauLeaping())` draws sites anew given all others instead. The authors'
+logistic output layer is not part of this.""",
     BIBTEX,
-    "tau_leaping",
+    "ordinal_tau_leaping",
 )
 ABSORBING = Method(
     "tauldr-absorb",

@@ -19,7 +19,19 @@ $$\frac{\alpha_t'}{K\alpha_t}\Big[\frac{K}{\bar x_k} - \frac{K}{\bar\nu_k} - \su
 \log\frac{\bar\nu_k\,\bar x_j}{\bar\nu_j\,\bar x_k}\Big].$$
 
 It is the score entropy of `m2s-offset` (`tests/test_equivalences.py`), which is what is computed; `--head.loss udlm`
-computes it as written. DUO trains with the same bound after its curriculum, which is not here.""",
+computes it as written.
+
+DUO trains with the same bound after a curriculum. Uniform noise is the argmax of Gaussian noise: with $w = a\,e_{x_0} +
+\sqrt{1-a^2}\,\epsilon$, $\Pr(\operatorname{argmax} w = y) = P_t(y\mid x_0)$ where
+
+$$\alpha_t = T(a) = \frac{K}{K-1}\Big(\int\varphi(v)\,\Phi(v+r)^{K-1}dv - \frac1K\Big), \qquad r =
+\frac{a}{\sqrt{1-a^2}}.$$
+
+At first the network is shown the mean of its embedding under $\operatorname{softmax}(w/\tau)$ in place of that of $x_t =
+\operatorname{argmax} w$, and $\tau$ falls from 0.1 to 0.01. `m2s.objective.Relaxed(model, head)` is that loss, for a
+training loop of one's own: `m2s train` has no curriculum, for it would need a normal number for each token of the
+vocabulary at each site, and draws a fixed few for each site, whatever the vocabulary. Here $a$ follows from the schedule of
+the run; the authors let $\log\frac{1-a^2}{a^2}$ rise evenly from -3.5 to -1.75.""",
     r"""@inproceedings{schiff2025simple,
   title     = {Simple Guidance Mechanisms for Discrete Diffusion Models},
   author    = {Schiff, Yair and Sahoo, Subham Sekhar and Phung, Hao and Wang, Guanghan and Boshar, Sam and Dalla-torre, Hugo

@@ -1,6 +1,5 @@
 """The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from m2s import check
 from m2s.belief.output import Output, Unprojected
 from m2s.model.condition import Condition
 from m2s.model.rotary import angles, rotate
+from m2s.ops.gelu import linear_gelu
+from m2s.ops.norm import add_norm, is_fused
 from m2s.process import Schedule
 
 FREQUENCIES = 256  # sinusoids of the time
@@ -22,9 +23,6 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"width": 768, "depth": 12, "heads": 12},
     "medium": {"width": 1024, "depth": 24, "heads": 16},
 }
-
-Parts = Sequence[Tensor | float]
-UNMODULATED: Parts = (0.0, 0.0, 1.0)  # shift, scale, gate
 
 
 @dataclass(frozen=True)
@@ -83,10 +81,6 @@ class DiTConfig:
         return cls(states, **{**SIZES[size], **options})
 
 
-def modulate(x: Float[Tensor, "B L D"], shift: Tensor | float, scale: Tensor | float) -> Float[Tensor, "B L D"]:
-    return x * (1 + scale) + shift
-
-
 def set_to_zero(*layers: nn.Module) -> None:
     for layer in layers:
         for parameter in layer.parameters():
@@ -116,14 +110,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B L D"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        # sites before heads in memory: so does the result lie, and joining its heads copies nothing
+        q, k, v = [part.transpose(1, 2) for part in (rotate(q, cos, sin), rotate(k, cos, sin), v)]
         mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
 class Block(nn.Module):
-    """x + gate attention(norm(x)), then x + gate mlp(norm(x)), each norm shifted and scaled by the condition."""
+    """x + gate attention(norm(x)), then x + gate mlp(norm(x)), each norm shifted and scaled by the condition.
+
+    A branch is added where the next norm reads the sum: the last one is handed on beside x, with its gate, as it comes in.
+    """
 
     def __init__(self, config: DiTConfig, conditioned: bool) -> None:
         super().__init__()
@@ -132,17 +130,29 @@ class Block(nn.Module):
         self.attention = Attention(width, config.heads, config.causal)
         self.norm2 = nn.LayerNorm(width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
         self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
         if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
             set_to_zero(self.attention.out, self.mlp[2])
 
-    def forward(self, x: Float[Tensor, "B L D"], c: Tensor | None, cos: Tensor, sin: Tensor) -> Float[Tensor, "B L D"]:
-        parts = (*UNMODULATED, *UNMODULATED) if self.modulation is None else self.modulation(c)
-        shift, scale, gate = parts[:3]
-        x = x + gate * self.dropout(self.attention(modulate(self.norm1(x), shift, scale), cos, sin))
-        shift, scale, gate = parts[3:]
-        return x + gate * self.dropout(self.mlp(modulate(self.norm2(x), shift, scale)))
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        branch: Float[Tensor, "B L D"] | None,
+        gate: Float[Tensor, "B 1 D"] | None,
+        c: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        fused: bool,
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
+        parts = (None,) * 6 if self.modulation is None else self.modulation(c)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused)
+        branch = self.dropout(self.attention(y, cos, sin))
+        x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
+        first, _, last = self.mlp
+        assert isinstance(first, nn.Linear)
+        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused))), gate2
 
 
 class DiT(nn.Module):
@@ -189,12 +199,13 @@ class DiT(nn.Module):
         if c is not None:
             c = silu(c)
         cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
-        x = self.embedding(x_t.long())
+        x, branch, gate = self.embedding(x_t.long()), None, None
+        fused = is_fused(x)
         for block in self.blocks:
-            x = block(x, c, cos, sin)
+            x, branch, gate = block(x, branch, gate, c, cos, sin, fused)
         with torch.autocast(x.device.type, enabled=False):
-            shift, scale = UNMODULATED[:2] if self.modulation is None else self.modulation(c)
-            hidden = modulate(self.norm(x), shift, scale)
+            shift, scale = (None, None) if self.modulation is None else self.modulation(c)
+        _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused)
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             hidden = hidden.to(torch.get_autocast_dtype("cuda"))  # operands of a product that is added up in float32
         output = Unprojected(hidden, self.head.weight, self.head.bias)

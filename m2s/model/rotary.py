@@ -10,18 +10,33 @@ from torch import Tensor
 from m2s.belief.output import full
 
 
-def angles(
-    length: int, width: int, device: torch.device | None = None, slowest: float = 10_000.0
-) -> tuple[Float[Tensor, "{length} half"], Float[Tensor, "{length} half"]]:
-    """cos and sin of p slowest^{-2i/width} for positions p < length and i < width/2 (float32)."""
+# Opaque to a compiler, which would rather work out an angle, its cosine and its sine again for every number that it turns.
+@torch.library.custom_op("m2s::angles", mutates_args=())
+def _angles(length: int, width: int, slowest: float, device: torch.device) -> tuple[Tensor, Tensor]:
     frequency = slowest ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     angle = torch.arange(length, dtype=torch.float32, device=device).unsqueeze(-1) * frequency
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+@_angles.register_fake
+def _(length: int, width: int, slowest: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    table = torch.empty(length, width, dtype=torch.float32, device=device)
+    return table, torch.empty_like(table)
+
+
+def angles(
+    length: int, width: int, device: torch.device | None = None, slowest: float = 10_000.0
+) -> tuple[Float[Tensor, "{length} {width}"], Float[Tensor, "{length} {width}"]]:
+    """(cos, cos) and (-sin, sin) of p slowest^{-2i/width} for positions p < length and i < width/2 (float32)."""
+    cos, sin = _angles(length, width, slowest, torch.get_default_device() if device is None else device)
+    return cos, sin
 
 
 def rotate(
-    x: Float[Tensor, "*batch L D"], cos: Float[Tensor, "L half"], sin: Float[Tensor, "L half"]
-) -> Float[Tensor, "*batch L D"]:
+    x: Float[Tensor, "*batch L H D"], cos: Float[Tensor, "L D"], sin: Float[Tensor, "L D"]
+) -> Float[Tensor, "*batch L H D"]:
     """(x_i, x_{i + D/2}) turned by the angle of its position, in float32 at least; the dtype of x is kept."""
-    first, second = full(x).chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    wide = full(x)
+    swapped = wide.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return (wide * cos.unsqueeze(-2) + swapped * sin.unsqueeze(-2)).to(x.dtype)

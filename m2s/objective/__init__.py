@@ -1,7 +1,9 @@
 """Training losses, one file each, and the bound on the likelihood."""
 
+from m2s.objective.any_order import any_order
 from m2s.objective.chain import chain, chain_kl, d3pm
 from m2s.objective.ct_elbo import ct_elbo
+from m2s.objective.duo import Relaxed
 from m2s.objective.elbo import Elbo, elbo
 from m2s.objective.gidd import gidd, gidd_clipped
 from m2s.objective.likelihood import likelihood, nothing_lost
@@ -15,6 +17,8 @@ from m2s.objective.udlm import udlm
 __all__ = [
     "Elbo",
     "Objective",
+    "Relaxed",
+    "any_order",
     "chain",
     "chain_kl",
     "ct_elbo",

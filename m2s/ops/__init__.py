@@ -1,7 +1,8 @@
-"""Operations over a large vocabulary, each in two forms: `reference.py`, readable and for any device, and `triton.py`, fused.
+"""Operations over a large vocabulary, and those of training a transformer (`norm`, `gelu`, `adamw`), each in two forms:
+`reference.py`, readable and for any device, and `triton.py`, fused.
 
-Every folder is one operation on rows of logits. `linear.py` makes the rows out of hidden states and the last layer some at a
-time, so that the logits of all sites never exist at once. Triton is imported where it is used and not before.
+Every other folder is one operation on rows of logits. `linear.py` makes the rows out of hidden states and the last layer some
+at a time, so that the logits of all sites never exist at once. Triton is imported where it is used and not before.
 """
 
 from m2s.ops.choice import form, fused, lacking

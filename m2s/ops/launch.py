@@ -1,10 +1,18 @@
-"""How the kernels of a loss are started: one program for each row of logits."""
+"""How the kernels of a loss are started: one program for each row of logits.
+
+They read what they are told of a row, `told` numbers, from one place: `prepare` lays them there for all rows at once.
+"""
 
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+
+
+def prepare(k: Tensor, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens and scalars [C, N] as the kernels read them; some rows of all three are [..., rows]."""
+    return k.int(), x.int(), scalars.t().contiguous().t()
 
 
 def launch(
@@ -20,20 +28,24 @@ def launch(
     weight: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """The loss [N], and where a weight is given the gradient of weight times loss [N, V] in `dtype`."""
+    """The loss [N], and where a weight is given the gradient of weight times loss [N, V] in `dtype`; of what `prepare` made.
+
+    The gradient takes the place of the logits, which are gone then: in the first half of each row's memory if it is bf16.
+    """
     count, columns = logits.shape
     loss = torch.empty(count, dtype=torch.float64, device=logits.device)
-    gradient = None if weight is None else torch.empty(count, columns, dtype=dtype, device=logits.device)
+    gradient = None if weight is None else logits.view(dtype)[:, :columns]
     kernel[(count,)](
         logits,
         loss if gradient is None else gradient,
         loss,
-        k.int(),
-        x.int(),
+        k,
+        x,
         loss if weight is None else weight.double(),
-        scalars.contiguous(),
-        count,
+        scalars,
+        scalars.stride(1),
         logits.stride(0),
+        0 if gradient is None else gradient.stride(0),
         columns,
         vocab,
         MASK=masked,

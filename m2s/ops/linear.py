@@ -9,9 +9,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from m2s.belief.output import Unprojected, full, half_operands, product
+from m2s.belief.output import HALF_EXTRA, Unprojected, full, half_operands, product
 
-CHUNK = 1 << 27  # logits alive at once: half a GiB
+CHUNK = 50_304 * 3328  # logits alive at once: 0.6 GiB
+
+
+def extra(hidden: Tensor, bias: Tensor | None) -> int:
+    """Columns of the products beside those of the weight: what the bias takes."""
+    return 0 if bias is None else HALF_EXTRA if is_half(hidden) else 1
+
+
+def is_half(hidden: Tensor) -> bool:
+    return hidden.dtype == torch.bfloat16 and hidden.is_cuda
 
 
 class Layer:
@@ -19,7 +28,7 @@ class Layer:
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.width, self.bias = hidden.shape[-1], bias is not None
-        self.half = hidden.dtype == torch.bfloat16 and hidden.is_cuda
+        self.half = is_half(hidden)
         hidden = hidden.reshape(-1, self.width)
         if self.half:
             hidden, columns = half_operands(hidden, weight, bias)
@@ -36,9 +45,10 @@ class Layer:
 
     def chunks(self) -> Iterator[slice]:
         """The rows, some at a time."""
-        rows = max(1, CHUNK // len(self.columns))
-        rows = rows // 128 * 128 or rows
-        return (slice(start, start + rows) for start in range(0, len(self.hidden), rows))
+        count, most = len(self.hidden), max(1, CHUNK // len(self.columns))
+        even = -(-count // max(1, -(-count // most)))  # none much smaller than the others
+        rows = max(1, min(most, -(-even // 128) * 128))
+        return (slice(start, start + rows) for start in range(0, count, rows))
 
     def logits(self, at: slice) -> Tensor:
         """[rows, V], in float32 at least."""
@@ -54,17 +64,23 @@ class Gradient:
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        self.hidden = torch.empty_like(layer.hidden[:, : layer.width])
-        self.columns = torch.zeros(layer.columns.shape, dtype=full(layer.columns[:0]).dtype, device=layer.columns.device)
+        self.hidden = torch.empty_like(layer.hidden[:, : layer.width], memory_format=torch.contiguous_format)
+        self._columns: Tensor | None = None
 
     def add(self, at: slice, logits: Tensor) -> None:
         """The gradient of the logits of the rows `at`."""
         layer, hidden = self.layer, self.layer.hidden[at]
-        self.hidden[at] = _product(logits, layer.columns[:, : layer.width]).to(self.hidden.dtype)
-        if layer.half:
-            torch.addmm(self.columns, logits.t(), hidden, out_dtype=torch.float32, out=self.columns)
+        self.hidden[at].copy_(_product(logits, layer.columns[:, : layer.width]))
+        if self._columns is None:
+            self._columns = _product(logits.t(), hidden)
+        elif layer.half:
+            torch.addmm(self._columns, logits.t(), hidden, out_dtype=torch.float32, out=self._columns)
         else:
-            self.columns.addmm_(logits.t(), hidden)
+            self._columns.addmm_(logits.t(), hidden)
+
+    @property
+    def columns(self) -> Tensor:
+        return torch.zeros_like(full(self.layer.columns)) if self._columns is None else self._columns
 
     @property
     def weight(self) -> Tensor:

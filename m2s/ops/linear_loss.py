@@ -4,9 +4,8 @@ Where the weights of the losses are known beforehand, their gradients are found 
 (`total`). Where they come from outside (`losses`), the backward pass makes the logits once more.
 """
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,15 +14,32 @@ from torch.autograd.function import once_differentiable
 
 from m2s.belief.output import Unprojected
 from m2s.ops.choice import fused
-from m2s.ops.linear import Gradient, Layer
+from m2s.ops.linear import Gradient, Layer, extra
 from m2s.process import Process
 
 
-def operation(kind: str, x: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]]:
+@runtime_checkable
+class Operation(Protocol):
+    """A loss of rows of logits: what is told of all rows is made ready once, then some rows at a time are asked for."""
+
+    def prepare(self, k: Tensor, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def rows(
+        self,
+        logits: Tensor,
+        k: Tensor,
+        x: Tensor,
+        scalars: Tensor,
+        masked: bool,
+        vocab: int,
+        weight: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+def operation(kind: str, x: Tensor) -> Operation:
     """The loss of rows of logits (bridged, free or masked), in the form that fits x."""
-    found: Callable[..., tuple[Tensor, Tensor | None]]
-    found = import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}").rows
-    return found
+    return cast(Operation, import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}"))
 
 
 @torch.library.custom_op("m2s::linear_loss", mutates_args=())
@@ -41,16 +57,18 @@ def linear_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses [N] in float64, and, where rows have a weight, the gradients of their weighted sum with respect to hidden,
     weight and bias (empty without)."""
-    layer, rows = Layer(hidden, weight, bias), operation(kind, hidden)
+    layer, loss_of = Layer(hidden, weight, bias), operation(kind, hidden)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
+    told = loss_of.prepare(k, x, scalars)
     for at in layer.chunks():
+        k, x, scalars = (value[..., at] for value in told)
         given = None if row_weight is None else row_weight[at]
-        dtype = layer.hidden.dtype
-        loss, found = rows(layer.logits(at), k[at], x[at], scalars[:, at], masked, vocab, given, dtype)
+        loss, found = loss_of.rows(layer.logits(at), k, x, scalars, masked, vocab, given, layer.hidden.dtype)
         losses[at] = loss
         if gradient is not None and found is not None:
             gradient.add(at, found)
+        del found  # it may lie where the logits were: let go before the next are made
     if gradient is None:
         return losses, hidden.new_empty(0), hidden.new_empty(0), hidden.new_empty(0)
     at_bias = hidden.new_empty(0) if gradient.bias is None or bias is None else gradient.bias.to(bias.dtype, copy=True)
@@ -74,7 +92,8 @@ def _(
     if row_weight is None:
         return losses, hidden.new_empty(0), hidden.new_empty(0), hidden.new_empty(0)
     at_bias = hidden.new_empty(0) if bias is None else torch.empty_like(bias)
-    return losses, torch.empty_like(hidden), torch.empty_like(weight), at_bias
+    columns = weight.new_empty(weight.shape[0], weight.shape[1] + extra(hidden, bias))
+    return losses, torch.empty_like(hidden), columns[:, : weight.shape[1]], at_bias
 
 
 class _Total(torch.autograd.Function):

@@ -13,8 +13,11 @@ from m2s.ops.draw.reference import BLOCK, choose, integer, wide
 __all__ = ["draw", "integer"]
 
 
-def draw(weights: Float[Tensor, "*site K"], u: Float[Tensor, "*site"]) -> Int[Tensor, "*site"]:
-    """The index at which the sums of non-negative `weights`, which need no normalising, first exceed u times their total."""
+def draw(weights: Float[Tensor, "*#site K"], u: Float[Tensor, "*site"]) -> Int[Tensor, "*site"]:
+    """The index at which the sums of non-negative `weights`, which need no normalising, first exceed u times their total. One
+    law [K] serves every site and is not copied for each."""
     columns = weights.shape[-1]
-    padded = torch.nn.functional.pad(weights, (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
-    return choose(padded, padded.sum(-1, dtype=wide(weights)), u).clamp(max=columns - 1)  # of no weight at all: the last
+    blocks = torch.nn.functional.pad(weights, (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1, dtype=wide(weights))
+    index = choose(blocks.expand(*u.shape, -1, -1), sums.expand(*u.shape, -1), u)
+    return index.clamp(max=columns - 1)  # of no weight at all: the last

@@ -210,8 +210,7 @@ class _Run:
         """The reference law at t = 1, and the plan."""
         noise = self._noise(group, 0)
         u = noise("start")
-        reference = self.head.process.reference().to(u)
-        group.x = torch.where(group.free, draw(reference.expand(*u.shape, -1), u), group.clamp)
+        group.x = torch.where(group.free, draw(self.head.process.reference().to(u), u), group.clamp)
         group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
         return group
 

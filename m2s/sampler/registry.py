@@ -2,6 +2,7 @@
 
 import difflib
 
+from m2s.sampler.adaptive import Adaptive
 from m2s.sampler.analytic import Analytic
 from m2s.sampler.autoregressive import Autoregressive
 from m2s.sampler.base import Sampler
@@ -9,9 +10,11 @@ from m2s.sampler.bayes import Ancestral, Bayes
 from m2s.sampler.confidence import Confidence
 from m2s.sampler.euler import Euler
 from m2s.sampler.first_hitting import FirstHitting
+from m2s.sampler.forward_backward import ForwardBackward
 from m2s.sampler.predictor_corrector import PredictorCorrector
 from m2s.sampler.remasking import Remasking
-from m2s.sampler.tau_leaping import TauLeaping
+from m2s.sampler.self_correcting import SelfCorrecting
+from m2s.sampler.tau_leaping import OrdinalTauLeaping, TauLeaping
 
 SAMPLERS: dict[str, type[Sampler]] = {
     kind.name: kind
@@ -20,11 +23,15 @@ SAMPLERS: dict[str, type[Sampler]] = {
         Euler,
         Analytic,
         TauLeaping,
+        OrdinalTauLeaping,
+        ForwardBackward,
         PredictorCorrector,
         Ancestral,
         FirstHitting,
         Confidence,
         Remasking,
+        Adaptive,
+        SelfCorrecting,
     )
 }
 OTHERS: dict[str, type[Sampler]] = {Autoregressive.name: Autoregressive}  # for heads that no sampler above serves

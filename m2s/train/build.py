@@ -10,6 +10,7 @@ from m2s import hub
 from m2s.belief import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
 from m2s.model import DiTConfig, UNetConfig, build, describe, dit, unet
 from m2s.objective import (
+    any_order,
     chain,
     chain_kl,
     ct_elbo,
@@ -47,6 +48,7 @@ from m2s.train.source import Source
 LOSSES: dict[str, Loss] = {
     "score-entropy": score_entropy,
     "masked": masked_cross_entropy,
+    "any-order": any_order,
     "gidd": gidd,
     "gidd-clipped": gidd_clipped,
     "udlm": udlm,
@@ -58,7 +60,13 @@ LOSSES: dict[str, Loss] = {
 }
 LEVELS = 512  # the most that are tabulated
 # what stands in for a loss that is no bound, or holds the reconstruction too, when the bound is wanted
-BOUNDS = {"gidd-clipped": score_entropy, "chain": chain_kl, "d3pm": chain_kl, "likelihood": nothing_lost}
+BOUNDS = {
+    "any-order": masked_cross_entropy,
+    "gidd-clipped": score_entropy,
+    "chain": chain_kl,
+    "d3pm": chain_kl,
+    "likelihood": nothing_lost,
+}
 CHAINS = {  # D3PM's, by the names of their processes
     "chain-uniform": (Chain.uniform, cosine_betas),
     "chain-absorbing": (Chain.absorbing, even_betas),

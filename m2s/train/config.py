@@ -91,9 +91,10 @@ class HeadConfig:
     scale: Literal["auto", "none", "sigma"] = "auto"
     """log-score over an absorbing mask: sigma takes log(expm1 sigma) + log K from the output, as SEDD's release does."""
     loss: str = "auto"
-    """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask;
-    gidd-clipped, GIDD's for training; chain, the bound of a finite chain; d3pm, that and a cross entropy, for training. As
-    their authors write them, equal to score-entropy: gidd, udlm, path-kl, ct-elbo. likelihood, exactly, for next-token."""
+    """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask; any-order,
+    RADD's, the same weighed by the number of masks, where the network is not told the time; gidd-clipped, GIDD's for
+    training; chain, the bound of a finite chain; d3pm, that and a cross entropy, for training. As their authors write them,
+    equal to score-entropy: gidd, udlm, path-kl, ct-elbo. likelihood, exactly, for next-token."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,8 @@ def _check(config: Config) -> None:
             f"t_min is {run.t_min}, but the first of {count} steps ends at {1 / count:g}: give a --t-min of at most that, or a "
             "smaller --process.chain-steps"
         )
+    if config.head.loss == "any-order" and config.network.time != "no":
+        raise Refused("head.loss any-order averages over times, so that the network may not see them: give --network.time no")
     if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
         raise Refused(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
     if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):

@@ -17,12 +17,13 @@ class Average:
         self.weights = dict(model.named_parameters())
         self.values: dict[str, Tensor] = {name: weight.detach().clone().float() for name, weight in self.weights.items()}
 
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
-        mine = [local(value) for value in self.values.values()]
-        theirs = [local(weight.detach()).float() for weight in self.weights.values()]
-        torch._foreach_lerp_(mine, theirs, 1 - decay)
+    def share(self, step: int) -> float:
+        """1 - d, what the weight has of the average after update `step`."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
+    def parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights and their averages, of shards those of this process; they share memory."""
+        return [local(weight.detach()) for weight in self.weights.values()], [local(value) for value in self.values.values()]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from m2s.train.keep import resume, save
 from m2s.train.log import Log
 from m2s.train.parallel import World
 from m2s.train.source import Source, open_source
-from m2s.train.update import Learner, learning_rate
+from m2s.train.update import Learner, Share, learning_rate
 from m2s.train.validate import validate
 
 
@@ -91,8 +91,9 @@ def _train(config: Config, source: Source, world: World) -> Result:
 class Stopper:
     """Inside, the first SIGTERM or SIGINT asks for a stop after this step; a second one stops at once."""
 
+    signal = 0
+
     def __enter__(self) -> "Stopper":
-        self.signal = 0
         self._before: dict[int, Any] = {}
         with contextlib.suppress(ValueError):  # not the main thread: signals go elsewhere
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -107,37 +108,60 @@ class Stopper:
             signal.signal(number, handler)
 
 
-def loop(learner: Learner, stopper: Stopper, log: Log | None) -> None:
+@dataclass(frozen=True)
+class Update:
+    """What came of an update: the loss in nats per site, whether a process was asked to stop, and the next one's share."""
+
+    loss: float
+    stop: bool
+    following: Share | None
+
+
+def update(learner: Learner, share: Share, stopper: Stopper) -> Update:
+    """One update of the weights, or none where loss or gradient is not finite.
+
+    An accelerator has nothing to do only from `tolist`, when the numbers are known, to `descend`: what does not depend on them
+    comes before, while it is at work on the gradient, and what comes after is done while it changes the weights.
+    """
     run, world, progress = learner.config.run, learner.world, learner.progress
+    losses, weights = learner.gradient(share)
+    following = learner.share(progress.step + 1)
+    asked = torch.full((1,), float(stopper.signal != 0), dtype=torch.float64, device=world.device)
+    losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
+    norm = learner.norm()
+    numbers = torch.stack([losses.sum() / weights, norm.double(), asked[0], weights])
+    descend = learner.descend(norm)
+    loss, size, stop, total = numbers.tolist()
+    if math.isfinite(loss) and math.isfinite(size):
+        descend()
+        progress.losses.append(loss)
+        progress.norms.append(size)
+    elif run.on_nan == "skip":
+        progress.skipped += 1
+    else:
+        diverged(learner, losses, loss, size)
+    progress.step += 1
+    progress.tokens += round(total)
+    return Update(loss, bool(stop), following)
+
+
+def loop(learner: Learner, stopper: Stopper, log: Log | None) -> None:
+    run, progress = learner.config.run, learner.progress
     begin, tokens = time.monotonic(), progress.tokens
-    ready = learner.share(progress.step)
-    while ready is not None:
-        losses, weights = learner.gradient(ready)
-        ready = learner.share(progress.step + 1)  # made ready while an accelerator is at work
-        asked = torch.tensor([float(stopper.signal != 0)], dtype=torch.float64, device=world.device)
-        losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
-        norm = learner.norm()
-        loss, size, stop, total = torch.stack([losses.sum() / weights, norm.double(), asked[0], weights]).tolist()
-        if math.isfinite(loss) and math.isfinite(size):
-            learner.apply(norm)
-            progress.losses.append(loss)
-            progress.norms.append(size)
-        elif run.on_nan == "skip":
-            progress.skipped += 1
-        else:
-            diverged(learner, losses, loss, size)
-        progress.step += 1
-        progress.tokens += round(total)
+    share = learner.share(progress.step)
+    while share is not None:
+        made = update(learner, share, stopper)
+        share = made.following
         seconds = time.monotonic() - begin
         rate = (progress.tokens - tokens) / seconds
         if log is not None:
-            log.advance(loss, loss / math.log(2), rate)
+            log.advance(made.loss, made.loss / math.log(2), rate)
         report(learner, log, seconds, rate)
-        if stop or progress.step % run.save_every == 0 or progress.step == run.steps:
+        if made.stop or progress.step % run.save_every == 0 or progress.step == run.steps:
             if log is not None:
                 log.sync()
             save(learner)
-        if stop and progress.step < run.steps:
+        if made.stop and progress.step < run.steps:
             if log is not None:
                 log.say(f"stopped at step {progress.step}, which is saved: the same command goes on")
             sys.exit(128 + (stopper.signal or signal.SIGTERM))

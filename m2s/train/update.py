@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from m2s.belief import Head
 from m2s.data import batch_indices
 from m2s.ops import form, fused
+from m2s.ops.adamw import Step
 from m2s.process import RankOne, RateMatrix
 from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
@@ -46,6 +47,13 @@ class Progress:
     skipped: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+
+
+def sent(value: Tensor, device: torch.device) -> Tensor:
+    """`value` on the device, where work goes on meanwhile: a copy to a GPU from memory that is not pinned would wait for it."""
+    if device.type != "cuda" or value.is_cuda:
+        return value.to(device)
+    return value.pin_memory().to(device, non_blocking=True)
 
 
 def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
@@ -93,6 +101,7 @@ class Learner:
             weight_decay=optimizer.weight_decay,
             fused=kind in ("cpu", "cuda"),
         )
+        self.descent = Step(self.optimizer)
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
         torch.backends.cudnn.allow_tf32 = self.bf16  # for the last layer of a U-Net, a convolution of float32
         self.start, self.end = span(head.process, run.t_min)
@@ -113,8 +122,9 @@ class Learner:
         t = settled(self.head.process, t)
         if self.head.exact:  # there is no integral over times
             weight = torch.ones_like(weight)
-        batch = self.source.train(indices).to(world.device)
-        return Share(rows.to(world.device), batch, t.to(world.device), weight.to(world.device))
+        batch, device = self.source.train(indices), world.device
+        given = (None if value is None else sent(value, device) for value in (batch.weight, batch.label))
+        return Share(sent(rows, device), Batch(sent(batch.x_0, device), *given), sent(t, device), sent(weight, device))
 
     def gradient(self, share: Share) -> tuple[Tensor, Tensor]:
         """`_gradient`, and once more without a compiler if that fails at its first attempt."""
@@ -137,12 +147,12 @@ class Learner:
         """
         run, world, length, rows = self.config.run, self.world, self.source.length, share.rows
         if share.batch.weight is None:
-            weights = torch.tensor(float(run.batch * length), dtype=torch.float64, device=world.device)
+            weights = torch.full((), run.batch * length, dtype=torch.float64, device=world.device)
         else:
             weights = world.sum(share.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
-        step = torch.tensor(self.progress.step, device=world.device)
+        step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         single, replay = size == len(rows), self.step if isinstance(self.step, Replay) else None
         if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
             self.optimizer.zero_grad(set_to_none=single or not replay)
@@ -185,12 +195,10 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def apply(self, norm: Tensor) -> None:
-        """One step of the optimizer, with the gradient clipped, and of the average."""
+    def descend(self, norm: Tensor) -> Callable[[], None]:
+        """One step of the optimizer, with the gradient clipped, and of the average: made ready, and made by a call."""
         config, step = self.config.optimizer, self.progress.step
-        if config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step, self.config.run.steps)
-        self.optimizer.step()
-        self.average.update(step)
+        with form(self.config.run.kernels):
+            return self.descent.ready(*self.average.parts(), norm, config.clip, self.average.share(step))

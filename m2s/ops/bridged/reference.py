@@ -319,6 +319,11 @@ def scalars(offset: Tensor, site: Site) -> Float[Tensor, "7 N"]:
     return torch.stack([value.reshape(-1) for value in torch.broadcast_tensors(offset, *site)])
 
 
+def prepare(*told: Tensor) -> tuple[Tensor, ...]:
+    """Tokens and scalars of all rows, before some at a time are asked for: nothing is to be done."""
+    return told
+
+
 def rows(
     logits: Float[Tensor, "N V"],
     k: Int[Tensor, "N"],

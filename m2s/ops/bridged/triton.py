@@ -2,12 +2,14 @@
 
 Three passes over the row, of which the later ones find it in cache: the greatest logit and the sum of the weights; the sums
 of log(1 + e) and of 1/(1 + e), one division for eight columns and one logarithm for a lane; the gradient. The entries at k
-and x are not like the others: they are taken out of the row for the time of the passes, and put back.
+and x are not like the others: they are taken out of the row for the time of the passes, and put back. Two programs share a
+multiprocessor, so that one computes while the other waits; what is read for the last time makes room in the cache.
 
-Every thread repeats what is said of the row as a whole: quotients of the process's scalars are made beforehand (`prepared`).
+Every thread repeats what is said of the row as a whole: quotients of the process's scalars are made beforehand (`prepare`).
 """
 
-from typing import Any, no_type_check
+import functools
+from typing import no_type_check
 
 import torch
 import triton
@@ -15,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from m2s.ops.launch import launch
-from m2s.ops.weights import LN2, LOG2E, LOWEST, sum_of_weights, weights
+from m2s.ops.weights import LN2, LOG2E, LOWEST, TILE, sum_of_weights, tile, weights
 
 GROUP = tl.constexpr(8)  # columns to one division: 1 + e goes up to 1e17, so that their product stays in range
 
@@ -35,7 +37,7 @@ def _times(product, exponents, factor):
     """product 2^exponents times a factor, of which only the part in [1, 2) is multiplied: no logarithm until the end."""
     bits = factor.to(tl.int64, bitcast=True)
     part = ((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
-    return product * part, exponents + ((bits >> 52) - 1023)
+    return product * part, exponents + ((bits >> 52) - 1023).to(tl.int32)
 
 
 @no_type_check
@@ -55,8 +57,9 @@ def _bridged(
     clean_token,
     weight,
     scalars,
-    rows,
+    told,
     stride,
+    gradient_stride,
     columns,
     vocab,
     MASK: tl.constexpr,
@@ -65,7 +68,7 @@ def _bridged(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    scalars += row
+    scalars += row * told
     k, x = tl.load(current + row), tl.load(clean_token + row)
     same = k == x
     k_clean = (k != vocab) if MASK else (k == k)
@@ -93,10 +96,10 @@ def _bridged(
     per_total = 1 / total
     rest, mu_x, mu_k = rest_w * per_total, w_x * per_total, tl.where(k_clean, w_k * per_total, 0.0)
     off = tl.where(same, rest, rest + mu_x)
-    alpha_own = tl.load(scalars + 2 * rows)  # alpha / m(k)
-    alpha_stay = tl.load(scalars + 3 * rows)  # alpha / (alpha + m(k))
-    own_stay = tl.load(scalars + 4 * rows)  # m(k) / (alpha + m(k))
-    to_slope = tl.load(scalars + 5 * rows)  # of mu_y in e_y
+    alpha_own = tl.load(scalars + 2)  # alpha / m(k)
+    alpha_stay = tl.load(scalars + 3)  # alpha / (alpha + m(k))
+    own_stay = tl.load(scalars + 4)  # m(k) / (alpha + m(k))
+    to_slope = tl.load(scalars + 5)  # of mu_y in e_y
     slope = to_slope * per_total
     level = tl.where(same, off * alpha_own, -mu_k * alpha_stay)
     kept = off + mu_k * own_stay
@@ -105,13 +108,13 @@ def _bridged(
     candidates = (vocab - taken_out).to(tl.float64)
     linear = slope * rest_w + candidates * level
     product = tl.full([BLOCK], 1.0, tl.float64)
-    exponents = tl.zeros([BLOCK], tl.int64)
+    exponents = tl.zeros([BLOCK], tl.int32)
     inverses = tl.zeros([BLOCK], tl.float64)
     for start in range(0, whole, GROUP * BLOCK):
         divisor = tl.full([BLOCK], 1.0, tl.float64)
         dividend = tl.zeros([BLOCK], tl.float64)
         for i in tl.static_range(GROUP):
-            v = slope * weights(logits, start + i * BLOCK + lanes, vocab, top, TAIL=False).to(tl.float64) + level_1
+            v = slope * weights(logits, start + i * BLOCK + lanes, vocab, top, TAIL=False, HINT="").to(tl.float64) + level_1
             dividend = dividend * v + divisor
             divisor = divisor * v
         inverses += dividend / divisor
@@ -120,29 +123,33 @@ def _bridged(
     dividend = tl.zeros([BLOCK], tl.float64)
     for start in range(whole, vocab, BLOCK):
         column = start + lanes
-        v = slope * weights(logits, column, vocab, top, TAIL=True).to(tl.float64) + level_1
+        v = slope * weights(logits, column, vocab, top, TAIL=True, HINT="").to(tl.float64) + level_1
         v = tl.where(column < vocab, v, 1.0)
         dividend = dividend * v + tl.where(column < vocab, divisor, 0.0)
         divisor = divisor * v
     inverses += dividend / divisor
     product, exponents = _times(product, exponents, divisor)
+    if not GRADIENT:  # no gradient takes the place of the logits
+        tl.debug_barrier()
+        tl.store(logits + x, value_x)
+        tl.store(logits + k_here, value_k)
     logs = tl.log(product) + exponents.to(tl.float64) * LN2
     taken = taken_out.to(tl.float64)
     log_level, per_level = tl.log(level_1), 1 / level_1
     sum_g = tl.maximum(linear - (tl.sum(logs, 0) - taken * log_level), 0.0)
     sum_big_g = candidates - (tl.sum(inverses, 0) - taken * per_level)
-    rate = tl.load(scalars + rows)  # 0 where the site does not count
-    clean_bulk = tl.load(scalars + 6 * rows)  # m(y) over what k has
-    clean_stay = tl.load(scalars + 7 * rows)  # m(y) / (alpha + m(k))
-    alpha_x = tl.load(scalars + 8 * rows)  # alpha / (alpha + m(x))
-    stay_x_own = tl.load(scalars + 9 * rows)  # (alpha + m(x)) / m(k)
+    rate = tl.load(scalars + 1)  # 0 where the site does not count
+    clean_bulk = tl.load(scalars + 6)  # m(y) over what k has
+    clean_stay = tl.load(scalars + 7)  # m(y) / (alpha + m(k))
+    alpha_x = tl.load(scalars + 8)  # alpha / (alpha + m(x))
+    stay_x_own = tl.load(scalars + 9)  # (alpha + m(x)) / m(k)
     value = clean_bulk * sum_g
     e_x = -alpha_x * (rest + mu_k + clean_stay * mu_k)
-    share_x = alpha_x * mu_x + tl.load(scalars + 13 * rows) * kept  # 1 + e_x
+    share_x = alpha_x * mu_x + tl.load(scalars + 13) * kept  # 1 + e_x
     log_1 = tl.log(share_x)
     value += tl.where(same, 0.0, stay_x_own * tl.where(tl.abs(e_x) < 0.01, _series(e_x), e_x - log_1))
     if MASK:
-        mask_bulk = tl.where(k_clean, tl.load(scalars + 11 * rows), 0.0)  # m(mask) over what k has
+        mask_bulk = tl.where(k_clean, tl.load(scalars + 11), 0.0)  # m(mask) over what k has
         value += mask_bulk * tl.where(tl.abs(level) < 0.01, _series(level), level - log_level)
     factor = tl.load(weight + row)
     tl.store(loss + row, tl.where(rate > 0, rate * value, 0.0))
@@ -152,11 +159,11 @@ def _bridged(
         ratio_x = 1 / share_x
         g_x = tl.where(same, 0.0, e_x * ratio_x)
         mu_g_x = mu_x * g_x
-        from_slope = tl.load(scalars + 10 * rows)  # 1 / to_slope
+        from_slope = tl.load(scalars + 10)  # 1 / to_slope
         g_bar = (linear - level_1 * sum_big_g) * from_slope + mu_g_x
         big_c = clean_stay * (sum_big_g + g_x)  # C / (alpha + m(k))
         if MASK:
-            mask_stay = tl.where(k_clean, tl.load(scalars + 12 * rows), 0.0)  # m(mask) / (alpha + m(k))
+            mask_stay = tl.where(k_clean, tl.load(scalars + 12), 0.0)  # m(mask) / (alpha + m(k))
             big_c += mask_stay * level * per_level
         e_top = slope * top_w + level
         by_top = e_top > 0
@@ -178,58 +185,51 @@ def _bridged(
         at_x = tl.where(same, at_k, at_x)
         at_k = tl.where(k_clean, at_k, at_x)
         shift = ((c + shift) * scale * per_total).to(tl.float32)
-        gradient += row * columns
-        for start in range(0, whole, BLOCK):
-            w = weights(logits, start + lanes, vocab, top, TAIL=False)
+        gradient += row * gradient_stride
+        for start in range(0, whole, TILE * BLOCK):
+            column = start + tile(BLOCK, TILE)
+            w = weights(logits, column, vocab, top, TAIL=False, HINT="evict_first")
+            tl.debug_barrier()  # the gradient lies where logits were that all threads have read by now
             entry = _slope(w, sign, minus_pivot, divisor_w, divisor_1, shift)
-            tl.store(gradient + start + lanes, entry.to(gradient.dtype.element_ty))
+            tl.store(gradient + column, entry.to(gradient.dtype.element_ty), eviction_policy="evict_first")
         for start in range(whole, columns, BLOCK):
             column = start + lanes
-            w = weights(logits, column, vocab, top, TAIL=True)
+            w = weights(logits, column, vocab, top, TAIL=True, HINT="evict_first")
+            tl.debug_barrier()
             entry = _slope(w, sign, minus_pivot, divisor_w, divisor_1, shift)
             entry = tl.where(column < vocab, entry, 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
         tl.debug_barrier()
         tl.store(gradient + x, at_x.to(gradient.dtype.element_ty))
         tl.store(gradient + k_here, at_k.to(gradient.dtype.element_ty))
-    tl.debug_barrier()
-    tl.store(logits + x, value_x)
-    tl.store(logits + k_here, value_k)
 
 
-def prepared(k: Tensor, x: Tensor, scalars: Tensor) -> Tensor:
-    """What the kernel reads of a row, [14, N]: quotients of what the reference is told, and logarithms to the base 2."""
+def prepare(k: Tensor, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of all rows: the tokens, and [14, N] quotients of what the reference is told, with logarithms to the base 2."""
     offset, alpha, own, stay, clean, mask, rate = scalars
     counted = (rate > 0) & (own > 0)
     own = torch.where(own > 0, own, 1)
     reached = torch.where(k == x, stay, own)
     to_slope = torch.where(k == x, stay / own, 1) * alpha / clean
     stay_x = alpha + clean
-    return torch.stack(
-        [
-            offset / LN2.value,
-            torch.where(counted, rate, 0),
-            alpha / own,
-            alpha / stay,
-            own / stay,
-            to_slope,
-            clean / reached,
-            clean / stay,
-            alpha / stay_x,
-            stay_x / own,
-            1 / to_slope,
-            mask / reached,
-            mask / stay,
-            clean / stay_x,
-        ]
-    )
+    quotients = [
+        offset / LN2.value,
+        torch.where(counted, rate, 0),
+        alpha / own,
+        alpha / stay,
+        own / stay,
+        to_slope,
+        clean / reached,
+        clean / stay,
+        alpha / stay_x,
+        stay_x / own,
+        1 / to_slope,
+        mask / reached,
+        mask / stay,
+        clean / stay_x,
+    ]
+    return k.int(), x.int(), torch.stack(quotients, -1).t()
 
 
-def rows(
-    logits: Tensor, k: Tensor, x: Tensor, scalars: Tensor, *rest: Any, block: int = 1024, warps: int = 16
-) -> tuple[Tensor, Tensor | None]:
-    """The loss [N], and where a weight is given the gradient of weight times loss [N, V]. For m(y) > 0 at clean y.
-
-    The logits are afterwards what they were before, but not all the time.
-    """
-    return launch(_bridged, block, warps, logits, k, x, prepared(k, x, scalars), *rest)
+rows = functools.partial(launch, _bridged, 1024, 8)
+"""For m(y) > 0 at clean y. The logits are afterwards what they were before, but not all the time."""

@@ -49,6 +49,11 @@ def split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return high, (value - high.to(value.dtype)).to(dtype)
 
 
+def prepare(*told: Tensor) -> tuple[Tensor, ...]:
+    """Tokens and scalars of all rows, before some at a time are asked for: nothing is to be done."""
+    return told
+
+
 def rows(
     logits: Float[Tensor, "N V"],
     k: Int[Tensor, "N"],

@@ -10,8 +10,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from m2s.ops.launch import launch
-from m2s.ops.weights import LOG2E, LOWEST
+from m2s.ops.launch import launch, prepare
+from m2s.ops.weights import LOG2E, LOWEST, tile
+
+TILE = tl.constexpr(4)  # blocks of columns whose loads are under way at once
 
 
 @no_type_check
@@ -55,8 +57,9 @@ def _free(
     clean_token,
     weight,
     scalars,
-    rows,
+    told,
     stride,
+    gradient_stride,
     columns,
     vocab,
     MASK: tl.constexpr,
@@ -65,13 +68,14 @@ def _free(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    gradient += row * columns
+    gradient += row * gradient_stride
+    scalars += row * told
     k, x = tl.load(current + row), tl.load(clean_token + row)
-    rate = tl.load(scalars + 3 * rows + row)
+    rate = tl.load(scalars + 3)
     factor = tl.load(weight + row)
     scale = tl.where(rate > 0, rate * factor, 0.0).to(tl.float32)
-    shift = tl.load(scalars + 4 * rows + row)
-    high, low, ratio, compared = _halves(tl.load(scalars + row), shift)
+    shift = tl.load(scalars + 4)
+    high, low, ratio, compared = _halves(tl.load(scalars), shift)
     value_k, value_x = tl.load(logits + k), tl.load(logits + x)
     value_mask = tl.load(logits + vocab) if MASK else value_k
     nothing = tl.where(compared > 0, high, LOWEST)
@@ -87,30 +91,35 @@ def _free(
         states += 1
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
-    whole = vocab // (4 * BLOCK) * (4 * BLOCK)
-    for start in range(0, whole, 4 * BLOCK):
-        for i in tl.static_range(4):
-            column = start + i * BLOCK + lanes
-            entropy, slope = _entropy(tl.load(logits + column), high, low, ratio, compared)
-            total += entropy
-            if GRADIENT:
-                tl.store(gradient + column, tl.where(scale == 0, 0.0, scale * slope).to(gradient.dtype.element_ty))
+    totals = tl.zeros([TILE, BLOCK], tl.float32)
+    whole = vocab // (TILE * BLOCK) * (TILE * BLOCK)
+    for start in range(0, whole, TILE * BLOCK):
+        column = start + tile(BLOCK, TILE)
+        value = tl.load(logits + column)
+        if GRADIENT:
+            tl.debug_barrier()  # the gradient lies where logits were that all threads have read by now
+        entropy, slope = _entropy(value, high, low, ratio, compared)
+        totals += entropy
+        if GRADIENT:
+            tl.store(gradient + column, tl.where(scale == 0, 0.0, scale * slope).to(gradient.dtype.element_ty))
     for start in range(whole, columns, BLOCK):
         column = start + lanes
         value = tl.load(logits + column, mask=column < states, other=0.0)
+        if GRADIENT:
+            tl.debug_barrier()
         entropy, slope = _entropy(value, high, low, ratio, compared)
         total += tl.where(column < states, entropy, 0.0)
         if GRADIENT:
             entry = tl.where(column < states, tl.where(scale == 0, 0.0, scale * slope), 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
-    found = tl.sum(total.to(tl.float64), 0)
+    found = tl.sum(total.to(tl.float64), 0) + tl.sum(tl.sum(totals.to(tl.float64), 0), 0)
 
-    high, low, ratio, compared = _halves(tl.load(scalars + rows + row), shift)
+    high, low, ratio, compared = _halves(tl.load(scalars + 1), shift)
     entropy, slope_x = _entropy(value_x, high, low, ratio, compared)
     found += tl.where(k == x, 0.0, entropy.to(tl.float64))
     slope_x = tl.where(k == x, 0.0, tl.where(scale == 0, 0.0, scale * slope_x))
     if MASK:
-        high, low, ratio, compared = _halves(tl.load(scalars + 2 * rows + row), shift)
+        high, low, ratio, compared = _halves(tl.load(scalars + 2), shift)
         entropy, slope_mask = _entropy(value_mask, high, low, ratio, compared)
         found += tl.where(k == vocab, 0.0, entropy.to(tl.float64))
         slope_mask = tl.where(k == vocab, 0.0, tl.where(scale == 0, 0.0, scale * slope_mask))
@@ -122,10 +131,12 @@ def _free(
             tl.store(gradient + vocab, slope_mask.to(gradient.dtype.element_ty))
         tl.debug_barrier()
         tl.store(gradient + k, tl.zeros([], tl.float32).to(gradient.dtype.element_ty))
-    tl.store(logits + x, value_x)
-    if MASK:
-        tl.store(logits + vocab, value_mask)
-    tl.store(logits + k, value_k)
+    else:
+        tl.store(logits + x, value_x)
+        if MASK:
+            tl.store(logits + vocab, value_mask)
+        tl.store(logits + k, value_k)
 
 
-rows = functools.partial(launch, _free, 1024, 8)
+__all__ = ["prepare", "rows"]
+rows = functools.partial(launch, _free, 512, 4)

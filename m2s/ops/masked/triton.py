@@ -6,8 +6,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from m2s.ops.launch import launch
-from m2s.ops.weights import LN2, LOG2E, LOWEST, sum_of_weights, weights
+from m2s.ops.launch import launch, prepare
+from m2s.ops.weights import LN2, LOG2E, LOWEST, TILE, sum_of_weights, tile, weights
 
 
 @no_type_check
@@ -20,8 +20,9 @@ def _masked(
     clean_token,
     weight,
     scalars,
-    rows,
+    told,
     stride,
+    gradient_stride,
     columns,
     vocab,
     MASK: tl.constexpr,
@@ -31,13 +32,13 @@ def _masked(
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     x = tl.load(clean_token + row)
-    rate = tl.load(scalars + row)
+    rate = tl.load(scalars + row * told)
     value_x = tl.load(logits + x)
     tl.debug_barrier()
     tl.store(logits + x, LOWEST)  # taken out of the row for the time of the passes
     tl.debug_barrier()
     lanes = tl.arange(0, BLOCK)
-    whole = vocab // (4 * BLOCK) * (4 * BLOCK)
+    whole = vocab // (TILE * BLOCK) * (TILE * BLOCK)
     top_rest, sum_rest = sum_of_weights(logits, vocab, whole, BLOCK)
     top = tl.maximum(top_rest, value_x * LOG2E)
     log_x = value_x.to(tl.float64) * LOG2E - top.to(tl.float64)
@@ -53,18 +54,25 @@ def _masked(
         scale = rate * tl.load(weight + row)
         at_x = (-scale * ratio).to(tl.float32)
         share = (scale / total).to(tl.float32)
-        gradient += row * columns
-        for start in range(0, whole, BLOCK):
-            entry = share * weights(logits, start + lanes, vocab, top, TAIL=False)
-            tl.store(gradient + start + lanes, entry.to(gradient.dtype.element_ty))
+        gradient += row * gradient_stride
+        for start in range(0, whole, TILE * BLOCK):
+            column = start + tile(BLOCK, TILE)
+            w = weights(logits, column, vocab, top, TAIL=False, HINT="evict_first")
+            tl.debug_barrier()  # the gradient lies where logits were that all threads have read by now
+            entry = share * w
+            tl.store(gradient + column, entry.to(gradient.dtype.element_ty), eviction_policy="evict_first")
         for start in range(whole, columns, BLOCK):
             column = start + lanes
-            entry = tl.where(column < vocab, share * weights(logits, column, vocab, top, TAIL=True), 0.0)
+            w = weights(logits, column, vocab, top, TAIL=True, HINT="evict_first")
+            tl.debug_barrier()
+            entry = tl.where(column < vocab, share * w, 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
         tl.debug_barrier()
         tl.store(gradient + x, at_x.to(gradient.dtype.element_ty))
-    tl.debug_barrier()
-    tl.store(logits + x, value_x)
+    else:
+        tl.debug_barrier()
+        tl.store(logits + x, value_x)
 
 
+__all__ = ["prepare", "rows"]
 rows = functools.partial(launch, _masked, 1024, 8)

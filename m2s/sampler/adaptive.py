@@ -1,0 +1,66 @@
+"""Adaptive sampling (GIDD; von Ruette et al. 2025): what the network most wants changed is drawn first, masked or not."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head
+from m2s.belief.maps import own
+from m2s.process import RankOne
+from m2s.sampler.base import Move, Plan, Sampler, needs_posterior
+from m2s.sampler.belief import Belief
+from m2s.sampler.categorical import draw
+from m2s.sampler.first_hitting import first_of
+from m2s.sampler.random import Noise
+
+
+@dataclass(frozen=True)
+class Adaptive(Sampler):
+    """Sites of greatest (max_z nu_z - nu_k) pi_t(k), pi_t = m_t / (1 - alpha_t) the law of the noise, are drawn from nu.
+
+    No simulation of the reverse process: with tokens for noise its law is not the data's even with a perfect network. With a
+    mask alone and one site a step it is, whatever the order. Steps that are left when all sites are filled mend what was drawn.
+    """
+
+    name = "adaptive"
+    sites: int | None = None
+    """Sites of one step; by default as many as fill all of them in the steps there are."""
+
+    def __post_init__(self) -> None:
+        if self.sites is not None:
+            check.positive_int("sites", self.sites)
+
+    def refuse(self, head: Head) -> None:
+        needs_posterior(self, head)
+        needs_rank_one(self, head)
+
+    def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
+        t, s, _ = super().plan(steps, grid, free, head, noise)
+        count = (free + steps - 1) // steps if self.sites is None else torch.full_like(free, self.sites)
+        return Plan(t, s, count.expand(t.shape))
+
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
+        assert move.reveal is not None
+        token, gain = belief.map(_wish, noise("token"))
+        wrong = gain > 0 if belief.free is None else (gain > 0) & belief.free
+        return torch.where(first_of(-gain, wrong, move.reveal), token, belief.x_t.long())
+
+
+def _wish(part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A draw from nu, and how much better than the token that is there its best would be, by the odds that this is noise."""
+    process = part.process
+    assert isinstance(process, RankOne)
+    nu, site = part.leave_one_out(), process.at(part.x_t, part.t)
+    share = site.own / (process.vocab * site.clean + site.mask)
+    return draw(nu, u), (nu.amax(-1) - own(nu, part.x_t).squeeze(-1)) * share.to(nu.dtype)
+
+
+def needs_rank_one(sampler: Sampler, head: Head) -> None:
+    if not isinstance(head.process, RankOne):
+        raise TypeError(
+            f"sampler {sampler.name!r} is for rank-one processes (Uniform, Absorbing, Hybrid), not {head.process}: "
+            "use sampler='bayes'"
+        )

@@ -1,0 +1,73 @@
+"""One leap: a Poisson number of jumps at every site, at rates that are frozen over it."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import check
+from m2s.belief import Head, rate_from_score
+from m2s.sampler.base import Sampler, needs_rates
+from m2s.sampler.belief import Belief
+from m2s.sampler.categorical import draw
+from m2s.sampler.random import Noise
+
+MOST = 64  # jumps of one site in one leap; the chance of more is counted as that many
+Rates = Callable[[Belief], Float[Tensor, "*site S"]]
+
+
+def backwards(part: Belief) -> Float[Tensor, "*site S"]:
+    """Q_t(y -> k) s_y, 0 at k."""
+    return rate_from_score(part.score(), part.x_t, part.t, part.process)
+
+
+def needs_levels(sampler: Sampler, ordinal: bool, head: Head) -> None:
+    needs_rates(sampler, head)
+    if ordinal and head.process.mask is not None:
+        raise TypeError(
+            f"sampler {sampler.name!r} adds up displacements, and a mask has no place in an order, but the process is "
+            f"{head.process}: use sampler='tau_leaping'"
+        )
+
+
+def leap(
+    belief: Belief, rates: Rates, span: Float[Tensor, "B"], ordinal: bool, noise: Noise
+) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
+    """Where a leap of length `span` at these rates leads, and how many jumps it had.
+
+    `ordinal`: displacements y - k add up and are cut off at the ends; otherwise a site moves if it has exactly one.
+    """
+
+    def number(part: Belief, span: Tensor, u: Tensor) -> tuple[Tensor]:
+        return (poisson(check.align("span", span, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype), u),)
+
+    def one(part: Belief, jumps: Tensor, u: Tensor) -> tuple[Tensor]:
+        return (torch.where(jumps == 1, draw(rates(part), u), part.x_t.long()),)
+
+    def several(part: Belief, jumps: Tensor, *u: Tensor) -> tuple[Tensor]:
+        each, k = rates(part), part.x_t.long()
+        x = k.clone()
+        for count, uniform in enumerate(u):
+            left = count < jumps  # ever fewer
+            x[left] += draw(each[left], uniform[left]) - k[left]
+        return (x.clamp(0, part.process.vocab - 1),)
+
+    (jumps,) = belief.map(number, span, noise("route"))
+    if not ordinal:
+        return belief.map(one, jumps, noise("token"))[0], jumps
+    return belief.map(several, jumps, *(noise(count) for count in range(int(jumps.max()))))[0], jumps
+
+
+def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """A Poisson number from one uniform, by its distribution function: how many n have P(N <= n) <= u."""
+    term = torch.exp(-mean)
+    below, count = term.clone(), torch.zeros_like(u, dtype=torch.long)
+    for n in range(1, MOST + 1):
+        more = u >= below
+        if not more.any():
+            break
+        count += more
+        term = term * mean / n
+        below = below + term
+    return count

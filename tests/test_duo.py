@@ -1,0 +1,188 @@
+"""DUO's curriculum: the operator T against quadrature, a closed form and chance; the relaxed loss against UDLM's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.special import log_ndtr
+from scipy.stats import chisquare
+
+import m2s
+from m2s.model import DiT, DiTConfig
+from m2s.objective import Relaxed, udlm
+from m2s.objective.duo import latent, ratio_of, softened, temperature, transformed
+
+K, L = 5, 6
+PROCESS = m2s.Uniform(K, m2s.LogLinear())
+
+
+def network(seed: int = 0, states: int = K) -> DiT:
+    """A small network whose every layer has its say, in float64."""
+    torch.manual_seed(seed)
+    model = DiT(DiTConfig(states, width=16, depth=1, heads=2))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.double()
+
+
+@pytest.fixture
+def _in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 27, 256, 50_257])
+def test_the_operator_by_quadrature(vocab: int) -> None:
+    ratios = [0.01, 0.5, 2.0, 4.0, 7.0]
+    alpha, beta = transformed(torch.tensor(ratios, dtype=torch.float64), vocab)
+    for number, r in enumerate(ratios):
+
+        def kept(v: float, r: float = r) -> float:
+            return math.exp(-(v**2) / 2 + (vocab - 1) * log_ndtr(v + r)) / math.sqrt(2 * math.pi)
+
+        share = sum(quad(kept, low, low + 2, epsabs=0, epsrel=1e-12)[0] for low in range(-10, 10, 2))
+        wanted = (vocab * share - 1) / (vocab - 1)
+        assert float(alpha[number]) == pytest.approx(wanted, rel=1e-9, abs=1e-14)
+        assert float(beta[number]) == pytest.approx(1 - wanted, rel=1e-9, abs=1e-14)
+
+
+def test_two_tokens_have_a_closed_form() -> None:
+    """The greater of two normal variables r apart: alpha = erf(r / 2), and what is lost is known where it is small."""
+    r = torch.logspace(-4, 1, 40, dtype=torch.float64)
+    alpha, beta = transformed(r, 2)
+    torch.testing.assert_close(alpha, torch.erf(r / 2), rtol=1e-11, atol=0)
+    torch.testing.assert_close(beta, torch.erfc(r / 2), rtol=1e-11, atol=0)
+
+
+def test_the_operator_by_chance() -> None:
+    rng, count = np.random.default_rng(0), 200_000
+    for vocab, r in ((3, 0.7), (10, 1.5), (40, 3.0)):
+        w = rng.normal(size=(count, vocab))
+        w[:, 0] += r
+        same = (w.argmax(-1) == 0).mean()
+        alpha = float(transformed(torch.tensor(r), vocab)[0])
+        share = alpha + (1 - alpha) / vocab
+        assert abs(same - share) < 4 * math.sqrt(share * (1 - share) / count)
+
+
+@pytest.mark.parametrize("vocab", [2, 17, 50_257])
+def test_its_inverse(vocab: int) -> None:
+    t = torch.tensor([1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6], dtype=torch.float64)
+    r = ratio_of(1 - t, t, vocab)
+    assert (r.diff() < 0).all()
+    alpha, beta = transformed(r, vocab)
+    torch.testing.assert_close(alpha, 1 - t, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(beta, t, rtol=1e-9, atol=1e-13)
+
+
+def test_the_argmax_has_the_law_of_the_process() -> None:
+    rng, count = torch.Generator().manual_seed(0), 20_000
+    for t in (0.1, 0.6, 0.95):
+        time, x_0 = torch.full((count,), t, dtype=torch.float64), torch.full((count, 1), 3)
+        w = latent(PROCESS, x_0.T, time[:1], rng)[0].double()
+        x_t = w.argmax(-1)
+        # a and sqrt(1 - a^2), whose ratio T turns into alpha
+        signal, noise = float(w[:, 3].mean()), float(w[:, :3].std())
+        assert signal**2 + noise**2 == pytest.approx(1, abs=0.03)
+        kept = float(transformed(torch.tensor(signal / noise, dtype=torch.float64), K)[0])
+        assert kept == pytest.approx(float(PROCESS.alpha(time[0])), abs=0.02)
+        wanted = count * PROCESS.rows(x_0[:1], time[:1])[0, 0].numpy()
+        assert chisquare(np.bincount(x_t.flatten().numpy(), minlength=K), wanted).pvalue > 1e-4
+
+
+@pytest.mark.usefixtures("_in_float64")
+@pytest.mark.parametrize("tau", [0.0, 1e-9])
+def test_a_low_temperature_is_the_plain_loss(tau: float) -> None:
+    """To 1e-10 UDLM's bound at x_t, the argmax, and its gradient: the mean of the embedding is one row of it."""
+    model, head = network(), m2s.Posterior(PROCESS, "exact")
+    x_0, t = torch.randint(K, (4, L), generator=torch.Generator().manual_seed(1)), torch.tensor([0.05, 0.4, 0.7, 0.97])
+    found = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(2))(x_0, t, tau)
+    x_t = latent(PROCESS, x_0, t, torch.Generator().manual_seed(2)).argmax(-1)
+    assert (x_t != x_0).any() and (x_t == x_0).any()
+    wanted = udlm(head, model(x_t, t), x_0, x_t, t)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(m2s.score_entropy(head, model(x_t, t), x_0, x_t, t), wanted, rtol=1e-10, atol=1e-12)
+    slopes = [torch.autograd.grad(value.sum(), list(model.parameters())) for value in (found, wanted)]
+    for one, two in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("_in_float64")
+def test_a_temperature_shows_a_mean_of_embeddings() -> None:
+    """By hand: the same network with the rows of its embedding averaged outright; at a great tau it sees nothing at all."""
+    model, head = network(3), m2s.Posterior(PROCESS, "exact")
+    x_0, t = torch.tensor([[0, 1, 2, 3, 4, 0]]), torch.tensor([0.6])
+    w = latent(PROCESS, x_0, t, torch.Generator().manual_seed(5))
+    law = torch.softmax(w / 0.3, -1)
+    # one token for each site, whose row is that site's mean
+    other = network(3, L)
+    with torch.no_grad():
+        other.embedding.weight[:L] = law[0] @ model.embedding.weight[:K]
+    wanted = other(torch.arange(L).unsqueeze(0), t)
+    with softened(model.embedding, law):
+        found = model(torch.zeros(1, L, dtype=torch.long), t)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    loss = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(5))(x_0, t, 0.3)
+    torch.testing.assert_close(loss, udlm(head, found, x_0, w.argmax(-1), t), rtol=1e-10, atol=1e-12)
+    with softened(model.embedding, torch.softmax(w / 1e12, -1)):
+        blind = model(x_0, t)
+    with softened(model.embedding, torch.full((1, L, K), 1 / K)):
+        torch.testing.assert_close(blind, model(x_0, t), rtol=1e-9, atol=1e-9)
+
+
+def test_the_embedding_is_itself_again_after_an_error() -> None:
+    model = network()
+    before = model.embedding(torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="in between"), softened(model.embedding, torch.full((1, 1, K), 0.2)):
+        raise RuntimeError("in between")
+    assert torch.equal(model.embedding(torch.tensor([1])), before)
+
+
+def test_the_temperature_falls() -> None:
+    assert [temperature(step, 100, 200) for step in (0, 100)] == [0.1, 0.1]
+    assert temperature(150, 100, 200) == pytest.approx(math.sqrt(0.1 * 0.01))
+    assert temperature(199, 100, 200) > 0.01 and temperature(200, 100, 200) == temperature(10**9, 100, 200) == 0
+    assert temperature(0, 0, 0) == 0
+    for wrong in ({"first": 0.01, "last": 0.1}, {"last": 0.0}, {"start": 300}):
+        with pytest.raises(ValueError, match="tau falls"):
+            temperature(**{"step": 1, "start": 100, "end": 200, **wrong})
+
+
+def test_it_trains() -> None:
+    """On rows of one token and rows of another, the temperature falling: the plain bound at the end is below that of a network
+    that does not look at its input."""
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(K, width=16, depth=1, heads=2))
+    head, x_0 = m2s.Posterior(PROCESS, "exact"), torch.tensor([[1], [3]]).repeat(8, L)
+    objective, rng = Relaxed(model, head), torch.Generator().manual_seed(0)
+    before = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(150):
+        t = m2s.stratified_times(16, 1e-3, 1 - 1e-3, rng)
+        optimiser.zero_grad()
+        objective(x_0, t, temperature(step, 30, 100)).sum(-1).mean().backward()
+        optimiser.step()
+    after = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
+    assert after < 0.5 * L * math.log(2) < before
+
+
+def test_what_is_refused() -> None:
+    model, head = network(), m2s.Posterior(PROCESS)
+    for wrong in (m2s.LogScore(PROCESS), m2s.Posterior(m2s.Absorbing(K, m2s.Linear()))):
+        with pytest.raises(TypeError, match=r"is for m2s\.Posterior over m2s\.Uniform"):
+            Relaxed(model, wrong)
+    with pytest.raises(TypeError, match="Linear has none"):
+        Relaxed(torch.nn.Linear(2, 2), head)
+    with pytest.raises(ValueError, match="t_min"):
+        Relaxed(model, head, t_min=0.5)
+    x_0, t = torch.zeros(1, L, dtype=torch.long), torch.tensor([0.5])
+    for tau in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="tau is"):
+            Relaxed(model, head)(x_0, t, tau)
+    with pytest.raises(ValueError, match="vocab"):
+        transformed(t, 1)
+    with pytest.raises(ValueError, match="negative"):
+        transformed(-t, 3)

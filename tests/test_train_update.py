@@ -1,0 +1,48 @@
+"""One update: the same in the benchmark as in the loop, its noise the same bits when compiled, and one wait for a GPU."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import random_rows, small, tensors
+
+from m2s.benchmark.train import trainer
+from m2s.train import resolve, train
+from m2s.train.build import make_objects
+from m2s.train.loop import Stopper, update
+from m2s.train.parallel import World
+from m2s.train.update import Learner
+
+
+def test_the_benchmark_makes_the_updates_of_the_loop(tmp_path):
+    config, rows = small(tmp_path / "run", steps=3), random_rows()
+    train(config, rows)
+    call, model = trainer(resolve(config), rows)
+    for _ in range(3):
+        call()
+    kept = tensors(max((tmp_path / "run" / "state").glob("step-*")))
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight.detach(), kept[f"model/{name}"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="waiting is for a GPU")
+@pytest.mark.parametrize("micro_batch", [8, 2])
+@pytest.mark.parametrize("kernels", ["reference", "fused"])
+def test_an_update_waits_for_the_gpu_once(tmp_path: Path, kernels: str, micro_batch: int) -> None:
+    """Where its numbers are read."""
+    given = {"device": "cuda", "kernels": kernels, "compile": "no", "micro_batch": micro_batch, "steps": 20}
+    config, rows = resolve(small(tmp_path, **given)), random_rows()
+    learner = Learner(config, rows, World.start("cuda"), *make_objects(config, rows))
+    share = learner.share(0)
+    for _ in range(6):
+        share = update(learner, share, Stopper()).following
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            update(learner, share, Stopper())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
+    assert len(waits) == 1, "\n".join(f"{wait.filename}:{wait.lineno}" for wait in waits)
