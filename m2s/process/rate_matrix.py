@@ -26,7 +26,7 @@ def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tenso
     """expm(sigma Q) for a generator Q and times sigma >= 0 (infinity allowed: the limit), by positive terms only."""
     states = rates.shape[-1]
     fastest = -rates.diagonal().min()
-    flat = sigma.reshape(-1).to(rates)
+    flat, place = sigma.reshape(-1).to(rates).unique(return_inverse=True)  # each time once: a sampler's are all equal
     if fastest == 0:
         return torch.eye(states, dtype=rates.dtype, device=rates.device).expand(*sigma.shape, states, states).clone()
     jumps = (flat * fastest).clamp(max=2.0**60)  # expected number of uniformized jumps; past this the chain is at its limit
@@ -37,7 +37,7 @@ def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tenso
     for count in doublings.unique().tolist():  # one batched product for all the times that double equally often
         chosen = doublings == count
         out[chosen] = _double(_short_step(rates / fastest, jumps[chosen] * 2.0**-count), count, jumps[chosen] * 2.0**-count)
-    return out.reshape(*sigma.shape, states, states)
+    return out[place].reshape(*sigma.shape, states, states)
 
 
 def _short_step(unit_rates: Tensor, jumps: Tensor) -> Tensor:
