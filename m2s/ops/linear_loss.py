@@ -5,7 +5,8 @@ Where the weights of the losses are known beforehand, their gradients are found 
 """
 
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -18,28 +19,10 @@ from m2s.ops.linear import Gradient, Layer, extra
 from m2s.process import Process
 
 
-@runtime_checkable
-class Operation(Protocol):
-    """A loss of rows of logits: what is told of all rows is made ready once, then some rows at a time are asked for."""
-
-    def prepare(self, k: Tensor, x: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def rows(
-        self,
-        logits: Tensor,
-        k: Tensor,
-        x: Tensor,
-        scalars: Tensor,
-        masked: bool,
-        vocab: int,
-        weight: Tensor | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-def operation(kind: str, x: Tensor) -> Operation:
-    """The loss of rows of logits (bridged, free or masked), in the form that fits x."""
-    return cast(Operation, import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}"))
+def operation(kind: str, x: Tensor) -> ModuleType:
+    """A loss of rows of logits (bridged, free or masked), in the form that fits x: what is told of all rows is made ready once
+    by its `prepare`, then its `rows` are asked for, some at a time."""
+    return import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}")
 
 
 @torch.library.custom_op("m2s::linear_loss", mutates_args=())
