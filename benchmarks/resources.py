@@ -67,6 +67,28 @@ NORM_BACKWARD = {
 }
 WHOLE = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
 GELU_BACKWARD = {"above": "*bf16", "h": "*bf16", "gradient": "*bf16", "sums": "*fp32", "rows": "i32"}
+STRIDES = (*(f"{part}_{way}" for part in "qkv" for way in ("sample", "site", "head")), "new_site")
+ROTARY = {
+    **{"q": "*bf16", "k": "*bf16", "v": "*bf16", "cos": "*fp32", "sin": "*fp32"},
+    **{"new_q": "*bf16", "new_k": "*bf16", "new_v": "*bf16"},
+    **dict.fromkeys(("length", *STRIDES), "i32"),
+}
+UNIFORMS = {
+    **{"samples": "*i64", "steps": "*i64", "result": "*fp64"},
+    **dict.fromkeys(("row_stride", "site_stride", "step", "first", "count", "word", "low_key", "high_key"), "i64"),
+}
+TABLE = {"above": "*fp32", "order": "*i64", "keys": "*i16", "starts": "*i32", "sums": "*fp32", "gradient": "*fp32"}
+TABLE |= dict.fromkeys(("stride", "shift", "rows"), "i32")
+# of each kernel of the table's gradient: arguments, constants, warps
+EMBEDDING: dict[str, tuple[tuple[str, ...], dict[str, int], int]] = {
+    "chunks": (("above", "order", "keys", "sums", "stride"), {"CHUNK": 64, "LINES": 16, "STAGES": 3}, 8),
+    "long": (
+        ("above", "order", "keys", "starts", "sums", "gradient", "stride", "shift"),
+        {"CHUNK": 64, "SHORT": 8, "LINES": 16, "STAGES": 3},
+        8,
+    ),
+    "short": (("above", "order", "starts", "gradient", "stride", "rows"), {"SHORT": 8, "ROWS": 8}, 4),
+}
 ADAMW = {"owners": "*i32", "tensors": "*i64", "numbers": "*fp64", "constants": "*fp64"}
 # what it is called, its module and name, its arguments, its constants, its warps
 KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
@@ -124,6 +146,36 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
         {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024},
         4,
     ),
+    **{
+        f"rotary{', backward' if back else ''}": (
+            "m2s.ops.rotary.triton",
+            "_turn",
+            ROTARY,
+            {"HEADS": 12, "HALF": 32, "BACK": back, "ROWS": 32, "BLOCK": 32},
+            4,
+        )
+        for back in (False, True)
+    },
+    **{
+        f"uniforms{', steps on the device' if steps else ''}": (
+            "m2s.ops.philox.triton",
+            "_uniforms",
+            UNIFORMS,
+            {"STEPS": steps, "BLOCK": 128},
+            4,
+        )
+        for steps in (False, True)
+    },
+    **{
+        f"embedding, {part}": (
+            "m2s.ops.embedding.triton",
+            f"_{part}",
+            {name: TABLE[name] for name in names},
+            {"WIDTH": 768, **constants, "BLOCK": 256},
+            warps,
+        )
+        for part, (names, constants, warps) in EMBEDDING.items()
+    },
     "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BLOCK": 512}, 4),
 }
 
@@ -139,7 +191,7 @@ def compiled(name: str, capability: int = 90) -> str:
     aligned = [
         i
         for i, (key, kind) in enumerate(types.items())
-        if kind.startswith("*") or key in ("stride", "gradient_stride", "columns")
+        if kind.startswith("*") or key in ("stride", "gradient_stride", "columns", *STRIDES)
     ]
     source = ASTSource(
         fn=getattr(importlib.import_module(module), function),

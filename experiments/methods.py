@@ -5,7 +5,8 @@
 For each name that `m2s train --method` knows: 1,000 updates (`m2s train digits`), the bound on the held-out images
 (`m2s evaluate bpd`), 512 samples in 64 steps of its authors' sampler (`m2s sample`). Their distance is Frechet's between
 Gaussians fitted to the pixels of the samples and of the training images; 256 held-out images stand beside it. What was done
-before is not done again. Prints a table and writes methods.json into the folder; with names, only does these.
+before is not done again. Prints a table and writes methods.json into the folder; with names, only does these, and if there is a
+methods.json in the folder already puts their rows in the place of those it has.
 """
 
 import json
@@ -57,6 +58,14 @@ def measure(name: str, out: Path) -> dict[str, object]:
     }
 
 
+def again(out: Path, names: list[str]) -> None:
+    rows, path = {name: measure(name, out) for name in names}, out / "methods.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+        found["rows"] = [rows.get(row["method"], row) for row in found["rows"]]
+        write_json(path, found)
+
+
 def main(out: Path) -> None:
     rows = [measure(name, out) for name in METHODS]
     data = m2s.data.load("digits")
@@ -73,7 +82,7 @@ def main(out: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python experiments/methods.py FOLDER [NAME ...]")
-    for name in sys.argv[2:]:
-        measure(name, Path(sys.argv[1]))
-    if len(sys.argv) == 2:
+    if names := sys.argv[2:]:
+        again(Path(sys.argv[1]), names)
+    else:
         main(Path(sys.argv[1]))

@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +20,11 @@ from m2s.belief import NextToken, Shifted
 from m2s.cli import main
 from m2s.evaluate.bpd import bound, summary, table
 from m2s.hub.config import from_dict, to_dict
-from m2s.model import DiT, DiTConfig
+from m2s.model import DiT, DiTConfig, UNet
 from m2s.objective import likelihood, nothing_lost
 from m2s.report import Refused
-from m2s.sampler import Trajectory
+from m2s.sampler import Belief, Move, Noise, Plan, Step, Trajectory
+from m2s.sampler.autoregressive import Autoregressive
 from m2s.train import train
 from m2s.train.config import resolve
 
@@ -156,6 +161,218 @@ def test_a_sample_depends_on_its_number_and_the_seed_alone() -> None:
     assert torch.equal(torch.cat(alone), whole)
     assert not torch.equal(draws(model, 20, clamp=clamp, seed=1), whole)
     assert torch.equal(whole[4], clamp[4]) and (whole < K).all()
+
+
+# --- the cache of keys and values -----------------------------------------------------------------------------------------
+
+LONG = 11
+PROMPT = torch.full((20, LONG), -1)
+PROMPT[:, :4] = torch.tensor([2, 0, 1, 1])
+RAGGED = torch.full((20, LONG), -1)
+RAGGED[0, :7], RAGGED[1, 2:9], RAGGED[2], RAGGED[3, ::2], RAGGED[17, -1], RAGGED[18, :2], RAGGED[18, 4:6] = 1, 2, 0, 1, 0, 2, 0
+LABELS = torch.arange(20) % 3
+
+
+def without_cache(model: DiT) -> object:
+    """The same network, which offers none."""
+    return lambda x_t, t, condition=None: model(x_t, t, condition)
+
+
+def sites_of(model: DiT) -> list[tuple[int, ...]]:
+    """The shapes [samples, sites] that a network works on from now on."""
+    shapes: list[tuple[int, ...]] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape[:2])))
+    return shapes
+
+
+class Laws:
+    """A callback that keeps the logits by which every token was drawn, by sample and step."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, step: Step) -> None:
+        for row, sample in enumerate(step.samples.tolist()):
+            drawn = (step.x_t[row] == K).nonzero().flatten()[:1] + row * step.x_t.shape[1]
+            if len(drawn):
+                self.found[sample, step.number] = step.belief[drawn].log_weights()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("several", [1, 3, LONG])
+@torch.no_grad()
+def test_a_cache_gives_the_same_logits_at_every_site(dtype: torch.dtype, tolerance: float, several: int) -> None:
+    model, x_t = network(9, classes=3).to(dtype), torch.randint(K + 1, (5, LONG))
+    given, label = torch.arange(LONG).expand(5, -1), LABELS[:5]
+    cache, kept = model.new_cache(5, LONG), None
+    assert cache.shape == (2, 2, 5, 2, LONG, 8) and cache.dtype == dtype
+    parts = []
+    for x, at in zip(x_t.split(several, 1), given.split(several, 1), strict=True):
+        parts.append(model(x, None, label, cache, at))
+        assert kept is None or torch.equal(cache[..., : kept.shape[-2], :], kept)  # what is there stays
+        kept = cache[..., : int(at.max()) + 1, :].clone()
+    torch.testing.assert_close(torch.cat(parts, 1), model(x_t, None, label), rtol=0, atol=tolerance)
+
+
+@torch.no_grad()
+def test_samples_need_not_be_at_the_same_site() -> None:
+    model, x_t = network(10), torch.randint(K + 1, (3, LONG))
+    whole, cache = model(x_t), model.new_cache(3, LONG)
+    for step in range(LONG + 5):
+        at = (step - torch.tensor([[0], [3], [5]])).clamp(0, LONG - 1)
+        found = model(x_t.gather(1, at), None, None, cache, at)
+        torch.testing.assert_close(found, whole.gather(1, at.unsqueeze(-1).expand_as(found)), rtol=0, atol=1e-5)
+
+
+CALLS = {
+    "one": {"n": 1},
+    "five": {"n": 5},
+    "twenty": {"n": 20},
+    "twenty, in batches": {"n": 20, "batch_size": 3},
+    "from the seventh": {"n": 13, "start": 7},
+    "a prompt": {"n": 20, "clamp": PROMPT},
+    "tokens anywhere": {"n": 20, "clamp": RAGGED},
+    "nothing to draw": {"n": 20, "clamp": RAGGED[2].expand(20, -1)},
+    "classes": {"n": 20, "condition": LABELS},
+    "guidance": {"n": 20, "condition": LABELS, "guidance": 2.5, "clamp": RAGGED},
+    "sharper": {"n": 20, "temperature": 0.7, "top_p": 0.9},
+    "windows": {"n": 20, "window": 6, "overlap": 2},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("unprojected", [False, True])
+def test_a_cache_changes_no_token(name: str, unprojected: bool) -> None:
+    options = {"sampler": "autoregressive", "micro_batch": 8, **CALLS[name]}
+    shape, model = (options.pop("n"), LONG), network(11, classes=3)
+    model.unprojected = unprojected
+    laws, wanted = Laws(), Laws()
+    shapes = sites_of(model)
+    found = m2s.sample(model, HEAD, shape, callback=laws, **options)
+    assert (8, 1) in shapes
+    shapes.clear()
+    assert torch.equal(found, m2s.sample(without_cache(model), HEAD, shape, callback=wanted, **options))
+    assert (8, 1) not in shapes and laws.found.keys() == wanted.found.keys()
+    for key, logits in wanted.found.items():
+        torch.testing.assert_close(laws.found[key], logits, rtol=0, atol=1e-5)
+
+
+def test_each_site_is_worked_on_once() -> None:
+    model = network(12, classes=3)
+    shapes, options = sites_of(model), {"sampler": "autoregressive", "micro_batch": 4}
+    m2s.sample(model, HEAD, (4, LONG), **options)
+    assert shapes == [(4, 1)] * LONG
+    shapes.clear()
+    m2s.sample(without_cache(model), HEAD, (4, LONG), **options)
+    assert shapes == [(4, LONG)] * LONG
+    shapes.clear()
+    m2s.sample(model, HEAD, (4, LONG), condition=LABELS[:4], guidance=2.0, **options)
+    assert shapes == [(4, 1)] * 2 * LONG
+    shapes.clear()
+    m2s.sample(model, HEAD, (4, LONG), clamp=PROMPT[:4], **options)
+    assert shapes == [(4, LONG)] + [(4, 1)] * (LONG - 4)  # a prompt is gone through once
+
+
+def test_no_bit_of_a_law_depends_on_the_other_samples() -> None:
+    """Nor on their prompts, at which the network is called on whole sequences."""
+    model, together = network(13), Laws()
+    m2s.sample(model, HEAD, (20, LONG), sampler="autoregressive", clamp=RAGGED, callback=together)
+    for sample in range(20):
+        alone, clamp = Laws(), RAGGED[sample : sample + 1]
+        m2s.sample(model, HEAD, (1, LONG), sampler="autoregressive", clamp=clamp, start=sample, callback=alone)
+        assert len(alone.found) == int((clamp < 0).sum())
+        assert all(torch.equal(together.found[key], logits) for key, logits in alone.found.items())
+
+
+@dataclass(frozen=True)
+class Fickle(Autoregressive):
+    """Changes a token on the way and another when all are drawn, after which it draws one again."""
+
+    def plan(self, steps: int, grid: str, free: Tensor, head: m2s.Head, noise: Noise) -> Plan:
+        return super().plan(steps, grid, free + 4, head, noise)
+
+    def step(self, belief: Belief, move: Move, noise: Noise) -> Tensor:
+        x = super().step(belief, move, noise)
+        before, left = belief.masked.sum(-1), (x == K).sum(-1)
+        x[:, 2] = torch.where(left == LONG - 6, (x[:, 2] + 1) % K, x[:, 2])
+        x[:, 0] = torch.where((left == 0) & (before == 1), (x[:, 0] + 1) % K, x[:, 0])
+        x[:, 5] = torch.where((left == 0) & (before == 0), K, x[:, 5])
+        return x
+
+
+def test_what_does_not_extend_the_sequence_is_gone_through_again() -> None:
+    model, laws, wanted = network(14), Laws(), Laws()
+    shapes, options = sites_of(model), {"sampler": Fickle(), "micro_batch": 2}
+    found = m2s.sample(model, HEAD, (2, LONG), callback=laws, **options)
+    assert shapes.count((2, 1)) == LONG + 4 and shapes.count((2, LONG)) == 3
+    assert torch.equal(found, m2s.sample(without_cache(model), HEAD, (2, LONG), callback=wanted, **options))
+    for key, logits in wanted.found.items():
+        torch.testing.assert_close(laws.found[key], logits, rtol=0, atol=1e-5)
+
+
+def test_one_micro_batch_at_a_time_holds_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, caches, most = network(15, classes=3), [], []
+    new_cache = model.new_cache
+
+    def watched(samples: int, length: int) -> Tensor:
+        cache = new_cache(samples, length)
+        caches.append(weakref.ref(cache))
+        return cache
+
+    monkeypatch.setattr(model, "new_cache", watched)
+    options = {"sampler": "autoregressive", "condition": LABELS, "guidance": 2.0, "micro_batch": 4}
+    m2s.sample(model, HEAD, (20, L), callback=lambda _: most.append(sum(cache() is not None for cache in caches)), **options)
+    assert len(caches) == 2 * 5 and set(most) == {2}
+
+
+@pytest.mark.parametrize("options", [{"causal": False, "time": False}, {"causal": True, "time": True}])
+def test_no_cache_where_a_site_depends_on_more_than_those_before(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(K + 1, width=16, depth=1, heads=2, **options)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert model.new_cache(4, L) is None and not hasattr(UNet, "new_cache")
+    shapes = sites_of(model)
+    found = draws(model, 4, micro_batch=4)
+    assert shapes == [(4, L)] * L and torch.equal(found, draws(without_cache(model), 4, micro_batch=4))
+
+
+def test_a_cache_has_the_dtype_that_the_network_works_in() -> None:
+    model, x_t = network(16, length=L), torch.randint(K + 1, (3, L))
+    cache = model.new_cache(3, L)
+    assert cache.dtype == torch.float32 and model.to(torch.bfloat16).new_cache(3, L).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.float16):
+        assert model.float().new_cache(3, L).dtype == torch.float16
+    with pytest.raises(ValueError, match="has 5 sites, but the network was made for at most 4"):
+        model.new_cache(1, 5)
+    for given in ({"cache": cache}, {"at": x_t}):
+        with pytest.raises(ValueError, match="cache and at go together"):
+            model(x_t, None, None, **given)
+
+
+COMPILED = """
+import torch
+from m2s.model import DiT, DiTConfig
+
+torch.manual_seed(0)
+model = DiT(DiTConfig(5, width=16, depth=2, heads=2, time=False, causal=True)).eval()
+for parameter in model.parameters():
+    torch.nn.init.normal_(parameter, std=0.3)
+compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+x_t, cache = torch.randint(5, (3, 6)), model.new_cache(3, 6)
+with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+    parts = [compiled(x_t[:, i : i + 1], None, None, cache, torch.full((3, 1), i)) for i in range(6)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(x_t), rtol=0, atol=1e-5)
+"""
+
+
+def test_a_compiler_sees_one_graph_for_all_sites() -> None:
+    """In a process of its own: the tests' shape checker does not compile."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_longer_than_the_network_was_made_for() -> None:

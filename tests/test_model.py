@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import m2s
 from m2s.model import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.model.condition import sinusoids
-from m2s.model.rotary import angles, rotate
+from m2s.model.rotary import angles
+from m2s.ops.rotary.reference import rotate
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said whenever oneDNN is switched off
 

@@ -248,9 +248,9 @@ MUTANTS = {
         "test_sampler_runs.py::test_a_long_tail_is_drawn_at_its_rate_and_evenly",
     ),
     "noise: the step forgotten": Mutant(
-        "sampler/random.py",
-        "philox((samples & LOW, step, sites, extra), self.key)",
-        "philox((samples & LOW, 0 * step, sites, extra), self.key)",
+        "ops/philox/reference.py",
+        "philox((samples & LOW, step, sites, extra), key)",
+        "philox((samples & LOW, 0 * step, sites, extra), key)",
         "test_sampler_runs.py::test_every_number_is_the_counter_it_stands_for",
     ),
     "micro-batch: as many rows as there happen to be samples": Mutant(

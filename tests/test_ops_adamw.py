@@ -37,13 +37,18 @@ def gradients(optimizer: torch.optim.AdamW, step: int) -> Tensor:
     weights = optimizer.param_groups[0]["params"]
     for weight in weights:
         scale = 1e-4 if step == 0 else 3.0
-        weight.grad = (scale * torch.randn(weight.shape, generator=generator)).to(weight)
+        gradient = (scale * torch.randn(weight.shape, generator=generator)).to(weight)
+        weight.grad = torch.empty_like(weight).copy_(gradient)  # laid out as the weight is, as autograd does it
     return torch.nn.utils.get_total_norm([weight.grad for weight in weights])
 
 
-def ready(step: Step, averages: list[Tensor], norm: Tensor, clip: float = 1.0, share: float = 1e-3):
+def go(step: Step, averages: list[Tensor], norm: Tensor, clip: float = 1.0, share: float = 1e-3, numbers=(1.0,)) -> None:
+    """A step as the training loop makes it."""
     weights = [weight.detach() for weight in step.optimizer.param_groups[0]["params"]]
-    return step.ready(weights, averages, norm, clip, share)
+    finite = torch.tensor(numbers, dtype=torch.float64, device=DEVICE)
+    finish = step.start(weights, averages, norm, clip, share, finite)
+    if finite.isfinite().all():
+        finish()
 
 
 def everything(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str, Tensor]:
@@ -56,7 +61,10 @@ def everything(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_five_steps(name):
-    """Each weight and moment is rounded up to three times a step, by 2^-24 of the greatest: below 1e-6 of it after five."""
+    """Each weight and moment is rounded up to three times a step, by 2^-24 of the greatest: below 1e-6 of it after five.
+
+    Torch's kernel for a GPU rounds beta_2 = 0.99 before it is taken from 1: of the second moment that is another 2^-25 / 0.01.
+    """
     setting = SETTINGS[name]
     found = {}
     for kind, dtype in (("fused", torch.float32), ("reference", torch.float32), ("truth", torch.float64)):
@@ -66,13 +74,14 @@ def test_five_steps(name):
             optimizer.param_groups[0]["lr"] = 1e-2 * (i + 1) / 5
             norm = gradients(optimizer, i)
             with form("fused" if kind == "fused" else "reference"):
-                ready(step, averages, norm, setting["clip"], setting["share"])()
+                go(step, averages, norm, setting["clip"], setting["share"])
         assert bool(step.tables and step.tables.addresses) == (kind == "fused")
         found[kind] = everything(optimizer, averages)
     for key, truth in found["truth"].items():
         assert found["fused"][key].dtype == torch.float32
-        bound = 1e-6 * float(truth.abs().max())
-        for kind in ("fused", "reference"):
+        torchs = 1e-6 + (2**-25 / 0.01 if DEVICE == "cuda" and key.startswith("exp_avg_sq") else 0)
+        for kind, most in (("fused", 1e-6), ("reference", torchs)):
+            bound = most * float(truth.abs().max())
             assert float((found[kind][key].double() - truth).abs().max()) <= bound, (kind, key)
         assert key.startswith("step") == bool((truth == 5).all())
 
@@ -84,7 +93,7 @@ def test_torch_goes_on_where_the_kernel_stopped_and_the_other_way_round():
         step = Step(optimizer)
         for i, kind in enumerate(order):
             with form("fused" if kind == "f" else "reference"):
-                ready(step, averages, gradients(optimizer, i))()
+                go(step, averages, gradients(optimizer, i))
         states.append(everything(optimizer, averages))
     first = states[0]
     for other in states[1:]:
@@ -107,26 +116,36 @@ def test_tensors_that_begin_anywhere_and_what_lies_around_them():
         optimizer = torch.optim.AdamW(mine, lr=1e-2, fused=True)
         averages = [weight.detach().clone() for weight in mine]
         with form(kind):
-            ready(Step(optimizer), averages, gradients(optimizer, 1))()
+            go(Step(optimizer), averages, gradients(optimizer, 1))
     for buffer, weight, other in zip(buffers, weights, plain, strict=True):
         torch.testing.assert_close(weight.detach(), other.detach(), rtol=0, atol=1e-6 * float(other.detach().abs().max()))
         assert (buffer[:3] == junk).all() and (buffer[3 + len(weight) :] == junk).all()
 
 
-def test_nothing_changes_before_the_call_and_a_nan_goes_where_torch_lets_it_go():
+@pytest.mark.parametrize("kind", ["fused", "reference"])
+@pytest.mark.parametrize("numbers", [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"),)])
+def test_there_is_no_step_where_a_number_is_not_finite(kind, numbers):
+    optimizer, averages = start(torch.float32)
+    step = Step(optimizer)
+    with form(kind):
+        go(step, averages, gradients(optimizer, 0))
+        before = everything(optimizer, averages)
+        go(step, averages, gradients(optimizer, 1) * float("nan"), numbers=numbers)
+        assert all(torch.equal(value, before[key]) for key, value in everything(optimizer, averages).items())
+        go(step, averages, gradients(optimizer, 1))
+    assert all(float(state["step"]) == 2 for state in optimizer.state.values())
+
+
+def test_a_nan_goes_where_torch_lets_it_go():
     states = {}
     for kind in ("fused", "reference"):
         optimizer, averages = start(torch.float32)
         step = Step(optimizer)
         with form(kind):
-            ready(step, averages, gradients(optimizer, 0))()
-            before = everything(optimizer, averages)
+            go(step, averages, gradients(optimizer, 0))
             gradients(optimizer, 1)
-            weight = optimizer.param_groups[0]["params"][3]
-            weight.grad[2, 5] = torch.nan
-            make = ready(step, averages, torch.tensor(1.0, device=DEVICE))
-            assert all(torch.equal(value, before[key]) for key, value in everything(optimizer, averages).items())
-            make()
+            optimizer.param_groups[0]["params"][3].grad[2, 5] = torch.nan
+            go(step, averages, torch.tensor(1.0, device=DEVICE))
         states[kind] = everything(optimizer, averages)
     for key, value in states["reference"].items():
         assert int(value.isnan().sum()) == (key in ("weight 3", "average 3", "exp_avg 3", "exp_avg_sq 3"))
@@ -147,7 +166,7 @@ def test_what_the_kernel_does_not_take_is_done_by_torch_to_the_bit(case):
         if case == "no gradient":
             weights[1].grad = None
         with form(kind):
-            ready(Step(optimizer), averages, norm)()
+            go(Step(optimizer), averages, norm)
         states.append(everything(optimizer, averages))
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
@@ -156,7 +175,7 @@ def test_what_the_kernel_does_not_take_is_done_by_torch_to_the_bit(case):
 def test_the_optimizers_own_state_is_used_and_copies_with_it():
     optimizer, averages = start(torch.float32)
     with form("fused"):
-        ready(Step(optimizer), averages, gradients(optimizer, 0))()
+        go(Step(optimizer), averages, gradients(optimizer, 0))
     kept = copy.deepcopy(optimizer.state_dict())
     other, _ = start(torch.float32)
     gradients(other, 0)

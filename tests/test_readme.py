@@ -78,6 +78,33 @@ def test_the_page_of_methods_is_what_they_say() -> None:
     assert (ROOT / "docs" / "methods.md").read_text() == methods_page(), "python -m m2s.method.page > docs/methods.md"
 
 
+GROUPS = {
+    "products of the body": r"nvjet_\w+_tst_|splitKreduce",
+    "products of the last layer": r"nvjet_\w+_tss_",
+    "norms and gelu": r"^_(forward|backward)$",
+    "attention": r"cudnn",
+    "rows of the loss": r"^_bridged$",
+    "AdamW, with clipping and average": r"^_adamw$",
+    "rotary positions": r"^_turn$",
+}
+
+
+def shares(profile: str) -> dict[str, float]:
+    """Milliseconds of an update by kind of kernel, of a profile of three."""
+    scale = {"us": 1e-3, "ms": 1.0}
+    found, counted_twice = dict.fromkeys(GROUPS, 0.0), 0.0
+    for cells in (re.split(r"\s{2,}", line.strip()) for line in profile.splitlines()):
+        if len(cells) > 8 and cells[-1].isdigit():
+            ms = float(cells[-3][:-2]) * scale[cells[-3][-2:]] / 3
+            group = next((name for name, pattern in GROUPS.items() if re.search(pattern, cells[0])), "")
+            if group:
+                found[group] += ms
+            counted_twice += ms if cells[0].startswith("aten::") else 0
+    whole = re.search(r"Self CUDA time total: ([\d.]+)ms", profile)
+    assert whole
+    return found | {"some thousand small kernels": float(whole.group(1)) / 3 - counted_twice - sum(found.values())}
+
+
 def test_results_are_those_of_the_files() -> None:
     """The tables of RESULTS.md are what the benchmarks wrote."""
     page, folder = (ROOT / "RESULTS.md").read_text(), ROOT / "benchmarks" / "results"
@@ -102,6 +129,13 @@ def test_results_are_those_of_the_files() -> None:
         says(page, f"| {ms:.1f} | {speed[form]:,.0f} | {memory[form]:.1f} | {share[form]:.1%} |")
     says(page, f"{update['times_faster']:.1f} times the speed", f"at {update['times_less_memory']:.1f} times less memory")
     says(page, f"`{update['command']}`", f"the {update['matrix_rate'] / 1e12:.0f} Tflop/s")
+    images = json.loads((folder / "train-cifar10.json").read_text())
+    for form, ms in images["median_ms"].items():
+        says(page, f"| {ms:.1f} | {images['rows_per_second'][form]:.0f} | {images['peak_gib'][form]:.1f} |")
+    says(page.replace("\n", " "), f"`{images['command']}`")
+    for group, ms in shares((folder / "profile-owt.txt").read_text()).items():
+        says(page, f"| {group} | {ms:.1f} |")
+    says(page, f"would take {16_384 * update['operations_a_token'] / update['matrix_rate'] * 1e3:.1f} ms")
     training, hours = (ROOT / "docs" / "training.md").read_text(), 161_800 * 1584 * 512 / speed["m2s"] / 3600
     says(training, f"the {round(speed['m2s'], -2):,.0f} tokens per second", f"{hours:.0f} GPU-hours", f"{hours / 24:.1f} hours")
     digits = json.loads((ROOT / "experiments" / "results" / "digits.json").read_text())
@@ -117,7 +151,8 @@ def test_results_are_those_of_the_files() -> None:
     kernels = json.loads((folder / "resources.json").read_text())["kernels"]
     for name in ("bridged", "masked", "free"):
         one = kernels[f"{name}, no mask"]
-        counts = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"][::2])  # every other loop ends a row
+        most = max(loop["columns"] for loop in one["loops"])  # the others end a row
+        counts = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"] if loop["columns"] == most)
         says((ROOT / "docs" / "kernels.md").read_text(), f"| {name} | {counts} | {one['registers']} |")
     for name in ("kernels", "steps"):
         found = json.loads((folder / f"{name}.json").read_text())
@@ -141,9 +176,27 @@ def test_results_are_those_of_the_files() -> None:
         f"{project['median_ms']:.2f} ms, best {project['best_ms']:.2f}",
         f"found {audit['median_ms']:.2f} ms for all",
     )
-    first = json.loads((folder / "kernels-first.json").read_text())["parts"]
+    says(page_of_kernels, f"a floor that was {loss['contenders']['three GEMMs (floor)']['median_ms']:.2f}")
+    chunked = loss["ratios"]["three GEMMs in chunks, float32 logits / floor"]
+    says(page, f"make {chunked:.2f} of the {loss['bars'][0]['measured']:.2f}")
+    first, second = (json.loads((folder / f"kernels-{name}.json").read_text())["parts"] for name in ("first", "second"))
     loss, project = (first[name]["contenders"]["m2s, fused"]["median_ms"] for name in ("loss", "projection"))
     says(page_of_kernels, f"loss {loss:.1f} ms in all", f"| {project:.2f} ms |")
+    fused, floor = (second["loss"]["contenders"][name]["median_ms"] for name in ("m2s, fused", "three GEMMs (floor)"))
+    says(page_of_kernels, f"{fused:.2f} ms: {fused / floor:.2f} times a floor of {floor:.2f}")
+    found = json.loads((folder / "rows.json").read_text())["median_ms"]
+    whole, one, copy = (f"{ms:.3f}" for ms in found.values())
+    says(page.replace("\n", " "), f"takes {whole} ms for a chunk", f"in the cache, {one} ms", f"must move takes {copy} ms")
+    says(page_of_kernels.replace("\n", " "), f"it takes {one} ms a chunk instead of {whole}")
+    last = json.loads((folder / "steps-last.json").read_text())["parts"]["train"]
+    fused, ratios = last["contenders"]["kernels fused"], (last["ratios"], parts["steps"]["train"]["ratios"])
+    now, before = (one["kernels reference / kernels fused"] for one in ratios)
+    says(page.replace("\n", " "), f"found {now:.2f} instead of {before:.2f} times")
+    says(page, f"{fused['tokens_per_second']:,.0f} tokens a second, MFU {fused['mfu']:.1%}")
+    for name, nats, share in (("kernels", ".4f", ".3%"), ("kernels-warm-50", ".4f", ".2%")):
+        runs = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
+        ours, seeds = runs["mean_difference"].values()
+        says(page.replace("\n", " "), f"{ours:{nats}} nats", f"{seeds:.2f}", f"{runs['ratio']:{share}}")
     fused, plain = (one["median_ms"] for one in parts["steps"]["train"]["contenders"].values())
     says(page_of_kernels, f"takes {fused:.1f} ms instead of {plain:.1f}")
     says(training, f"an update {plain / fused:.2f} times as fast")

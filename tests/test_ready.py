@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import m2s
-from m2s.belief import Unprojected
+from m2s.belief import NextToken, Shifted, Unprojected
 from m2s.cli import main
 from m2s.model import DiT, DiTConfig
 from m2s.sampler import ready
@@ -61,3 +61,17 @@ def test_fused_kernels_are_refused_where_they_cannot_run(tmp_path, monkeypatch, 
         said = capsys.readouterr().err
         assert stop.value.code == 2 and said.count("\n") == 1 and "kernels is fused, but " in said
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_cache_is_handed_on():
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(6, width=16, depth=2, heads=2, time=False, causal=True)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    head, asked = NextToken(Shifted(5)), []
+    plain = m2s.sample(lambda x_t, t: model(x_t, t), head, (3, 7), sampler="autoregressive", micro_batch=4)
+    model.blocks[0].register_forward_pre_hook(lambda _, given: asked.append(tuple(given[0].shape[:2])))
+    assert torch.equal(m2s.sample(Ready(model, 6), head, (3, 7), sampler="autoregressive", micro_batch=4), plain)
+    assert asked == [(4, 1)] * 7
+    assert Ready(model, 6, bf16=True).new_cache(2, 3).dtype == torch.bfloat16
+    assert Ready(torch.nn.Linear(2, 2), 6).new_cache(2, 3) is None

@@ -1,4 +1,4 @@
-"""One update: the same in the benchmark as in the loop, its noise the same bits when compiled, and one wait for a GPU."""
+"""One update: the same in the benchmark as in the loop, and a GPU that never waits for the host but for its numbers."""
 
 import warnings
 from pathlib import Path
@@ -29,8 +29,8 @@ def test_the_benchmark_makes_the_updates_of_the_loop(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="waiting is for a GPU")
 @pytest.mark.parametrize("micro_batch", [8, 2])
 @pytest.mark.parametrize("kernels", ["reference", "fused"])
-def test_an_update_waits_for_the_gpu_once(tmp_path: Path, kernels: str, micro_batch: int) -> None:
-    """Where its numbers are read."""
+def test_an_update_waits_for_nothing_but_its_numbers(tmp_path: Path, kernels: str, micro_batch: int) -> None:
+    """Those come by an event, which is no operation that waits for all that was started."""
     given = {"device": "cuda", "kernels": kernels, "compile": "no", "micro_batch": micro_batch, "steps": 20}
     config, rows = resolve(small(tmp_path, **given)), random_rows()
     learner = Learner(config, rows, World.start("cuda"), *make_objects(config, rows))
@@ -45,4 +45,4 @@ def test_an_update_waits_for_the_gpu_once(tmp_path: Path, kernels: str, micro_ba
         finally:
             torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
-    assert len(waits) == 1, "\n".join(f"{wait.filename}:{wait.lineno}" for wait in waits)
+    assert not waits, "\n".join(f"{wait.filename}:{wait.lineno}" for wait in waits)

@@ -11,9 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from m2s import check
 from m2s.belief.output import Output, Unprojected
 from m2s.model.condition import Condition
-from m2s.model.rotary import angles, rotate
+from m2s.model.rotary import angles
+from m2s.ops.embedding import embed
 from m2s.ops.gelu import linear_gelu
 from m2s.ops.norm import add_norm, is_fused
+from m2s.ops.rotary import rotary
 from m2s.process import Schedule
 
 FREQUENCIES = 256  # sinusoids of the time
@@ -87,6 +89,13 @@ def set_to_zero(*layers: nn.Module) -> None:
             nn.init.zeros_(parameter)
 
 
+class Embedding(nn.Embedding):
+    """torch's, with a gradient of its own where the kernels are taken."""
+
+    def forward(self, tokens: Int[Tensor, "*sites"]) -> Float[Tensor, "*sites D"]:
+        return embed(tokens, self.weight, is_fused(self.weight))
+
+
 class Modulation(nn.Module):
     """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
 
@@ -109,12 +118,32 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "B L D"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        # sites before heads in memory: so does the result lie, and joining its heads copies nothing
-        q, k, v = [part.transpose(1, 2) for part in (rotate(q, cos, sin), rotate(k, cos, sin), v)]
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+    def forward(
+        self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
+    ) -> Float[Tensor, "B L D"]:
+        if cache is None or at is None:
+            q, k, v = rotary(self.qkv(x), cos, sin, self.heads, fused)
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            mixed = self._extended(self.qkv(x), cos, sin, fused, cache, at)
         return self.out(mixed.transpose(1, 2).flatten(-2))
+
+    def _extended(
+        self,
+        qkv: Float[Tensor, "B n W"],
+        cos: Float[Tensor, "Bn D"],
+        sin: Float[Tensor, "Bn D"],
+        fused: bool,
+        cache: Float[Tensor, "2 B H L D"],
+        at: Int[Tensor, "B n"],
+    ) -> Float[Tensor, "B H n D"]:
+        """Causal attention from the sites `at`, whose keys and values are put in their places among those of all sites."""
+        turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads, fused)  # each site by an angle of its own
+        q, k, v = [part.squeeze(0).unflatten(1, at.shape).transpose(0, 1) for part in turned]
+        index = at[:, None, :, None].expand_as(k)
+        keys, values = cache[0].scatter_(2, index, k), cache[1].scatter_(2, index, v)
+        seen = torch.arange(cache.shape[-2], device=at.device) <= at.unsqueeze(-1)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=seen.unsqueeze(1))
 
 
 class Block(nn.Module):
@@ -144,11 +173,13 @@ class Block(nn.Module):
         cos: Tensor,
         sin: Tensor,
         fused: bool,
+        cache: Tensor | None,
+        at: Tensor | None,
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
         parts = (None,) * 6 if self.modulation is None else self.modulation(c)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused)
-        branch = self.dropout(self.attention(y, cos, sin))
+        branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
         x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
         first, _, last = self.mlp
         assert isinstance(first, nn.Linear)
@@ -161,6 +192,9 @@ class DiT(nn.Module):
     The body may run under autocast; the last layer adds up and answers in float32. With `model.unprojected = True` the output
     is `m2s.Unprojected`: hidden states and the last layer, not multiplied out; one that is scaled by sigma is multiplied out
     all the same. A time-free network takes t and ignores it.
+
+    With `cache`, which `new_cache` makes, x_t holds the tokens of the sites `at` alone, [B, n]. Their keys and values are left
+    in the cache, and each of them sees all that the cache has up to it.
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -169,7 +203,7 @@ class DiT(nn.Module):
         self.unprojected = False
         conditioned = config.time or config.classes is not None
         width = config.width
-        self.embedding = nn.Embedding(config.rows, width)
+        self.embedding = Embedding(config.rows, width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.condition = Condition(
             config.condition_width,
@@ -186,23 +220,47 @@ class DiT(nn.Module):
         self.head = nn.Linear(width, config.rows)
         set_to_zero(self.head)
 
+    def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
+        """Room for the keys and values of every layer, in the dtype of the network; None where those of a site depend on more
+        than the tokens up to it: on those after it, or on the time."""
+        config, weight = self.config, self.embedding.weight
+        if config.time or not config.causal:
+            return None
+        self._check_length(length)
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        shape = (config.depth, 2, samples, config.heads, length, config.width // config.heads)
+        return torch.zeros(shape, dtype=dtype, device=weight.device)
+
+    def _check_length(self, length: int) -> None:
+        if self.config.length is not None and length > self.config.length:
+            raise ValueError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
+
     def forward(
-        self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None = None, condition: Int[Tensor, "B"] | None = None
+        self,
+        x_t: Int[Tensor, "B L"],
+        t: Float[Tensor, "B"] | None = None,
+        condition: Int[Tensor, "B"] | None = None,
+        cache: Float[Tensor, "depth 2 B heads length head"] | None = None,
+        at: Int[Tensor, "B L"] | None = None,
     ) -> Output:
         check.tokens("x_t", x_t, self.config.states)
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")
-        length = x_t.shape[1]
-        if self.config.length is not None and length > self.config.length:
-            raise ValueError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
+        if (cache is None) != (at is None):
+            raise ValueError("cache and at go together: the keys and values so far, and which sites x_t holds")
+        length = x_t.shape[1] if cache is None else cache.shape[-2]
+        self._check_length(length)
         c = self.condition(x_t, t, condition)
         if c is not None:
             c = silu(c)
         cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
+        if at is not None:
+            cos, sin = cos[at.flatten()], sin[at.flatten()]
         x, branch, gate = self.embedding(x_t.long()), None, None
         fused = is_fused(x)
-        for block in self.blocks:
-            x, branch, gate = block(x, branch, gate, c, cos, sin, fused)
+        for number, block in enumerate(self.blocks):
+            x, branch, gate = block(x, branch, gate, c, cos, sin, fused, None if cache is None else cache[number], at)
         with torch.autocast(x.device.type, enabled=False):
             shift, scale = (None, None) if self.modulation is None else self.modulation(c)
         _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused)

@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from m2s.belief.output import full
-
 
 # Opaque to a compiler, which would rather work out an angle, its cosine and its sine again for every number that it turns.
 @torch.library.custom_op("m2s::angles", mutates_args=())
@@ -31,12 +29,3 @@ def angles(
     """(cos, cos) and (-sin, sin) of p slowest^{-2i/width} for positions p < length and i < width/2 (float32)."""
     cos, sin = _angles(length, width, slowest, torch.get_default_device() if device is None else device)
     return cos, sin
-
-
-def rotate(
-    x: Float[Tensor, "*batch L H D"], cos: Float[Tensor, "L D"], sin: Float[Tensor, "L D"]
-) -> Float[Tensor, "*batch L H D"]:
-    """(x_i, x_{i + D/2}) turned by the angle of its position, in float32 at least; the dtype of x is kept."""
-    wide = full(x)
-    swapped = wide.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    return (wide * cos.unsqueeze(-2) + swapped * sin.unsqueeze(-2)).to(x.dtype)

@@ -1,5 +1,5 @@
-"""Operations over a large vocabulary, and those of training a transformer (`norm`, `gelu`, `adamw`), each in two forms:
-`reference.py`, readable and for any device, and `triton.py`, fused.
+"""Operations over a large vocabulary, those of training a transformer (`embedding`, `norm`, `rotary`, `gelu`, `adamw`) and
+random numbers (`philox`), each in two forms: `reference.py`, readable and for any device, and `triton.py`, fused.
 
 Every other folder is one operation on rows of logits. `linear.py` makes the rows out of hidden states and the last layer some
 at a time, so that the logits of all sites never exist at once. Triton is imported where it is used and not before.

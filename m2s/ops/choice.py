@@ -1,7 +1,6 @@
 """Which form of an operation works: the fused one or the reference."""
 
 import contextlib
-import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from torch import Tensor
 
 Form = Literal["auto", "fused", "reference"]
 FORMS = ("auto", "fused", "reference")
-DEFAULT: Form = "reference"  # until training with the fused forms has been compared with the references over a run
+DEFAULT: Form = "auto"
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked for here, for a compiler cannot follow the search
 _forms: list[Form] = [DEFAULT]
 
 
@@ -34,18 +34,13 @@ def fused(x: Tensor) -> bool:
     name = _forms[-1]
     if name == "fused" and (why := lacking(x.device)):
         raise RuntimeError(f"a fused operation was asked for, but {why}")
-    return name == "fused" or (name == "auto" and x.is_cuda and _has_triton())
+    return name == "fused" or (name == "auto" and x.is_cuda and HAS_TRITON)
 
 
 def lacking(device: torch.device) -> str:
     """Why no fused operation can run there; empty if it can."""
-    if not _has_triton():
+    if not HAS_TRITON:
         return "triton is not installed: pip install triton"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the device is {device.type}, and Triton's kernels are for cuda: take kernels 'auto'"
     return ""
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -18,6 +18,7 @@ class Autoregressive(Sampler):
     whatever the steps. A clamped token is seen by those after it only."""
 
     name = "autoregressive"
+    left_to_right = True
 
     def refuse(self, head: Head) -> None:
         if not isinstance(head, NextToken):

@@ -38,6 +38,7 @@ class Sampler(ABC):
 
     name: ClassVar[str]
     open_start: ClassVar[bool] = False  # the process itself is asked for t = 1 - t_min where the plan says 1
+    left_to_right: ClassVar[bool] = False  # a step reads of each sample its first masked site alone, given those before it
 
     @abstractmethod
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:

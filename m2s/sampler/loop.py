@@ -32,7 +32,7 @@ class Step(NamedTuple):
     s: Tensor  # [B]
     x_t: Tensor  # [B, L], or the window of it that is being filled
     x_s: Tensor  # [B, L]
-    belief: Belief
+    belief: Belief  # from left to right, with a cache: of the sites that have been drawn; NaN elsewhere
     window: slice  # which sites these are
     length: int  # of the whole
 
@@ -92,7 +92,8 @@ def sample(
 ) -> Any:
     """`shape[0]` samples of `shape[1]` tokens, int64; with `diagnostics`, also what happened on the way.
 
-    model         any callable (x_t [B, L], t [B], condition=None) -> output, or m2s.Unprojected
+    model         any callable (x_t [B, L], t [B], condition=None) -> output, or m2s.Unprojected; from left to right, one with
+                  a cache of keys and values (`new_cache`, as a causal DiT has) is called on new sites alone
     steps         calls of the network for each sample (predictor-corrector and the released sampler make a few more)
     sampler       a name (see m2s.sampler.SAMPLERS) or an object such as m2s.sampler.Euler()
     grid          "linear" or "cosine": where the times lie
@@ -101,8 +102,9 @@ def sample(
     condition     [n, ...], handed to the network row by row; with guidance g != 1 the network is also called without, and
                   mu ∝ mu_c^g mu_u^(1-g), or with guide="rates" R = R_c^g R_u^(1-g)
     temperature, top_k, top_p   sharpen the posterior, or the leave-one-out law (`on`)
-    batch_size    samples that move together (callback and memory); the network always sees `micro_batch` of them, padded, in
-                  places that belong to their number, so that the choice of a matrix kernel cannot change a sample
+    batch_size    samples that move together (callback and memory), but from left to right, where micro-batches go one after
+                  another; the network always sees `micro_batch` of them, padded, in places that belong to their number, so
+                  that the choice of a matrix kernel cannot change a sample
     callback      called with a `Step` after every step of every micro-batch
     window        the length the network was trained on, where shape[1] is longer: windows are filled one after another, each
                   given the last `overlap` tokens (half a window) of the one before
@@ -178,13 +180,15 @@ class _Run:
     ) -> Tensor:
         """One window of one batch."""
         groups = list(self._micro_batches(samples, fixed, condition, window, span))
-        most = max(len(group.plan.t) for group in groups)
-        for number in tqdm(range(most), desc="sampling", unit="step", disable=not progress):
-            for group in groups:
-                if number < len(group.plan.t):
-                    self._step(group, number)
-        for group in groups:
-            self._finish(group)
+        walk = [(number, group) for group in groups for number in range(len(group.plan.t) + 1)]
+        if not self.sampler.left_to_right:  # which holds the cache of one micro-batch at a time
+            walk.sort(key=lambda at: at[0])
+        for number, group in tqdm(walk, desc="sampling", unit="step", disable=not progress):
+            if number < len(group.plan.t):
+                self._step(group, number)
+            else:
+                self._finish(group)
+                group.networks.clear()
         return torch.cat([group.x[group.real] for group in groups]).cpu()
 
     def _micro_batches(
@@ -212,38 +216,26 @@ class _Run:
         u = noise("start")
         group.x = torch.where(group.free, draw(self.head.process.reference().to(u), u), group.clamp)
         group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
+        conditions = [group.condition] if self.shaping.guidance == 1 else [group.condition, None]
+        group.networks = [_Network(self.model, given, self.head.process.states) for given in conditions]
         return group
 
     def _noise(self, group: "_Group", step: int) -> Noise:
         return Noise(self.options.seed, group.numbers, group.clamp.shape[1], step, group.window)
 
-    def _belief(self, group: "_Group", t: Tensor, limit: bool) -> Belief:
+    def _belief(self, group: "_Group", t: Tensor, limit: bool, site: Tensor | None = None) -> Belief:
+        """Of all sites, or of one of each sample and those that were asked for before."""
         seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
         shown = self.head.shown(group.x)
-        output = self._call(shown, seen, group.condition)
-        without = self._call(shown, seen, None) if self.shaping.guidance != 1 else None
+        output, *without = [network(shown, seen, site) for network in group.networks]
         believed = t.clamp(max=1 - self.t_min) if limit else t
-        return Belief(self.head, output, group.x, believed, self.shaping, without, group.free)
-
-    def _call(self, x_t: Tensor, t: Tensor, condition: Tensor | None) -> Output:
-        """What the network says, looked at while it still has its shape."""
-        output = self.model(x_t, t) if condition is None else self.model(x_t, t, condition)
-        states = self.head.process.states
-        if isinstance(output, Unprojected):
-            if output.hidden.shape[:-1] != x_t.shape or output.weight.shape[0] < states:
-                raise ValueError(
-                    f"the network's output has shape {[*output.hidden.shape[:-1], output.weight.shape[0]]} (its last layer has "
-                    f"{output.weight.shape[0]} rows), expected {[*x_t.shape, states]} or more columns"
-                )
-            check.not_nan("the network's output", output.hidden)
-        else:
-            check.belief("the network's output", output, x_t, states, wider=True)
-        return output
+        return Belief(self.head, output, group.x, believed, self.shaping, without[0] if without else None, group.free)
 
     def _step(self, group: "_Group", number: int) -> None:
         plan = group.plan
-        t, s = plan.t[number], plan.s[number]
-        belief = self._belief(group, t, self.sampler.open_start or self.head.open_start)
+        t, s, mask = plan.t[number], plan.s[number], self.head.process.mask
+        site = group.x.eq(mask).long().argmax(-1) if self.sampler.left_to_right and mask is not None else None
+        belief = self._belief(group, t, self.sampler.open_start or self.head.open_start, site)
         before = group.x
         move = Move(t, s, None if plan.reveal is None else plan.reveal[number])
         after = self.sampler.step(belief, move, self._noise(group, number + 1))
@@ -275,11 +267,66 @@ class _Group:
 
     x: Tensor
     plan: Plan
+    networks: list["_Network"]  # with the condition, and under guidance without it
 
     def __init__(self, numbers: Tensor, real: slice, clamp: Tensor, condition: Tensor | None, window: int, span: slice) -> None:
         self.numbers, self.real, self.clamp, self.condition = numbers, real, clamp, condition
         self.window, self.span = window, span
         self.free = clamp < 0
+
+
+class _Network:
+    """The network under one condition, as one micro-batch calls it.
+
+    Where a sampler reads one site of each sample and the network has a cache, it is called on that site alone, given the keys
+    and values of those before. A sample whose cached sites are not those before (a prompt, tokens given further on, a token
+    that changed) is gone through as a whole first. Neither that nor any shape depends on the other samples.
+    """
+
+    cached: Tensor  # [B, L]: the tokens that the cache was made of, -1 past them
+
+    def __init__(self, model: Callable[..., Output], condition: Tensor | None, states: int) -> None:
+        self.model, self.condition, self.states = model, condition, states
+        self.cache: Tensor | None = None  # [layers, 2, B, ...]
+        self.said: Tensor | None = None  # [B, L, ...]: of the sites that were asked for; NaN elsewhere
+
+    def __call__(self, x_t: Int[Tensor, "B L"], t: Tensor, site: Int[Tensor, "B"] | None) -> Output:
+        if site is not None and self.cache is None and hasattr(self.model, "new_cache"):
+            self.cache, self.cached = self.model.new_cache(*x_t.shape), torch.full_like(x_t, -1)
+        if site is None or self.cache is None:
+            return self._call(x_t, t)
+        at, sites = site.unsqueeze(-1), torch.arange(x_t.shape[1], device=x_t.device)
+        lost = ((x_t != self.cached) & (sites < at)).any(-1)
+        if bool(lost.any()):
+            whole = torch.zeros_like(self.cache)
+            self._call(x_t, t, cache=whole, at=sites.expand_as(x_t))
+            self.cache[:, :, lost] = whole[:, :, lost]
+        output = self._call(x_t.gather(1, at), t, cache=self.cache, at=at)
+        self.cached = x_t.masked_fill(sites > at, -1)
+        return self._among_all(output, at, x_t.shape[1])
+
+    def _among_all(self, output: Output, at: Int[Tensor, "B 1"], length: int) -> Output:
+        """What was said of one site, in its place among all."""
+        new = output.hidden if isinstance(output, Unprojected) else output
+        if self.said is None:
+            self.said = new.new_full((len(new), length, new.shape[-1]), torch.nan)
+        self.said.scatter_(1, at.unsqueeze(-1).expand_as(new), new)
+        return Unprojected(self.said, output.weight, output.bias) if isinstance(output, Unprojected) else self.said
+
+    def _call(self, x_t: Tensor, t: Tensor, **cached: Tensor) -> Output:
+        """What the network says, looked at while it still has its shape."""
+        given = (x_t, t) if self.condition is None else (x_t, t, self.condition)
+        output = self.model(*given, **cached)
+        if isinstance(output, Unprojected):
+            if output.hidden.shape[:-1] != x_t.shape or output.weight.shape[0] < self.states:
+                raise ValueError(
+                    f"the network's output has shape {[*output.hidden.shape[:-1], output.weight.shape[0]]} (its last layer has "
+                    f"{output.weight.shape[0]} rows), expected {[*x_t.shape, self.states]} or more columns"
+                )
+            check.not_nan("the network's output", output.hidden)
+        else:
+            check.belief("the network's output", output, x_t, self.states, wider=True)
+        return output
 
 
 @contextlib.contextmanager

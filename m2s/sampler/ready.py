@@ -22,7 +22,15 @@ class Ready(nn.Module):
         call: Callable[..., Output] = torch.compile(model.forward, dynamic=False) if compiled else model
         self._call = [call]  # not a second copy of the weights
 
-    def forward(self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"], condition: Int[Tensor, "B"] | None = None) -> Output:
+    def new_cache(self, samples: int, length: int) -> Tensor | None:
+        """The model's own, in the dtype in which it is called; None where it has none."""
+        new_cache: Callable[[int, int], Tensor | None] | None = getattr(self.model, "new_cache", None)
+        with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16, enabled=self.bf16):
+            return None if new_cache is None else new_cache(samples, length)
+
+    def forward(
+        self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"], condition: Int[Tensor, "B"] | None = None, **cached: Tensor
+    ) -> Output:
         given = (x_t, t) if condition is None else (x_t, t, condition)
         with torch.autocast(x_t.device.type, torch.bfloat16, enabled=self.bf16):
-            return self._call[0](*given)
+            return self._call[0](*given, **cached)

@@ -28,7 +28,7 @@ from m2s.train.keep import resume, save
 from m2s.train.log import Log
 from m2s.train.parallel import World
 from m2s.train.source import Source, open_source
-from m2s.train.update import Learner, Share, learning_rate
+from m2s.train.update import Learner, Share, learning_rate, reading
 from m2s.train.validate import validate
 
 
@@ -120,8 +120,8 @@ class Update:
 def update(learner: Learner, share: Share, stopper: Stopper) -> Update:
     """One update of the weights, or none where loss or gradient is not finite.
 
-    An accelerator has nothing to do only from `tolist`, when the numbers are known, to `descend`: what does not depend on them
-    comes before, while it is at work on the gradient, and what comes after is done while it changes the weights.
+    What does not depend on the loss is done while an accelerator is at work on the gradient. Where it can tell itself whether
+    there is a step to make, it goes on with that while the host waits for the numbers, and finds the next update waiting.
     """
     run, world, progress = learner.config.run, learner.world, learner.progress
     losses, weights = learner.gradient(share)
@@ -130,10 +130,11 @@ def update(learner: Learner, share: Share, stopper: Stopper) -> Update:
     losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
     norm = learner.norm()
     numbers = torch.stack([losses.sum() / weights, norm.double(), asked[0], weights])
-    descend = learner.descend(norm)
-    loss, size, stop, total = numbers.tolist()
+    read = reading(numbers)
+    finish = learner.descend(norm, numbers[:2])
+    loss, size, stop, total = read()
     if math.isfinite(loss) and math.isfinite(size):
-        descend()
+        finish()
         progress.losses.append(loss)
         progress.norms.append(size)
     elif run.on_nan == "skip":

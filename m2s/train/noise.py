@@ -14,6 +14,7 @@ from torch import Tensor
 from m2s import check
 from m2s.belief import Shifted
 from m2s.data.order import permute
+from m2s.ops import form
 from m2s.process import Process, RankOne
 from m2s.process.base import wide
 from m2s.sampler.categorical import draw, integer
@@ -38,7 +39,8 @@ def times(
     of weight times loss is the integral over [low, high] in both cases, in expectation.
     """
     stratum = permute(rows.cpu().numpy().astype(np.uint64), batch, derived_seed(seed, "strata"), step).astype(np.int64)
-    u = Noise(seed, rows.cpu(), 1, step).once(TIME)
+    with form("reference"):  # here, on the host
+        u = Noise(seed, rows.cpu(), 1, step).once(TIME)
     quantile = ((torch.from_numpy(stratum) + u) / batch).clamp(max=1 - 1e-12)
     if importance is None:
         return low + (high - low) * quantile, torch.full_like(quantile, high - low)

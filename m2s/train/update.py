@@ -56,6 +56,21 @@ def sent(value: Tensor, device: torch.device) -> Tensor:
     return value.pin_memory().to(device, non_blocking=True)
 
 
+def reading(numbers: Tensor) -> Callable[[], list[float]]:
+    """The numbers on the host, to which they are on their way: the call waits for them, and for nothing started since."""
+    if not numbers.is_cuda:
+        return numbers.tolist
+    here = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return here.tolist()
+
+    return read
+
+
 def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
     """That of update `step`, counted from 0."""
     if step < optimizer.warmup:
@@ -180,11 +195,11 @@ class Learner:
     ) -> Tensor:
         """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row."""
         x_0 = x_0.long()
-        x_t = corrupt(self.head.process, x_0, t, rows, self.config.run.seed, step)
         weight = (time_weight * factor).unsqueeze(-1).expand(x_0.shape)
         if site_weight is not None:
             weight = weight * site_weight
         with form(self.config.run.kernels):
+            x_t = corrupt(self.head.process, x_0, t, rows, self.config.run.seed, step)
             with self.autocast():
                 value, terms = self.wrapped(x_0, x_t, t, weight, label)
             value.backward()
@@ -195,10 +210,10 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def descend(self, norm: Tensor) -> Callable[[], None]:
-        """One step of the optimizer, with the gradient clipped, and of the average: made ready, and made by a call."""
+    def descend(self, norm: Tensor, numbers: Tensor) -> Callable[[], None]:
+        """`Step.start`: a step of the optimizer by the clipped gradient, and of the average, where the numbers are finite."""
         config, step = self.config.optimizer, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step, self.config.run.steps)
         with form(self.config.run.kernels):
-            return self.descent.ready(*self.average.parts(), norm, config.clip, self.average.share(step))
+            return self.descent.start(*self.average.parts(), norm, config.clip, self.average.share(step), numbers)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Step"]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Step:
     """`reference.step` for one optimizer, fused where that is possible."""
 
@@ -23,15 +27,18 @@ class Step:
         self.optimizer = optimizer
         self.tables: Tables | None = None
 
-    def ready(
-        self, weights: list[Tensor], averages: list[Tensor], norm: Tensor, clip: float, share: float
+    def start(
+        self, weights: list[Tensor], averages: list[Tensor], norm: Tensor, clip: float, share: float, numbers: Tensor
     ) -> Callable[[], None]:
-        """The step, to be made by a call. What can be done before it is known whether the step shall be made is done here, for
-        from the moment when that is known until the call an accelerator has nothing to do."""
+        """The step, if the float64 `numbers` [n] are finite; returns what is left to do when that is known on the host.
+
+        That is nothing of a fused step, which looks at them itself: the host may find out while it is at work.
+        """
         if fused(norm):
             from m2s.ops.adamw import triton
 
             self.tables = self.tables or triton.Tables(self.optimizer)
             if self.tables.take(averages):
-                return self.tables.ready(norm, clip, share)
+                self.tables.step(norm, clip, share, numbers)
+                return _nothing
         return functools.partial(reference.step, self.optimizer, weights, averages, norm, clip, share)

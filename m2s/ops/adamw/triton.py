@@ -4,7 +4,6 @@ One program works on a chunk of one tensor. A table says which tensor a chunk be
 """
 
 import math
-from collections.abc import Callable
 from typing import no_type_check
 
 import torch
@@ -14,14 +13,17 @@ from torch import Tensor, nn
 
 BLOCK, WARPS = 512, 4
 COLUMNS = tl.constexpr(8)  # of the table of tensors: six addresses, the first chunk, the number of elements
-NUMBERS = tl.constexpr(5)  # of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, share, scale of the gradient
+NUMBERS = tl.constexpr(6)  # of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, share, scale of the gradient,
+# and whether there is a step at all
 ALIGNED = 16  # bytes: then loads and stores are of four elements
 
 
 @no_type_check
 @triton.jit
-def _numbers(tensors, constants, given, norm, numbers, count, BLOCK: tl.constexpr):
+def _numbers(tensors, constants, given, norm, finite, many, numbers, count, MANY: tl.constexpr, BLOCK: tl.constexpr):
     """What the elements of each tensor have in common, from the steps made so far; rounded as torch rounds it."""
+    asked = tl.load(finite + tl.arange(0, MANY), mask=tl.arange(0, MANY) < many, other=0.0)
+    wanted = tl.min(tl.where(tl.abs(asked) < float("inf"), 1.0, 0.0), 0)
     which = tl.arange(0, BLOCK)
     inside = which < count
     made_at = tl.load(tensors + which * COLUMNS + 5, mask=inside).to(tl.pointer_type(tl.float32))
@@ -36,6 +38,7 @@ def _numbers(tensors, constants, given, norm, numbers, count, BLOCK: tl.constexp
     tl.store(at + 2, tl.zeros((BLOCK,), tl.float64) + decay, mask=inside)
     tl.store(at + 3, tl.zeros((BLOCK,), tl.float64) + share, mask=inside)
     tl.store(at + 4, tl.zeros((BLOCK,), tl.float64) + scale.to(tl.float64), mask=inside)
+    tl.store(at + 5, tl.zeros((BLOCK,), tl.float64) + wanted, mask=inside)
 
 
 @no_type_check
@@ -92,13 +95,14 @@ def _adamw(owners, tensors, numbers, constants, WIDE: tl.constexpr, BLOCK: tl.co
     numbers += owner * NUMBERS
     start = (chunk - tl.load(tensor + 6)) * BLOCK
     size = tl.load(tensor + 7)
-    count_at = _address(tensor, 5, False)
-    count = tl.load(count_at, mask=start == 0)
-    tl.store(count_at, count + 1, mask=start == 0)
-    if start + BLOCK <= size:
-        _elements(tensor, numbers, constants, start, size, WIDE, True, BLOCK)
-    else:
-        _elements(tensor, numbers, constants, start, size, WIDE, False, BLOCK)
+    if tl.load(numbers + 5) > 0:
+        count_at = _address(tensor, 5, False)
+        count = tl.load(count_at, mask=start == 0)
+        tl.store(count_at, count + 1, mask=start == 0)
+        if start + BLOCK <= size:
+            _elements(tensor, numbers, constants, start, size, WIDE, True, BLOCK)
+        else:
+            _elements(tensor, numbers, constants, start, size, WIDE, False, BLOCK)
 
 
 class Tables:
@@ -145,21 +149,19 @@ class Tables:
         device = self.constants.device
         return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
-    def ready(self, norm: Tensor, clip: float, share: float) -> Callable[[], None]:
-        """The step, of which one launch remains."""
+    def step(self, norm: Tensor, clip: float, share: float, finite: Tensor) -> None:
+        """The step, where the numbers in `finite` are."""
         rate, count = float(self.group["lr"]), len(self.weights)
         given = self._sent(
             torch.tensor([rate, rate * self.group["weight_decay"], share, clip or math.inf], dtype=torch.float64)
         )
         numbers = self.constants.new_empty(count, NUMBERS.value)
-        _numbers[(1,)](self.tensors, self.constants, given, norm, numbers, count, BLOCK=triton.next_power_of_2(count))
-
-        def step() -> None:
-            _adamw[(len(self.owners),)](
-                self.owners, self.tensors, numbers, self.constants, WIDE=self.wide, BLOCK=self.block, num_warps=self.warps
-            )
-
-        return step
+        many = len(finite)
+        sizes = {"MANY": triton.next_power_of_2(many), "BLOCK": triton.next_power_of_2(count)}
+        _numbers[(1,)](self.tensors, self.constants, given, norm, finite.double(), many, numbers, count, **sizes)
+        _adamw[(len(self.owners),)](
+            self.owners, self.tensors, numbers, self.constants, WIDE=self.wide, BLOCK=self.block, num_warps=self.warps
+        )
 
 
 def _plain(tensor: Tensor | None) -> bool:

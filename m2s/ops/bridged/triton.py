@@ -1,9 +1,10 @@
 """Score entropy through the rank-one bridge and its gradient, one program for a row; `reference.py` has the mathematics.
 
-Three passes over the row, of which the later ones find it in cache: the greatest logit and the sum of the weights; the sums
-of log(1 + e) and of 1/(1 + e), one division for eight columns and one logarithm for a lane; the gradient. The entries at k
-and x are not like the others: they are taken out of the row for the time of the passes, and put back. Two programs share a
-multiprocessor, so that one computes while the other waits; what is read for the last time makes room in the cache.
+Three passes over the row: the greatest logit and the sum of the weights; the sums of log(1 + e) and of 1/(1 + e), one division
+for eight columns and one logarithm for a lane, from the end to the beginning, so that each pass begins with what the one before
+it left in the cache; the gradient. The entries at k and x are not like the others: they are taken out of the row for the time
+of the passes, and put back. Two programs share a multiprocessor, so that one computes while the other waits; what is read for
+the last time makes room in the cache.
 
 Every thread repeats what is said of the row as a whole: quotients of the process's scalars are made beforehand (`prepare`).
 """
@@ -38,6 +39,14 @@ def _times(product, exponents, factor):
     bits = factor.to(tl.int64, bitcast=True)
     part = ((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
     return product * part, exponents + ((bits >> 52) - 1023).to(tl.int32)
+
+
+@no_type_check
+@triton.jit
+def _wide(w):
+    """A float32 >= 0 in float64 by its bits, for conversions and powers wait for the same unit. Below 2^-126 it is too great by
+    at most 2^-126."""
+    return ((w.to(tl.uint32, bitcast=True).to(tl.uint64) << 29) + 0x3800000000000000).to(tl.float64, bitcast=True)
 
 
 @no_type_check
@@ -104,37 +113,39 @@ def _bridged(
     level = tl.where(same, off * alpha_own, -mu_k * alpha_stay)
     kept = off + mu_k * own_stay
     level_1 = tl.where(same, 1.0 + level, kept)
-    taken_out = tl.where(apart, 2, 1)  # columns with w = 0 that are no candidates
-    candidates = (vocab - taken_out).to(tl.float64)
-    linear = slope * rest_w + candidates * level
     product = tl.full([BLOCK], 1.0, tl.float64)
     exponents = tl.zeros([BLOCK], tl.int32)
     inverses = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, whole, GROUP * BLOCK):
-        divisor = tl.full([BLOCK], 1.0, tl.float64)
-        dividend = tl.zeros([BLOCK], tl.float64)
-        for i in tl.static_range(GROUP):
-            v = slope * weights(logits, start + i * BLOCK + lanes, vocab, top, TAIL=False, HINT="").to(tl.float64) + level_1
-            dividend = dividend * v + divisor
-            divisor = divisor * v
-        inverses += dividend / divisor
-        product, exponents = _times(product, exponents, divisor)
     divisor = tl.full([BLOCK], 1.0, tl.float64)
     dividend = tl.zeros([BLOCK], tl.float64)
     for start in range(whole, vocab, BLOCK):
         column = start + lanes
-        v = slope * weights(logits, column, vocab, top, TAIL=True, HINT="").to(tl.float64) + level_1
+        v = slope * _wide(weights(logits, column, vocab, top, TAIL=True, HINT="")) + level_1
         v = tl.where(column < vocab, v, 1.0)
         dividend = dividend * v + tl.where(column < vocab, divisor, 0.0)
         divisor = divisor * v
     inverses += dividend / divisor
     product, exponents = _times(product, exponents, divisor)
+    for back in range(GROUP * BLOCK, whole + 1, GROUP * BLOCK):  # from the end, which the first pass read last; without a
+        first = whole - back if GRADIENT else back - GROUP * BLOCK  # gradient forwards, in fewer registers
+        divisor = tl.full([BLOCK], 1.0, tl.float64)
+        dividend = tl.zeros([BLOCK], tl.float64)
+        for i in tl.static_range(GROUP):
+            column = first + i * BLOCK + lanes
+            v = slope * _wide(weights(logits, column, vocab, top, TAIL=False, HINT="")) + level_1
+            dividend = dividend * v + divisor
+            divisor = divisor * v
+        inverses += dividend / divisor
+        product, exponents = _times(product, exponents, divisor)
     if not GRADIENT:  # no gradient takes the place of the logits
         tl.debug_barrier()
         tl.store(logits + x, value_x)
         tl.store(logits + k_here, value_k)
     logs = tl.log(product) + exponents.to(tl.float64) * LN2
+    taken_out = tl.where(apart, 2, 1)  # columns with w = 0 that are no candidates
     taken = taken_out.to(tl.float64)
+    candidates = (vocab - taken_out).to(tl.float64)
+    linear = slope * rest_w + candidates * level
     log_level, per_level = tl.log(level_1), 1 / level_1
     sum_g = tl.maximum(linear - (tl.sum(logs, 0) - taken * log_level), 0.0)
     sum_big_g = candidates - (tl.sum(inverses, 0) - taken * per_level)

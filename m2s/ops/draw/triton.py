@@ -14,20 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from m2s.ops.draw.reference import BLOCK, BayesRoutes, Counter, Drawn, Routes
+from m2s.ops.philox.triton import uniform as _uniform
 
 LINES, WARPS = 8, 4  # blocks in a tile, warps of a program
-
-
-@no_type_check
-@triton.jit
-def _uniform(sample, step, site, word, low_key, high_key):
-    """53 bits of Philox4x32-10 as a float64 in [0, 1); every word is 32 bits in uint64."""
-    a, b, c, d = sample, step, site, word
-    for _ in tl.static_range(10):
-        first, second = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (second >> 32) ^ b ^ low_key, second & 0xFFFFFFFF, (first >> 32) ^ d ^ high_key, first & 0xFFFFFFFF
-        low_key, high_key = (low_key + 0x9E3779B9) & 0xFFFFFFFF, (high_key + 0xBB67AE85) & 0xFFFFFFFF
-    return ((a >> 5) * 67108864 + (b >> 6)).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
 
 
 @no_type_check

@@ -1,0 +1,38 @@
+"""Uniforms by counter: Philox4x32-10 of (sample, step, site, word), the same bits in both forms."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.ops.choice import fused
+from m2s.ops.philox import reference
+
+__all__ = ["uniforms"]
+
+
+def uniforms(
+    samples: Int[Tensor, "B"], step: int | Tensor, first: int, count: int, word: int, key: tuple[int, int]
+) -> Float[Tensor, "B L"]:
+    """`reference.uniforms`, in one kernel where that is possible."""
+    if not fused(samples):
+        return reference.uniforms(samples, step, first, count, word, key)
+    if isinstance(step, Tensor):
+        return _uniforms(samples, step, 0, first, count, word, *key)
+    return _uniforms(samples, None, step, first, count, word, *key)
+
+
+@torch.library.custom_op("m2s::uniforms", mutates_args=())
+def _uniforms(
+    samples: Tensor, steps: Tensor | None, step: int, first: int, count: int, word: int, low_key: int, high_key: int
+) -> Tensor:
+    """With `steps` where they are a tensor, else with `step`."""
+    from m2s.ops.philox import triton
+
+    return triton.uniforms(samples, steps, step, first, count, word, low_key, high_key)
+
+
+@_uniforms.register_fake
+def _(
+    samples: Tensor, steps: Tensor | None, step: int, first: int, count: int, word: int, low_key: int, high_key: int
+) -> Tensor:
+    return samples.new_empty((len(samples), count), dtype=torch.float64)
