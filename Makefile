@@ -2,12 +2,13 @@
 # make test   style, types and every test
 # Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
 # EXTRAS=test,triton` also runs the kernels, in Triton's interpreter where there is no GPU (a GB to install).
+# make gpu    the tests of what runs on a GPU, in the environment of PYTHON: torch for CUDA, triton and the test extra
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench gpu clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
@@ -24,6 +25,9 @@ bench: $(VENV)/test.installed
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/projection.py
 	$(BIN)/python benchmarks/sampler.py
+
+gpu:
+	$(PYTHON) -m pytest -n 8 tests/test_ops_*.py tests/test_devices.py tests/test_train_update.py tests/test_sampler_memory.py
 
 $(VENV)/pip.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "m2s needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.12")'

@@ -337,6 +337,13 @@ def test_no_cache_where_a_site_depends_on_more_than_those_before(options: dict[s
     assert shapes == [(4, L)] * L and torch.equal(found, draws(without_cache(model), 4, micro_batch=4))
 
 
+def test_what_a_callback_keeps_is_not_written_over() -> None:
+    kept: list[Step] = []
+    m2s.sample(network(1), HEAD, (2, L), sampler="autoregressive", callback=kept.append)
+    unknown = [int(step.belief.output.isnan().any(-1).sum(-1)[0]) for step in kept]
+    assert unknown == [L - 1 - number for number in range(L)]
+
+
 def test_a_cache_has_the_dtype_that_the_network_works_in() -> None:
     model, x_t = network(16, length=L), torch.randint(K + 1, (3, L))
     cache = model.new_cache(3, L)

@@ -199,3 +199,10 @@ def test_compilers():
     """In a process of its own: the tests' shape checker does not compile."""
     done = subprocess.run([sys.executable, "-c", COMPILED, DEVICE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kind", ["reference", "fused"])
+def test_samples_may_be_counted_in_32_bits(kind):
+    samples = torch.tensor([0, 3, 2**31 - 1, -1], device=DEVICE)
+    with form(kind):
+        assert torch.equal(Noise(5, samples.int(), 3, 1)(0), Noise(5, samples, 3, 1)(0))

@@ -138,6 +138,12 @@ def test_results_are_those_of_the_files() -> None:
     says(page, f"would take {16_384 * update['operations_a_token'] / update['matrix_rate'] * 1e3:.1f} ms")
     training, hours = (ROOT / "docs" / "training.md").read_text(), 161_800 * 1584 * 512 / speed["m2s"] / 3600
     says(training, f"the {round(speed['m2s'], -2):,.0f} tokens per second", f"{hours:.0f} GPU-hours", f"{hours / 24:.1f} hours")
+    drawn = json.loads((ROOT / "experiments" / "results" / "importance.json").read_text())
+    for row in drawn:
+        says(page, f"| {row['variance']:,.0f} | {row['median']:.1f} | {row['greatest']:.1f} |")
+    less = drawn[0]["variance"] / min(row["variance"] for row in drawn)
+    says(page, f"Up to {less:.1f} times less variance")
+    says(training, f"up to {less:.1f} times smaller")
     digits = json.loads((ROOT / "experiments" / "results" / "digits.json").read_text())
     for row in digits:
         found, mean = " ".join(f"{bits:.3f}" for bits in row["bits"]), sum(row["bits"]) / len(row["bits"])

@@ -246,6 +246,8 @@ class _Run:
             kept = group.real
             rows = (group.numbers[kept], t[kept], s[kept], before[kept], group.x[kept])
             self.callback(Step(number, len(plan.t), *rows, belief.rows(kept), group.span, self.options.shape[1]))
+            for network in group.networks:
+                network.leave()
 
     def _finish(self, group: "_Group") -> None:
         """Masks that are left are drawn from the belief, and counted."""
@@ -304,6 +306,10 @@ class _Network:
         output = self._call(x_t.gather(1, at), t, cache=self.cache, at=at)
         self.cached = x_t.masked_fill(sites > at, -1)
         return self._among_all(output, at, x_t.shape[1])
+
+    def leave(self) -> None:
+        """What was said so far to who may keep it: the next step goes on in a copy."""
+        self.said = None if self.said is None else self.said.clone()
 
     def _among_all(self, output: Output, at: Int[Tensor, "B 1"], length: int) -> Output:
         """What was said of one site, in its place among all."""

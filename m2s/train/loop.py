@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from m2s.data import batch_indices
-from m2s.ops import lacking
+from m2s.ops import form, lacking
 from m2s.report import Refused, write_json
 from m2s.train.build import make_objects
 from m2s.train.config import Config, RunConfig, resolve
@@ -190,7 +190,7 @@ def report(learner: Learner, log: Log | None, seconds: float, rate: float) -> No
         progress.losses.clear()
         progress.norms.clear()
     if step == run.steps or (run.validate_every and step % run.validate_every == 0):
-        with learner.average.applied():
+        with learner.average.applied(), form(run.kernels):
             learner.validation = validate(learner)
         if log is not None:
             log.record(step=step, **learner.validation, seconds=seconds)

@@ -31,7 +31,7 @@ def uniforms(
     """One number in [0, 1) for each sample and each of the sites first, ..., first + count - 1. A tensor of steps is one for
     all, or one for each sample, [B, 1]."""
     sites = torch.arange(first, first + count, device=samples.device).expand(len(samples), -1)
-    samples = samples.unsqueeze(-1).expand_as(sites)
+    samples = samples.long().unsqueeze(-1).expand_as(sites)
     step, extra = torch.zeros_like(sites) + step, torch.full_like(sites, word)
     high, low, *_ = philox((samples & LOW, step, sites, extra), key)
     return uniform(high, low)
