@@ -344,6 +344,23 @@ def test_what_a_callback_keeps_is_not_written_over() -> None:
     assert unknown == [L - 1 - number for number in range(L)]
 
 
+def test_a_forward_of_ones_own_is_called_as_ever() -> None:
+    class Cooler(DiT):
+        def forward(self, x_t, t=None, condition=None):
+            return 0.5 * super().forward(x_t, t, condition)
+
+    model = Cooler(network(1).config).eval()
+    assert model.new_cache(2, L) is None
+    assert m2s.sample(model, HEAD, (2, L), sampler="autoregressive").shape == (2, L)
+
+
+def test_autocast_leaves_a_network_of_float64_alone() -> None:
+    model = network(1).double()
+    wanted = m2s.sample(model, HEAD, (2, L), sampler="autoregressive")
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(m2s.sample(model, HEAD, (2, L), sampler="autoregressive"), wanted)
+
+
 def test_a_cache_has_the_dtype_that_the_network_works_in() -> None:
     model, x_t = network(16, length=L), torch.randint(K + 1, (3, L))
     cache = model.new_cache(3, L)

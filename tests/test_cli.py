@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import m2s
 from m2s.cli import COMMANDS, main
@@ -131,6 +132,9 @@ def test_version(capsys):
         (["demo", "--out", "file"], "file"),
         (["demo", "--out", "new", "--seed", "-1"], "-1"),
         (["cite", "nobody"], "sedd"),
+        (["train", "digits", "--out", "new", "--method", "MDLM"], "did you mean mdlm"),
+        (["sample", "nowhere", "--out", "new.png", "--device", "cuda"], "no GPU"),
+        (["audit", "nowhere", "--out", "new.json", "--device", "cuda:0"], "no GPU"),
     ],
     ids=" ".join,
 )
@@ -139,6 +143,7 @@ def test_bad_input_is_one_line_and_writes_nothing(arguments, said, tmp_path, mon
     (tmp_path / "file").write_text("kept")
     (tmp_path / "taken.json").mkdir()
     monkeypatch.setattr(toy, "toy_data", lambda *_: pytest.fail("computed before it looked"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert said in refused(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.json"]
     assert (tmp_path / "file").read_text() == "kept"
@@ -180,3 +185,22 @@ def test_as_a_program(tmp_path):
     bad = run("figure", "nope", "--out", "x.png")
     assert bad.returncode == 2 and bad.stdout == "" and bad.stderr.count("\n") == 1 and "Traceback" not in bad.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_gpu_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    def full(config: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("m2s.train.loop.train", full)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "owt", "--micro-batch", "66", "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.count("\n") == 1
+    assert "66 of an update's 1584" in said and "--micro-batch" in said
+
+
+def test_who_stops_reading_is_told_nothing():
+    done = subprocess.run(
+        f"{sys.executable} -m m2s.cli cite | true", shell=True, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "Traceback" not in done.stderr

@@ -49,6 +49,20 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_that_take_too_long_are_at_least_understood(page: Path) -> None:
+    """Every `m2s ...` line of a text block, also behind torchrun."""
+    from m2s.cli import parse
+
+    text = "\n".join(blocks(page, "text")).replace("\\\n", " ")
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        if "m2s.cli" in words:
+            words = words[words.index("m2s.cli") :]
+        if words[:1] in (["m2s"], ["m2s.cli"]) and not {"--help", "--version", "..."} & set(words):
+            assert parse(words[1:]) is not None, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

@@ -6,6 +6,7 @@ A command is a dataclass whose fields are its arguments and whose `run` does the
 import contextlib
 import io
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -42,10 +43,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "cite": Cite,
 }
 
-DESCRIPTION = """Mean-to-score discrete diffusion: draw samples, audit scores, draw the figures of the paper.
+DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair; the figures of the paper.
 
-Start with `m2s demo`, which tells the story in numbers and a figure within a minute. `m2s COMMAND --help` explains one command;
-`m2s --version` prints the version."""
+Start with `m2s demo`: two models trained, measured and on one page in a few minutes on two cores. `m2s COMMAND --help` explains
+one command; `m2s --version` prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Refused as error:
         print(f"m2s: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # who reads has seen enough, as `m2s cite | head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 def parse(arguments: list[str]) -> Any:

@@ -37,12 +37,13 @@ class Drawing:
     n: int = 16
     """How many samples."""
     steps: int = 128
-    """Steps from noise to data; each is one call of the network."""
+    """Steps from noise to data; each is one call of the network. autoregressive: a call for each token, whatever is given."""
     sampler: str = "auto"
     """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; for levels ordinal_tau_leaping,
     forward_backward; with a posterior also bayes (the exact finite step), adaptive and, but for masks alone, self_correcting
     (GIDD's), with masks besides ancestral, first_hitting, confidence, remasking; for a next-token model autoregressive.
-    auto: bayes where there is a posterior, analytic for a free score."""
+    auto: bayes where there is a posterior; for a free score analytic, or tau_leaping where rates are tabulated; for a
+    next-token model autoregressive."""
     grid: str = "cosine"
     """Where the times lie: cosine (small steps first) or linear (as in SEDD's release)."""
     seed: int = 0
@@ -52,13 +53,13 @@ class Drawing:
     batch_size: int = 64
     """Samples drawn together, and kept together if the run is interrupted."""
     device: str = ""
-    """cpu, cuda, mps; by default the best there is."""
+    """cpu, cuda, mps; by default cuda where there is a GPU, else cpu."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere. Logits are float32 in any case."""
     compile: bool = False
     """Compile the network (torch.compile): half a minute at the start, for many samples."""
     kernels: Form = "auto"
-    """Of last layer and draw at a large vocabulary: fused (Triton) or the reference; auto is fused on a GPU."""
+    """Of last layer and draw at a large vocabulary: fused (Triton) or the reference; auto is fused on a GPU with triton."""
     overwrite: bool = False
     """Replace a finished result."""
 
@@ -72,6 +73,10 @@ class Drawing:
         if self.n < 1 or self.batch_size < 1:
             raise Refused(f"--n is {self.n} and --batch-size is {self.batch_size}, but both must be at least 1")
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise Refused(f"--device is {device}, but torch sees no GPU here: leave it out, or give cpu")
+        if device.startswith("cuda:"):
+            torch.cuda.set_device(device)  # kernels are started on the device that is set, whatever the tensors'
         if self.kernels == "fused" and (why := lacking(torch.device(device.partition(":")[0]))):
             raise Refused(f"--kernels is fused, but {why}")
         try:

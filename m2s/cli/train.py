@@ -44,16 +44,27 @@ class Train:
     preset: Annotated[Choice, tyro.conf.arg(name="")]
 
     def run(self) -> None:
+        import torch
+
         from m2s.train.loop import Diverged, train
 
         config = with_settings(self.preset)
         try:
             result = train(config)
+        except torch.OutOfMemoryError:
+            batch, size = config.run.batch, config.run.micro_batch or "all"
+            print(
+                f"m2s: the GPU's memory does not hold a call of the network on {size} of an update's {batch} samples: give "
+                "--micro-batch, a number that divides them, or --recompute",
+                file=sys.stderr,
+            )
+            raise SystemExit(1) from None
         except (Diverged, OSError) as error:  # a full disk is an OSError
             print(f"m2s: {error}", file=sys.stderr)
             raise SystemExit(1) from None
-        bits, out = result.validation["validation_bits"], config.run.out
-        print(f"{out}: {result.step} steps, bound on held-out data {bits:.4f} bits per site")
+        bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
+        out = config.run.out
+        print(f"{out}: {result.step} steps, bound on held-out data {bits:.4f} ± {spread:.4f} bits per site")
 
 
 def with_settings(given: Run) -> Config:

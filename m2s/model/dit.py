@@ -222,13 +222,14 @@ class DiT(nn.Module):
 
     def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
         """Room for the keys and values of every layer, in the dtype of the network; None where those of a site depend on more
-        than the tokens up to it: on those after it, or on the time."""
+        than the tokens up to it (on those after it, or on the time), and for a subclass with a forward of its own."""
         config, weight = self.config, self.embedding.weight
-        if config.time or not config.causal:
+        if config.time or not config.causal or type(self).forward is not DiT.forward:
             return None
         self._check_length(length)
         kind = weight.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        narrows = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64  # which autocast leaves alone
+        dtype = torch.get_autocast_dtype(kind) if narrows else weight.dtype
         shape = (config.depth, 2, samples, config.heads, length, config.width // config.heads)
         return torch.zeros(shape, dtype=dtype, device=weight.device)
 

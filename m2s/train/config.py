@@ -144,15 +144,15 @@ class RunConfig:
     t_min: float = 1e-3
     """The ends of time that are cut off."""
     importance: Number = None
-    """Draw t with density proportional to 1/(t + this) and correct the weight; by default t is uniform."""
+    """Draw t with density proportional to 1/(t + this) and correct the weight; None: t is uniform."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Of the network's body: auto is bf16 on a GPU and float32 elsewhere. Logits and loss are float32 in any case; float32
     also keeps a GPU from rounding the operands of products (to bf16, to TF32 in convolutions)."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile blocks and loss (torch.compile), half a minute at the start; auto does so on a GPU, where it works."""
     kernels: Form = DEFAULT
-    """Of the last layer and the loss of a transformer: fused (Triton; never all logits at once) or the reference; auto is
-    fused on a GPU where triton is installed."""
+    """Fused (Triton) or the references: of AdamW and random numbers, and in a transformer of last layer and loss (never all
+    logits at once), norms, gelu, rotary positions and embedding. auto is fused on a GPU where triton is installed."""
     recompute: bool = False
     """Keep no activations inside blocks: less memory, about a third more work."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -200,7 +200,7 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
 
     def likeness(key: str) -> float:
         forms = {key.lstrip("-"), key.lstrip("-").rpartition(".")[2]}
-        return max(difflib.SequenceMatcher(None, name.lstrip("-"), form).ratio() for form in forms)
+        return max(difflib.SequenceMatcher(None, name.lstrip("-").lower(), form.lower()).ratio() for form in forms)
 
     ranked = sorted(known, key=likeness, reverse=True)
     close = [key for key in ranked[:3] if likeness(key) >= max(0.6, likeness(ranked[0]) - 0.2)]

@@ -47,6 +47,8 @@ class World:
             raise Refused(f"device is {device!r}, but this torch sees no GPU")
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
+            if kind.index is not None and kind.type == "cuda":
+                torch.cuda.set_device(kind)  # kernels are started on the device that is set, whatever the tensors'
             return cls(0, 1, kind)
         if kind.type == "cuda":
             kind = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

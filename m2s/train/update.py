@@ -62,7 +62,7 @@ def reading(numbers: Tensor) -> Callable[[], list[float]]:
         return numbers.tolist
     here = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
     arrived = torch.cuda.Event()
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(numbers.device))
 
     def read() -> list[float]:
         arrived.synchronize()
