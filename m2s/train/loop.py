@@ -190,7 +190,7 @@ def report(learner: Learner, log: Log | None, seconds: float, rate: float) -> No
         progress.losses.clear()
         progress.norms.clear()
     if step == run.steps or (run.validate_every and step % run.validate_every == 0):
-        with learner.average.applied(), form(run.kernels):
+        with learner.average.applied(), form("reference" if run.kernels == "reference" else "auto"):
             learner.validation = validate(learner)
         if log is not None:
             log.record(step=step, **learner.validation, seconds=seconds)
