@@ -38,8 +38,6 @@ from m2s.evaluate.bpd import Part, bound, summary
 from m2s.evaluate.fid import Statistics, frechet
 from m2s.hub import Checkpoint
 from m2s.method import METHODS
-from m2s.ops import form
-from m2s.ops.choice import DEFAULT
 from m2s.presets import PRESETS
 from m2s.report import Refused, folder, whole, write_json
 from m2s.report.origin import command, origin
@@ -185,16 +183,15 @@ class Lab:
     def sample(self, checkpoint: Checkpoint, name: str, steps: int) -> Tensor:
         network = Ready(checkpoint.model, checkpoint.head.process.states, self.bf16)
         shape = (self.settings["samples"], self.images.train.shape[1])
-        with form(DEFAULT):
-            tokens = m2s.sample(
-                network,
-                checkpoint.head,
-                shape,
-                steps=steps,
-                sampler=METHODS[name].sampler,
-                micro_batch=self.settings["micro_batch"],
-                progress=True,
-            )
+        tokens = m2s.sample(
+            network,
+            checkpoint.head,
+            shape,
+            steps=steps,
+            sampler=METHODS[name].sampler,
+            micro_batch=self.settings["micro_batch"],
+            progress=True,
+        )
         return tokens.to("cpu", torch.uint8)
 
 

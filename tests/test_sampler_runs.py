@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import m2s
+from m2s.ops.philox.reference import LOW, philox, uniform
 from m2s.sampler import (
     GRIDS,
     SAMPLERS,
@@ -34,7 +35,7 @@ from m2s.sampler import (
     draw,
 )
 from m2s.sampler import belief as belief_module
-from m2s.sampler.random import LOW, PURPOSES, philox, uniform
+from m2s.sampler.random import PURPOSES
 
 K, L, STEPS, CORRECTIONS = 5, 6, 2, 3
 FIRST, COUNT = 14, 4  # samples 14..17: they lie in two micro-batches of 16

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from m2s.ops.draw import Counter
 from m2s.ops.philox import uniforms
-from m2s.ops.philox.reference import LOW, philox, uniform
-
-__all__ = ["LOW", "PURPOSES", "Noise", "philox", "uniform"]
+from m2s.ops.philox.reference import LOW
 
 PURPOSES = ("start", "route", "token", "jump", "order", "site", "time", "last")
 
