@@ -144,6 +144,18 @@ def test_the_likeliest_token_each_time() -> None:
     assert draws(model, 3, top_k=1).tolist() == [row] * 3
 
 
+def test_the_law_that_has_not_seen_the_site_is_the_law() -> None:
+    sharp = {"temperature": 0.5, "top_p": 0.9}
+    both = [draws(network(6), 20, on=on, **sharp) for on in ("posterior", "leave_one_out")]
+    assert torch.equal(*both) and not torch.equal(both[0], draws(network(6), 20))
+
+
+def test_diagnostics_count_the_tokens_and_no_classes() -> None:
+    tokens, log = draws(network(6), 3, diagnostics=True)
+    assert torch.equal(tokens, draws(network(6), 3))
+    assert log.total("jumps") == 3 * L and log.masks_left == 0 and not any(map(sum, (step.classes for step in log.steps)))
+
+
 def test_a_sample_depends_on_its_number_and_the_seed_alone() -> None:
     """Not on the batch, on what else is clamped, nor on the steps that are asked for; one call for each token to be drawn."""
     model, calls = network(7), []
@@ -464,6 +476,7 @@ def test_a_transformer_takes_the_place_of_a_u_net() -> None:
         ({"head__kind": "posterior"}, "head.loss is likelihood"),
         ({"head__loss": "score-entropy"}, "has no score"),
         ({"network__clock": "sigma"}, "has no schedule"),
+        ({"head__offset": "exact"}, "head: head.offset is exact, which is for a posterior, not next-token"),
     ],
 )
 def test_what_is_refused(tmp_path, changes, word) -> None:

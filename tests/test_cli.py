@@ -11,6 +11,7 @@ import torch
 
 import m2s
 from m2s.cli import COMMANDS, main
+from m2s.cli.sample import Sample
 from m2s.method import METHODS
 from m2s.report import Refused, folder, target, toy, whole
 
@@ -65,8 +66,18 @@ def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys):
     assert all(f"{bound['bits']['value']:.4f}" in text for bound in bounds)
     assert str(out / "index.html") in text and "$ m2s train digits --method sedd" in text
     assert page.count("<img") >= 6 and audit["overall"]
-    main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])  # once more, over it
-    assert "going on from step 2 of 2" in capsys.readouterr().err
+
+
+def test_demo_goes_on_over_what_is_there(tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise Refused("enough")
+
+    monkeypatch.setattr(Sample, "run", stop)  # what comes after training
+    for said in ("step 2", "going on from step 2 of 2"):
+        with pytest.raises(SystemExit):
+            main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2", "--n", "2"])
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err and "enough" in captured.err
 
 
 @pytest.mark.parametrize("name", METHODS)

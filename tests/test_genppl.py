@@ -27,7 +27,7 @@ from m2s.model import DiT, DiTConfig
 from m2s.report import Refused
 from m2s.report.samples import write_text
 
-transformers = pytest.importorskip("transformers", reason="no transformers here: pip install 'm2s[judge]'")
+transformers = pytest.importorskip("transformers", reason="no transformers here: pip install transformers gguf accelerate")
 
 JUDGES = Path(os.environ.get("M2S_DATA", "~/.cache/m2s")).expanduser() / "judges"
 LETTERS = Characters(" abcdefghijklmnopqrstuvwxyz.")
@@ -494,7 +494,7 @@ def test_weights_that_cannot_be_had(folders: dict[str, Path], tmp_path: Path, mo
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(Refused, match=r"needs the package transformers .*: pip install 'm2s\[judge\]'"):
+    with pytest.raises(Refused, match="needs the package transformers .*: pip install transformers"):
         load_judge("gpt2-large")
 
 
@@ -510,7 +510,7 @@ def test_gguf_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             load_judge(str(file))
     file.write_bytes(b"GGUF\3\0\0\0" + bytes(16))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Refused, match=r"needs the packages gguf and accelerate: pip install 'm2s\[judge\]'"):
+    with pytest.raises(Refused, match="needs: pip install gguf accelerate"):
         load_judge(str(file))
 
 
@@ -553,7 +553,7 @@ def little_gguf(path: Path, bos: bool | None) -> None:
 @pytest.mark.parametrize("bos", [True, False, None])
 def test_a_gguf_file(tmp_path: Path, bos: bool | None) -> None:
     for package in ("gguf", "accelerate"):
-        pytest.importorskip(package, reason=f"no {package} here: pip install 'm2s[judge]'")
+        pytest.importorskip(package, reason=f"no {package} here: pip install transformers gguf accelerate")
     little_gguf(tmp_path / "a.gguf", bos)
     reader = load_judge(str(tmp_path / "a.gguf"), "cpu")
     assert reader.bos == (258 if bos else None)
@@ -591,7 +591,7 @@ def test_what_real_files_say_of_their_bos(name: str, bos: bool) -> None:
 def test_a_real_judge() -> None:
     """SmolLM2 unpacked from 4 bits: as transformers computes it, and less surprised by English than by its words shuffled."""
     for package in ("gguf", "accelerate"):
-        pytest.importorskip(package, reason=f"no {package} here: pip install 'm2s[judge]'")
+        pytest.importorskip(package, reason=f"no {package} here: pip install transformers gguf accelerate")
     reader = load_judge(str(there(REAL[0])), "cpu")
     english = "The Moon is the only natural satellite of the Earth, and people first walked on it in the year 1969."
     shuffled = " ".join(np.random.default_rng(0).permutation(english.split()))

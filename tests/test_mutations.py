@@ -4,9 +4,9 @@ A mutant is a copy of the package with one piece of text replaced; the named tes
 assertion or an error inside a test, not because the copy cannot be imported.
 """
 
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,8 @@ import pytest
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "m2s"
+SERVER = multiprocessing.get_context("forkserver")  # from which mutants start with all loaded but the package and the tests
+SERVER.set_forkserver_preload(["beartype", "hypothesis", "jaxtyping", "numpy", "pytest", "torch"])
 
 
 class Mutant(NamedTuple):
@@ -276,21 +278,29 @@ def write(mutant: Mutant, folder: Path) -> None:
     target.write_text(text.replace(mutant.old, mutant.new))
 
 
+def judge(folder: str, named: str, log: str) -> None:
+    """Run the named tests against the package in `folder`, and exit as pytest does; with 9 if it was another package."""
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder)
+    os.environ["PYTEST_ADDOPTS"] = ""
+    sys.path.insert(0, folder)
+    code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"{TESTS}/{named}"])
+    seen = sys.modules.get("m2s")
+    sys.exit(int(code) if seen is not None and str(seen.__file__).startswith(folder) else 9)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_single_change_is_caught(name: str, tmp_path: Path) -> None:
     mutant = MUTANTS[name]
     write(mutant, tmp_path)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"{TESTS}/{mutant.caught_by}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 1, (
-        f"exit code {run.returncode}: the change went unnoticed\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
-    )
-    assert "FAILED" in run.stdout and "::test_" in run.stdout
+    child = SERVER.Process(target=judge, args=(str(tmp_path), mutant.caught_by, str(tmp_path / "log")))
+    child.start()
+    child.join()
+    said = (tmp_path / "log").read_text()
+    assert child.exitcode == 1, f"exit code {child.exitcode}: the change went unnoticed\n{said[-4000:]}"
+    assert "FAILED" in said and "::test_" in said
 
 
 def test_there_are_enough_mutants() -> None:

@@ -72,7 +72,7 @@ def test_options_and_settings_say_the_same(tmp_path, capsys):
     assert config.data == PRESETS["mnist"].data
     with pytest.raises(Refused, match=r"'head.ofset': did you mean head.offset"):
         with_settings(dataclasses.replace(given, settings=("head.ofset=exact",)))
-    with pytest.raises(Refused, match=r"steps=many"):
+    with pytest.raises(Refused, match=r"steps=many.*--steps.*'many'"):
         with_settings(dataclasses.replace(given, settings=("steps=many",)))
     main(["train", "digits", "head:posterior", "--head.offset", "exact", "--steps", "1", "--out", str(tmp_path / "x"), *QUICK])
     main(["train", "digits", "--out", str(tmp_path / "run"), *QUICK, "steps=1", "head.offset=exact"])
@@ -138,7 +138,8 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"network__heads": 3}, "network: width is 16"),
         ({"network__labels": True}, "the data has no labels"),
         ({"method": "gidd", "process__p_uniform": 1.5}, "p_uniform is 1.5"),
-        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"device": "abacus"}, "device is 'abacus', but it must be cpu, cuda"),
+        ({"method": "sedd", "head__offset": "exact"}, "head.offset is exact, which is for a posterior, not log-score"),
         ({"init": "nowhere"}, "--init nowhere"),
     ],
 )

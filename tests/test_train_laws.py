@@ -1,4 +1,4 @@
-"""Training reaches what it should: every method overfits a few sequences, and learns a law of two sites to its entropy."""
+"""Training reaches what it should: every head overfits a few sequences, every method learns a law of two sites."""
 
 import itertools
 import math
@@ -92,9 +92,9 @@ def test_the_exact_score_has_the_entropy_as_its_bound(process):
     assert truth - 1e-5 < found < 1.003 * truth
 
 
-@pytest.mark.parametrize("method", NAMES)
-def test_every_method_overfits_sixteen_sequences(tmp_path, method):
-    """They have four bits; who knows no more than each site by itself is above 4.7."""
+@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "sedd-absorb", "md4", "neural-ctmc", "ar"])
+def test_every_head_overfits_sixteen_sequences(tmp_path, method):
+    """They have four bits; who knows no more than each site by itself is above 4.7. What shares a head is in the test below."""
     rows = torch.tensor(list(itertools.product(range(3), repeat=3)))
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:16]]
     assert sum(entropy(torch.bincount(column)) for column in rows.T) > 4.7

@@ -18,6 +18,7 @@ import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
+from m2s.cli.complaint import one_line
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.evaluate import Evaluate
@@ -81,7 +82,7 @@ def _ask(arguments: list[str]) -> tuple[Any, str]:
             return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="m2s", description=DESCRIPTION, args=arguments), ""
     except SystemExit as exit_:
         if exit_.code:
-            return None, _one_line(complaint.getvalue())
+            return None, one_line(complaint.getvalue())
         raise
 
 
@@ -101,18 +102,3 @@ def _unknown(arguments: list[str]) -> str | None:
     given = (word.partition("=")[0] for word in arguments if word.startswith("--"))
     option = next((name for name in given if name.replace("_", "-") not in known), None)
     return option and f"there is no option {option}: {nearest(option, known)}"
-
-
-def _one_line(boxed: str) -> str:
-    """What tyro's box says, without the box, its title and its pointers to the help."""
-    paragraphs = [""]
-    for line in boxed.splitlines()[1:]:
-        text = line.strip("│|╭╮╰╯+ ")
-        if text.startswith(("For full helptext", "Argument helptext")):
-            break
-        if text and not text.strip("─-"):
-            paragraphs.append("")
-        else:
-            paragraphs[-1] += f" {text}"
-    said = [" ".join(paragraph.split()).rstrip(".") for paragraph in paragraphs]
-    return "; ".join(filter(None, said)) or "the arguments could not be read"

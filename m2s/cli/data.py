@@ -20,7 +20,7 @@ class Prepare:
 
     SOURCE is a folder (searched at any depth) or a file of .txt (documents separated by a line <|endoftext|>; without such a
     line the file is one document), .jsonl (field `text`) or .parquet (column `text`); or a data set of the Hugging Face hub:
-    openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install 'm2s[hub]').
+    openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
 
     Of each source, documents 0, 100, 200, ... go to validation. Interrupt it at any time: the same command goes on where it
     was, and the result is the same to the byte. A folder that holds another preparation is refused.
@@ -127,7 +127,7 @@ class List:
         print("\nText: any folder of .txt, .jsonl or .parquet, through `m2s data prepare`. Prepared ones there:")
         prepared = sorted(path.parent for path in root().glob("*/meta.json"))
         print("\n".join(f"  {path}" for path in prepared) or "  none")
-        extra = "installed" if find_spec("datasets") else "not installed: pip install 'm2s[hub]'"
+        extra = "installed" if find_spec("datasets") else "not installed: pip install datasets"
         print(f"\nOn the Hugging Face hub, by name: {', '.join(HUB_TEXTS)}, or any OWNER/NAME (`datasets` is {extra}).")
 
 

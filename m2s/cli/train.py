@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.complaint import one_line
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
 from m2s.train.config import Config, nearest, plain
@@ -91,4 +92,4 @@ def _parsed(config: Config, arguments: list[str], setting: str) -> Config:
         with contextlib.redirect_stderr(said):
             return tyro.cli(Config, default=config, args=arguments)
     except SystemExit:
-        raise Refused(f"{setting!r} cannot be read: the value does not fit (see m2s train PRESET --help)") from None
+        raise Refused(f"{setting!r} cannot be read: {one_line(said.getvalue())} (see m2s train PRESET --help)") from None

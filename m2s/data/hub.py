@@ -37,7 +37,7 @@ def _load(repository: str, config: str | None = None, revision: str | None = Non
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise Refused(f"{repository} is on the Hugging Face hub, which needs: pip install 'm2s[hub]'") from error
+        raise Refused(f"{repository} is on the Hugging Face hub, which needs: pip install datasets") from error
     try:
         return load_dataset(repository, config, revision=revision)
     except Exception as error:  # a network, a missing name, a refused script: whatever it was, say it in one line

@@ -94,7 +94,7 @@ class ImageSet:
     def require(self, folder: Path) -> None:
         missing = self.missing(folder)
         if missing:
-            hub = f', or call m2s.data.load("{self.name}", hub=True)' if self.hub else ""
+            hub = f', or from the hub (--data.hub, or m2s.data.load("{self.name}", hub=True))' if self.hub else ""
             raise BadData(f"{self.name}: {folder} has no {', '.join(missing)}: get them from {self.origin}{hub}")
 
     def verify(self, folder: Path) -> None:

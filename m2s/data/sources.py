@@ -2,7 +2,7 @@
 
 .txt        documents separated by a line <|endoftext|>; without such a line the file is one document
 .jsonl      one JSON object a line, the document in its field `text`
-.parquet    one row a document, in its column `text` (needs pyarrow: pip install 'm2s[text]')
+.parquet    one row a document, in its column `text` (needs pyarrow)
 """
 
 import fnmatch
@@ -147,7 +147,7 @@ def read_parquet(path: Path) -> Iterator[Document]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise Refused(f"{path}: reading parquet needs: pip install 'm2s[text]'") from error
+        raise Refused(f"{path}: reading parquet needs: pip install pyarrow") from error
     row = 0
     try:
         with pq.ParquetFile(path) as file:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.data.files import BadData, sha256
+from m2s.data.hub import HUB_TEXTS
 from m2s.data.shards import TOKEN
 from m2s.data.text import FORMAT
 from m2s.data.tokenizer import Tokenizer, from_dict
@@ -76,8 +77,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         if (folder / "plan.json").is_file():
             raise BadData(f"{folder} is not finished: run the `m2s data prepare` command that began it again, and it goes on")
+        source = folder.name if folder.name in HUB_TEXTS else "SOURCE"
+        tokenizer = " --tokenizer chars" if source == "text8" else ""
         raise BadData(
-            f"{folder} has no meta.json, so it is no prepared text: make one with `m2s data prepare SOURCE --out {folder}`"
+            f"{folder} has no meta.json, so it is no prepared text: make one with "
+            f"`m2s data prepare {source} --out {folder}{tokenizer}` (see m2s data prepare --help)"
         )
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))

@@ -256,7 +256,7 @@ def _transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise Refused(f"a judge needs the package transformers ({error}): pip install 'm2s[judge]'") from error
+        raise Refused(f"a judge needs the package transformers ({error}): pip install transformers") from error
 
 
 def _place(name: str) -> tuple[str, dict[str, str]]:
@@ -277,7 +277,7 @@ def _place(name: str) -> tuple[str, dict[str, str]]:
     gguf_values(path)
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
-        raise Refused(f"reading {path} needs the packages {' and '.join(missing)}: pip install 'm2s[judge]'")
+        raise Refused(f"reading {path} needs: pip install {' '.join(missing)}")
     return str(path.parent), {"gguf_file": path.name}
 
 

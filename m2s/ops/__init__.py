@@ -5,6 +5,6 @@ Every other folder is one operation on rows of logits. `linear.py` makes the row
 at a time, so that the logits of all sites never exist at once. Triton is imported where it is used and not before.
 """
 
-from m2s.ops.choice import form, fused, lacking
+from m2s.ops.choice import form, fused, lacking, settle
 
-__all__ = ["form", "fused", "lacking"]
+__all__ = ["form", "fused", "lacking", "settle"]

@@ -1,8 +1,10 @@
 """Which form of an operation works: the fused one or the reference."""
 
 import contextlib
+import functools
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Literal
 
@@ -14,12 +16,13 @@ FORMS = ("auto", "fused", "reference")
 DEFAULT: Form = "auto"
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # looked for here, for a compiler cannot follow the search
 _forms: list[Form] = [DEFAULT]
+_broken: list[str] = []  # why Triton does not work here, once that is known
 
 
 @contextlib.contextmanager
 def form(name: Form) -> Iterator[None]:
     """Inside, operations take this form: "reference", "fused" (on a GPU or in Triton's interpreter, or it fails), or "auto",
-    which is fused on a GPU where triton is installed."""
+    which is fused on a GPU where triton is installed (and works, once `settle` has tried)."""
     if name not in FORMS:
         raise ValueError(f"form is {name!r}, but it must be one of {', '.join(FORMS)}")
     _forms.append(name)
@@ -34,7 +37,25 @@ def fused(x: Tensor) -> bool:
     name = _forms[-1]
     if name == "fused" and (why := lacking(x.device)):
         raise RuntimeError(f"a fused operation was asked for, but {why}")
-    return name == "fused" or (name == "auto" and x.is_cuda and HAS_TRITON)
+    return name == "fused" or (name == "auto" and x.is_cuda and HAS_TRITON and not _broken)
+
+
+def settle(device: torch.device) -> None:
+    """Try a small kernel, once. Where an installed Triton cannot make it (for want of a C compiler, often), "auto" is the
+    reference from here on, and that is said."""
+    if _forms[-1] == "auto" and device.type == "cuda" and HAS_TRITON:
+        _try(device)
+
+
+@functools.cache
+def _try(device: torch.device) -> None:
+    try:
+        from m2s.ops.philox.triton import uniforms
+
+        uniforms(torch.zeros(1, dtype=torch.int64, device=device), None, 0, 0, 1, 0, 0, 0).item()
+    except Exception as error:
+        _broken.append(" ".join(str(error).split()) or type(error).__name__)
+        warnings.warn(f"Triton is installed but does not work ({_broken[0]}): the references are used", stacklevel=3)
 
 
 def lacking(device: torch.device) -> str:

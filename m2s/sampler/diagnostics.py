@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from m2s.belief import Shifted
 from m2s.process import Chain
 from m2s.realizability import diagnose
 from m2s.sampler.base import Move
@@ -27,7 +28,8 @@ class Moment:
     negative_mass: float = 0.0  # analytic: total mass of negative weights that was dropped
     negative_sites: int = 0
     classes: list[int] = field(default_factory=lambda: [0] * CLASSES)
-    """Outside the box, material, boundary, realizable; not counted at t = 1 nor for a finite chain, where there are none."""
+    """Outside the box, material, boundary, realizable; not counted where there are none: at t = 1, for a finite chain, and from
+    left to right."""
 
 
 class Diagnostics:
@@ -54,7 +56,7 @@ class Diagnostics:
             moment.negative_mass += float(negative.sum())
             moment.negative_sites += int((negative > 0).sum())
         inside = (part.t > 0) & (part.t < 1)
-        if isinstance(part.process, Chain) or not bool((inside | ~free.any(-1)).all()):
+        if isinstance(part.process, Chain | Shifted) or not bool((inside | ~free.any(-1)).all()):
             return
         part.t = torch.where(inside, part.t, 0.5)  # of samples without a free site, which do not count
         counts = part.map(_classes)[0][free].bincount(minlength=CLASSES)

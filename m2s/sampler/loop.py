@@ -12,6 +12,7 @@ from tqdm import tqdm
 from m2s import check
 from m2s.belief import Head
 from m2s.belief.output import Output, Unprojected
+from m2s.ops import settle
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
@@ -135,6 +136,7 @@ def sample(
         t_min=t_min,
     )
     device = torch.device(device) if device is not None else _device_of(model)
+    settle(device)
     run = _Run(model, options, callback, Diagnostics() if diagnostics else None, device)
     with _evaluating(model):
         out = _fill(run, options, progress)

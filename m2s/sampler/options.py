@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from m2s import check
-from m2s.belief import Head, LogScore
+from m2s.belief import Head, LogScore, NextToken
 from m2s.process import Chain
 from m2s.realizability import Projected
 from m2s.sampler.base import Sampler
@@ -82,7 +82,8 @@ class Options:
     @property
     def shaping(self) -> Shaping:
         guide = self.guide if self.head.has_posterior else "rates"
-        return Shaping(self.temperature, self.top_k, self.top_p, self.on, self.guidance, guide)
+        on = "posterior" if isinstance(self.head, NextToken) else self.on  # which has not seen the site: both are the same law
+        return Shaping(self.temperature, self.top_k, self.top_p, on, self.guidance, guide)
 
     @cached_property
     def acts_as(self) -> Head:

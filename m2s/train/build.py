@@ -113,13 +113,14 @@ def make_gaussian(config: ProcessConfig, vocab: int) -> RateMatrix:
 
 
 def make_head(config: HeadConfig, process: Process) -> Head:
-    assert config.scale != "auto"
+    assert config.scale != "auto" and config.offset != "auto"
+    if config.offset != "none" and config.kind not in ("posterior", "ordinal"):
+        raise ValueError(f"head.offset is {config.offset}, which is for a posterior, not {config.kind}: leave it out")
     if config.kind == "log-score":
         return LogScore(process, config.scale)
     if config.scale != "none":
         raise ValueError(f"head.scale is {config.scale}, which is for head.kind log-score, not {config.kind}: leave it out")
     if config.kind in ("posterior", "ordinal"):
-        assert config.offset != "auto"
         return {"posterior": Posterior, "ordinal": Ordinal}[config.kind](process, config.offset)
     return {"factorized-rate": FactorizedRate, "next-token": NextToken}[config.kind](process)
 
@@ -195,10 +196,13 @@ def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> Network
 
 def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[str, Any]]:
     """The network with its first weights, the head, and the network's description."""
+    part = "process"
     try:
-        head = make_head(config.head, make_process(config.process, source.vocab))
+        process = make_process(config.process, source.vocab)
+        part = "head"
+        head = make_head(config.head, process)
     except (ValueError, TypeError) as error:
-        raise Refused(f"process: {error}") from error
+        raise Refused(f"{part}: {error}") from error
     _try_loss(config.head.loss, head)
     given = None if config.run.init is None else _open(config.run.init)
     network = config.network if given is None else inherit(config.network, head, given)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from m2s.data import batch_indices
-from m2s.ops import form, lacking
+from m2s.ops import form, lacking, settle
 from m2s.report import Refused, write_json
 from m2s.train.build import make_objects
 from m2s.train.config import Config, RunConfig, resolve
@@ -46,10 +46,13 @@ class Result:
 
 def train(config: Config, source: Source | None = None) -> Result:
     """Train to the last step, going on from the newest state in `config.run.out`. `source` stands in for `config.data`."""
-    config = resolve(config)
+    given, config = config, resolve(config)
     refuse_missing(config.run)
     source = source or open_source(config.data)
     with World.start(config.run.device) as world:
+        if world.first and given.network.kind != config.network.kind:
+            size = config.network.size
+            print(f"a U-Net sees what is to come: {config.method} is trained with a transformer (dit {size})", file=sys.stderr)
         return _train(config, source, world)  # a call of its own: what holds on to the connections is gone when it returns
 
 
@@ -72,6 +75,8 @@ def _train(config: Config, source: Source, world: World) -> Result:
         raise Refused(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")
     if config.run.kernels == "fused" and (why := lacking(world.device)):
         raise Refused(f"kernels is fused, but {why}")
+    with form(config.run.kernels):
+        settle(world.device)
     model, head, description = make_objects(config, source)
     with contextlib.ExitStack() as stack:
         if world.first:

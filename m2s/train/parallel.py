@@ -42,7 +42,7 @@ class World:
         try:
             kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         except RuntimeError as error:
-            raise Refused(f"device is {device!r}: {error}") from error
+            raise Refused(f"device is {device!r}, but it must be cpu, cuda, or one of several as in cuda:1") from error
         if kind.type == "cuda" and not torch.cuda.is_available():
             raise Refused(f"device is {device!r}, but this torch sees no GPU")
         size = int(os.environ.get("WORLD_SIZE", "1"))
