@@ -494,7 +494,7 @@ def test_weights_that_cannot_be_had(folders: dict[str, Path], tmp_path: Path, mo
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(Refused, match="needs the package transformers .*: pip install transformers"):
+    with pytest.raises(Refused, match=r"needs the package transformers .*: pip install transformers"):
         load_judge("gpt2-large")
 
 
