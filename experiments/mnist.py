@@ -49,7 +49,7 @@ from m2s.train.source import ImageSource
 
 PROTOCOL = PROTOCOLS["mnist-5k"]
 STEPS = (25, 50, 100)
-UPDATES, SEED = 1000, 1
+UPDATES, SEED = 3000, 1
 PASSES, ROWS = 2, 250  # of the bound: times of an image, images of a call
 MICRO = 500  # samples of a call
 SHOWN = 64  # samples of a picture

@@ -1,5 +1,7 @@
 """DUO's curriculum: the operator T against quadrature, a closed form and chance; the relaxed loss against UDLM's."""
 
+import copy
+import itertools
 import math
 
 import numpy as np
@@ -7,12 +9,21 @@ import pytest
 import torch
 from scipy.integrate import quad
 from scipy.special import log_ndtr
-from scipy.stats import chisquare
+from scipy.stats import chisquare, kstest
+from small_runs import losses, outcome, random_rows, small, together
+from test_train_resume import die_before
 
 import m2s
 from m2s.model import DiT, DiTConfig
 from m2s.objective import Relaxed, udlm
 from m2s.objective.duo import latent, ratio_of, softened, temperature, transformed
+from m2s.report import Refused
+from m2s.train import train
+from m2s.train.build import make_objects
+from m2s.train.config import resolve
+from m2s.train.noise import corrupt, normals
+from m2s.train.parallel import World
+from m2s.train.update import Learner
 
 K, L = 5, 6
 PROCESS = m2s.Uniform(K, m2s.LogLinear())
@@ -25,6 +36,11 @@ def network(seed: int = 0, states: int = K) -> DiT:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.double()
+
+
+def noise(seed: int, rows: int) -> torch.Tensor:
+    """What `Relaxed` draws."""
+    return torch.randn(rows, L, K, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture
@@ -82,7 +98,7 @@ def test_the_argmax_has_the_law_of_the_process() -> None:
     rng, count = torch.Generator().manual_seed(0), 20_000
     for t in (0.1, 0.6, 0.95):
         time, x_0 = torch.full((count,), t, dtype=torch.float64), torch.full((count, 1), 3)
-        w = latent(PROCESS, x_0.T, time[:1], rng)[0].double()
+        w = latent(PROCESS, x_0.T, time[:1], torch.randn(1, count, K, generator=rng))[0].double()
         x_t = w.argmax(-1)
         # a and sqrt(1 - a^2), whose ratio T turns into alpha
         signal, noise = float(w[:, 3].mean()), float(w[:, :3].std())
@@ -100,7 +116,7 @@ def test_a_low_temperature_is_the_plain_loss(tau: float) -> None:
     model, head = network(), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.randint(K, (4, L), generator=torch.Generator().manual_seed(1)), torch.tensor([0.05, 0.4, 0.7, 0.97])
     found = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(2))(x_0, t, tau)
-    x_t = latent(PROCESS, x_0, t, torch.Generator().manual_seed(2)).argmax(-1)
+    x_t = latent(PROCESS, x_0, t, noise(2, 4)).argmax(-1)
     assert (x_t != x_0).any() and (x_t == x_0).any()
     wanted = udlm(head, model(x_t, t), x_0, x_t, t)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
@@ -115,7 +131,7 @@ def test_a_temperature_shows_a_mean_of_embeddings() -> None:
     """By hand: the same network with the rows of its embedding averaged outright; at a great tau it sees nothing at all."""
     model, head = network(3), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.tensor([[0, 1, 2, 3, 4, 0]]), torch.tensor([0.6])
-    w = latent(PROCESS, x_0, t, torch.Generator().manual_seed(5))
+    w = latent(PROCESS, x_0, t, noise(5, 1))
     law = torch.softmax(w / 0.3, -1)
     # one token for each site, whose row is that site's mean
     other = network(3, L)
@@ -186,3 +202,94 @@ def test_what_is_refused() -> None:
         transformed(t, 1)
     with pytest.raises(ValueError, match="negative"):
         transformed(-t, 3)
+
+
+# --- in the trainer ---------------------------------------------------------------------------------------------------------
+
+DUO = {"method": "duo", "network__dropout": 0.0, "log_every": 1}
+
+
+def test_normal_numbers_belong_to_their_row_step_and_token() -> None:
+    rows = torch.arange(64)
+    z = normals(rows, 7, 5, 3, 2)
+    assert z.shape == (64, 7, 5) and z.dtype == torch.float32 and z.isfinite().all()
+    assert kstest(z.flatten().double().numpy(), "norm").pvalue > 1e-3
+    assert torch.equal(normals(rows[40:], 7, 5, 3, torch.tensor(2)), z[40:])
+    assert len(z.unique()) > 0.999 * z.numel() and not torch.equal(normals(rows, 7, 5, 3, 3), z)
+
+
+@pytest.mark.parametrize("network", ["dit", "unet"])
+def test_the_trainer_shows_softened_tokens_in_its_first_half_and_plain_ones_after(tmp_path, network) -> None:
+    """The first loss and that of the first plain update, each with all that was drawn put together by hand."""
+    changes: dict[str, object] = dict(DUO)
+    if network == "unet":
+        changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
+    source = random_rows(vocab=K)
+    source.shape = (2, 2)
+    for step, steps, tau in ((0, 8, 0.1), (0, 1, 0.0)):
+        config = resolve(small(tmp_path / f"{steps}", steps=steps, validate_every=0, **changes))
+        model, head, _ = make_objects(config, source)
+        learner = Learner(config, source, World.start("cpu"), model, head, {})
+        assert learner.tau == pytest.approx(tau)
+        share = learner.share(step)
+        found = learner.gradient(share)[0]
+        x_0, seed = share.batch.x_0.long(), config.run.seed
+        if tau:
+            w = latent(head.process, x_0, share.t, normals(share.rows, x_0.shape[1], K, seed, step))
+            x_t, law = w.argmax(-1), torch.softmax(w / tau, -1)
+        else:
+            x_t = corrupt(head.process, x_0, share.t, share.rows, seed, step)
+            law = torch.nn.functional.one_hot(x_t, K).float()
+        rows = (law @ model.embedding.weight[:K]).reshape(-1, model.embedding.embedding_dim)
+        table = torch.nn.Embedding(len(rows), rows.shape[1], _weight=rows.detach())
+        other = copy.deepcopy(model)
+        other.embedding = table  # a row for each site
+        sites = torch.arange(len(rows)).reshape(x_0.shape)
+        object.__setattr__(other.config, "states", len(rows))  # so many tokens, and as many columns as before
+        output = other(sites, share.t.float())[..., :K]
+        wanted = m2s.score_entropy(head, output, x_0, x_t, share.t).double().sum(-1) * share.weight
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-7)
+
+
+def test_a_run_with_a_curriculum_says_so_and_is_resumed_to_the_same_bits(tmp_path) -> None:
+    for step in (3, 6, 9):
+        die_before(step, small(tmp_path / f"{step}", **DUO), random_rows())
+        train(small(tmp_path / f"{step}", **DUO), random_rows())
+    outcomes = [outcome(tmp_path / f"{step}") for step in (3, 6, 9)]
+    train(small(tmp_path / "whole", **DUO), random_rows())
+    assert all(found == outcome(tmp_path / "whole") for found in outcomes)
+    taus = [line["tau"] for line in outcomes[0]["log"] if "tau" in line]
+    assert len(taus) == 12 and taus[0] < 0.1 and all(a > b for a, b in itertools.pairwise(taus[:5])) and taus[6:] == [0.0] * 6
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_see_the_same_softened_tokens(tmp_path, parallel) -> None:
+    changes = {**DUO, "steps": 6, "micro_batch": None}
+    train(small(tmp_path / "one", **changes), random_rows())
+    together(2, small(tmp_path / "two", parallel=parallel, **changes), random_rows())
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"method": "md4"}, r"is for m2s\.Posterior over m2s\.Uniform"),
+        ({"method": "sedd"}, r"is for m2s\.Posterior over m2s\.Uniform"),
+        (
+            {
+                "network__kind": "unet",
+                "network__input": "level",
+                "network__depth": None,
+                "network__heads": None,
+                "network__multipliers": (1, 2),
+            },
+            "UNet has none",
+        ),
+    ],
+)
+def test_what_has_no_curriculum_is_refused_at_the_door(tmp_path, changes, word) -> None:
+    source = random_rows()
+    source.shape = (2, 2)
+    with pytest.raises(Refused, match=r"head\.curriculum is duo: .*" + word):
+        train(small(tmp_path / "run", **{**DUO, "head__curriculum": "duo", **changes}), source)
+    assert not (tmp_path / "run").exists()

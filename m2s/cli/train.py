@@ -36,8 +36,8 @@ class Train:
     time: the same command goes on, and ends as if it had not been interrupted. Under torchrun it uses every process.
 
     Methods: m2s (the paper), m2s-offset (with the exact offset), m2s-hybrid, m2s-gaussian; sedd, sedd-absorb, md4, mdlm, radd,
-    gidd, gidd-clipped, udlm, neural-ctmc, d3pm-uniform, d3pm-absorbing, d3pm-gaussian, tauldr, tauldr-absorb, ar. What each
-    computes: docs/methods.md.
+    gidd, gidd-clipped, udlm, duo, neural-ctmc, d3pm-uniform, d3pm-absorbing, d3pm-gaussian, tauldr, tauldr-absorb, ar. What
+    each computes: docs/methods.md.
 
     Example: m2s train digits --method m2s --steps 1000 --out runs/digits
     """

@@ -20,6 +20,7 @@ METHODS: dict[str, Method] = {
         gidd.GIDD,
         gidd.CLIPPED,
         udlm.UDLM,
+        udlm.DUO,
         neural_ctmc.NEURAL_CTMC,
         d3pm.UNIFORM,
         d3pm.ABSORBING,

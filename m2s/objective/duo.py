@@ -74,16 +74,14 @@ def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def latent(
-    process: Uniform, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], generator: torch.Generator | None = None
+    process: Uniform, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], noise: Float[Tensor, "B L K"]
 ) -> Float[Tensor, "B L K"]:
-    """w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is x_t ~ P_t(.|x_0)."""
+    """w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is x_t ~ P_t(.|x_0); `noise` is e, normal numbers."""
     check.tokens("x_0", x_0, process.vocab)
     check.times("t", t, open_ends=True)
     time = wide(t)
     ratio = check.align("t", ratio_of(process.schedule.alpha(time), process.schedule.beta(time), process.vocab), x_0)
-    dtype = torch.get_default_dtype()
-    noise = torch.randn(*x_0.shape, process.vocab, generator=generator, dtype=dtype, device=x_0.device)
-    signal = ratio.to(dtype).expand(x_0.shape).unsqueeze(-1)
+    signal = ratio.to(noise.dtype).expand(x_0.shape).unsqueeze(-1)
     return noise.scatter_add(-1, x_0.long().unsqueeze(-1), signal) / torch.sqrt(1 + signal**2)
 
 
@@ -94,6 +92,14 @@ def temperature(step: int, start: int, end: int, first: float = 0.1, last: float
     if step >= end:
         return 0.0
     return first * (last / first) ** (max(0, step - start) / max(1, end - start))
+
+
+def refuse(model: nn.Module, head: Head) -> None:
+    """Raise what keeps this network and this head from the curriculum."""
+    if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
+        raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
+    if not isinstance(getattr(model, "embedding", None), nn.Embedding):
+        raise TypeError(f"DUO's curriculum averages over a network's embedding, and {type(model).__name__} has none")
 
 
 class Relaxed(nn.Module):
@@ -112,10 +118,7 @@ class Relaxed(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
-            raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
-        if not isinstance(getattr(model, "embedding", None), nn.Embedding):
-            raise TypeError(f"DUO's curriculum averages over a network's embedding, and {type(model).__name__} has none")
+        refuse(model, head)
         if not 0 < t_min < 0.5:
             raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
         self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
@@ -126,7 +129,9 @@ class Relaxed(nn.Module):
         if not (math.isfinite(tau) and tau >= 0):
             raise ValueError(f"tau is {tau}, but it must be a number >= 0")
         assert isinstance(self.head.process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
-        w = latent(self.head.process, x_0, t, self.generator)
+        shape = (*x_0.shape, self.head.process.vocab)
+        noise = torch.randn(shape, generator=self.generator, dtype=torch.get_default_dtype(), device=x_0.device)
+        w = latent(self.head.process, x_0, t, noise)
         x_t, seen = w.argmax(-1), t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
         with softened(self.model.embedding, torch.softmax(w / tau, -1)) if tau else contextlib.nullcontext():
             output = self.model(x_t, seen)
@@ -135,10 +140,10 @@ class Relaxed(nn.Module):
 
 @contextlib.contextmanager
 def softened(embedding: nn.Embedding, law: Float[Tensor, "B L K"]) -> Iterator[None]:
-    """Meanwhile `embedding` gives its mean under `law`, whatever tokens it is asked for."""
+    """Meanwhile `embedding` gives its mean under `law`, whatever tokens it is asked for, in the shape of those."""
 
     def mean(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        return law.to(embedding.weight.dtype) @ embedding.weight[: law.shape[-1]]
+        return (law.to(embedding.weight.dtype) @ embedding.weight[: law.shape[-1]]).to(out.dtype).reshape(out.shape)
 
     handle = embedding.register_forward_hook(mean)
     try:

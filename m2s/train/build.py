@@ -15,6 +15,7 @@ from m2s.objective import (
     chain_kl,
     ct_elbo,
     d3pm,
+    duo,
     gidd,
     gidd_clipped,
     likelihood,
@@ -210,6 +211,11 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.run.seed, "weights"))
         model = build(description)
+    if config.head.curriculum == "duo":
+        try:
+            duo.refuse(model, head)
+        except TypeError as error:
+            raise Refused(f"head.curriculum is duo: {error}") from error
     if given is not None:
         _put(model, description, given, str(config.run.init))
     return model, head, description

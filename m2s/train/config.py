@@ -90,6 +90,9 @@ class HeadConfig:
     ordinal: its law is the one or the other."""
     scale: Literal["auto", "none", "sigma"] = "auto"
     """log-score over an absorbing mask: sigma takes log(expm1 sigma) + log K from the output, as SEDD's release does."""
+    curriculum: Literal["auto", "none", "duo"] = "auto"
+    """duo, for a posterior over uniform noise: in the first half of the run the network sees softened tokens, ever less so, and
+    the loss that is printed is no bound (validation is)."""
     loss: str = "auto"
     """score-entropy, for every head; masked, MD4's and MDLM's cross entropy, for a posterior over an absorbing mask; any-order,
     RADD's, the same weighed by the number of masks, where the network is not told the time; gidd-clipped, GIDD's for
@@ -225,7 +228,8 @@ def replace(config: Config, key: str, value: Any) -> Config:
 
 
 TRANSFORMERS = {"mnist": "tiny", "md4": "small"}  # in place of U-Nets, which see what is to come
-DEFAULTS = {"head.offset": "none", "head.scale": "none", "network.time": "yes"}  # what few methods care to say
+# what few methods care to say
+DEFAULTS = {"head.offset": "none", "head.scale": "none", "head.curriculum": "none", "network.time": "yes"}
 
 
 def resolve(config: Config) -> Config:

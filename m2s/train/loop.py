@@ -191,6 +191,7 @@ def report(learner: Learner, log: Log | None, seconds: float, rate: float) -> No
                 skipped=progress.skipped,
                 tokens_per_second=rate,
                 seconds=seconds,
+                **({"tau": learner.tau} if config.head.curriculum == "duo" else {}),
             )
         progress.losses.clear()
         progress.norms.clear()

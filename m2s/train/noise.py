@@ -20,7 +20,7 @@ from m2s.process.base import wide
 from m2s.sampler.categorical import draw, integer
 from m2s.sampler.random import Noise
 
-TIME, TOUCHED, TOKEN = 0, 1, 2  # purposes
+TIME, TOUCHED, TOKEN, NORMAL = 0, 1, 2, 3  # purposes
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -49,6 +49,14 @@ def times(
     log_range = math.log((high + importance) / (low + importance))
     t = ((low + importance) * torch.exp(log_range * quantile) - importance).clamp(low, high - 1e-12)
     return t, (t + importance) * log_range
+
+
+def normals(
+    rows: Int[Tensor, "B"], length: int, vocab: int, seed: int, step: int | Tensor
+) -> Float[Tensor, "B {length} {vocab}"]:
+    """A normal number for every token of the vocabulary at every site, float32."""
+    u = Noise(seed, rows, length * vocab, step)(NORMAL)
+    return torch.special.ndtri(u + 2**-54).to(torch.float32).unflatten(-1, (length, vocab))
 
 
 def corrupt(

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +13,15 @@ from torch.distributed.tensor import DTensor
 
 from m2s.belief import Head
 from m2s.data import batch_indices
+from m2s.objective.duo import latent, softened, temperature
 from m2s.ops import form, fused
 from m2s.ops.adamw import Step
-from m2s.process import RankOne, RateMatrix
+from m2s.process import RankOne, RateMatrix, Uniform
 from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
-from m2s.train.noise import corrupt, derived_seed, times
+from m2s.train.noise import corrupt, derived_seed, normals, times
 from m2s.train.parallel import World, compile_parts, recompute
 from m2s.train.replay import Replay
 from m2s.train.scored import Scored
@@ -107,7 +109,7 @@ class Learner:
         picks = fuses and isinstance(head.process, RankOne) and head.process.only_masks
         tabulated = isinstance(head.process, RateMatrix)  # how often its kernels are doubled is known to no graph
         replays = kind == "cuda" and world.size == 1 and not picks and not tabulated
-        self.step = Replay(self.backward) if replays else self.backward
+        self.step, self.soft = [Replay(self.backward) if replays else self.backward for _ in range(2)]
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -122,6 +124,13 @@ class Learner:
         self.start, self.end = span(head.process, run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
+
+    @property
+    def tau(self) -> float:
+        """How soft the tokens are that the network sees in the next update; 0 without a curriculum, and after it."""
+        if self.config.head.curriculum != "duo":
+            return 0.0
+        return temperature(self.progress.step, 0, self.config.run.steps // 2)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16)
@@ -168,7 +177,11 @@ class Learner:
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
-        single, replay = size == len(rows), self.step if isinstance(self.step, Replay) else None
+        tau = torch.full((), value, device=world.device) if (value := self.tau) else None
+        work = self.step if tau is None else self.soft
+        if tau is None:
+            self.soft = self.step  # what was recorded of a curriculum is let go
+        single, replay = size == len(rows), work if isinstance(work, Replay) else None
         if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
             self.optimizer.zero_grad(set_to_none=single or not replay)
         for start in range(0, len(rows), size):
@@ -179,7 +192,7 @@ class Learner:
             torch.manual_seed(derived_seed(run.seed, self.progress.step, "network", world.rank * len(rows) + start))
             with world.accumulating(self.wrapped, last=start + size == len(rows)):
                 given = (part.x_0, share.t[at], rows[at], label, share.weight[at], part.weight)
-                losses[rows[at]] = self.step(*given, length * world.size / weights, step).double()
+                losses[rows[at]] = work(*given, length * world.size / weights, step, tau).double()
         return losses, weights
 
     def backward(
@@ -192,18 +205,31 @@ class Learner:
         site_weight: Tensor | None,
         factor: Tensor,
         step: Tensor,
+        tau: Tensor | None = None,
     ) -> Tensor:
-        """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row."""
+        """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row. With `tau`
+        the network sees softened tokens (DUO)."""
         x_0 = x_0.long()
         weight = (time_weight * factor).unsqueeze(-1).expand(x_0.shape)
         if site_weight is not None:
             weight = weight * site_weight
         with form(self.config.run.kernels):
-            x_t = corrupt(self.head.process, x_0, t, rows, self.config.run.seed, step)
-            with self.autocast():
+            x_t, seen = self.noised(x_0, t, rows, step, tau)
+            with seen, self.autocast():
                 value, terms = self.wrapped(x_0, x_t, t, weight, label)
             value.backward()
         return terms.sum(-1, dtype=torch.float64) / factor
+
+    def noised(
+        self, x_0: Tensor, t: Tensor, rows: Tensor, step: Tensor, tau: Tensor | None
+    ) -> tuple[Tensor, AbstractContextManager[None]]:
+        """x_t, and what the network is to be called in to see it, or what stands for it."""
+        process, seed = self.head.process, self.config.run.seed
+        if tau is None:
+            return corrupt(process, x_0, t, rows, seed, step), nullcontext()
+        assert isinstance(process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
+        w = latent(process, x_0, t, normals(rows, x_0.shape[1], process.vocab, seed, step))
+        return w.argmax(-1), softened(self.model.embedding, torch.softmax(w / tau, -1))
 
     def norm(self) -> Tensor:
         """The 2-norm of the gradient over all parameters and all shards."""
