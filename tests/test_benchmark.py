@@ -1,6 +1,7 @@
 """`m2s benchmark`: what it promises to print and write, its instruments held to numbers known beforehand. No time is judged."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -200,6 +201,7 @@ def test_operations_of_the_papers_text_model():
         (["--rows", "7"], "--rows is 7"),
         (["--rows", "4104"], "--rows is 4104"),
         (["--width", "48"], "--width is 48"),
+        (["--method", "mldm"], "there is no method 'mldm': did you mean mdlm"),
         (["--vocab", "2"], "--vocab is 2"),
         (["--repeats", "0"], "--repeats is 0"),
         (["--against", "-1"], "--against is -1"),
@@ -225,6 +227,15 @@ def test_bad_input_is_one_line_and_writes_nothing(arguments, said, tmp_path, mon
     assert captured.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken.json"]
     assert (tmp_path / "taken.json").read_text() == "kept"
+
+
+def test_another_method(tmp_path, bare, capsys):
+    part = run(tmp_path, "train", "--method", "mdlm")["parts"]["train"]
+    assert part["what"].endswith("method mdlm") and part["contenders"]["kernels reference"]["tokens_per_second"] > 0
+    assert part["contenders"]["kernels reference"]["mfu"] is None and any(
+        "only sites with a mask" in s for s in part["skipped"]
+    )
+    assert not dataclasses.replace(BARS, method="mdlm").full and BARS.full
 
 
 def test_nothing_else_imports_it():

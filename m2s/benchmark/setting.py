@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 ROWS, VOCAB, WIDTH = 16_384, 50_257, 768  # of the bars: 32 x 512 sites, GPT-2's tokens, DiT-small
-LENGTH = 512
+LENGTH, METHOD = 512, "m2s"
 COMPILERS = ("g++", "c++", "clang++")
 PEERS = {"liger": ("liger_kernel", "liger-kernel"), "cce": ("cut_cross_entropy", "cut-cross-entropy")}
 
@@ -16,7 +16,7 @@ PEERS = {"liger": ("liger_kernel", "liger-kernel"), "cce": ("cut_cross_entropy",
 @dataclass(frozen=True)
 class Setting:
     """The sizes of a run. `against` and `against_step` are another implementation's tokens a second of training and
-    milliseconds of a sampler's step, measured elsewhere."""
+    milliseconds of a sampler's step, measured elsewhere; `method` is what is trained."""
 
     device: torch.device
     rows: int
@@ -26,10 +26,11 @@ class Setting:
     depth: int
     against: float | None = None
     against_step: float | None = None
+    method: str = METHOD
     seed: int = 0
 
     @classmethod
-    def of(cls, device: torch.device, quick: bool, **given: int | float | None) -> "Setting":
+    def of(cls, device: torch.device, quick: bool, **given: int | float | str | None) -> "Setting":
         """What is given, and for what is None a size that fits the device: on a GPU those of the bars."""
         sizes: dict[str, int]
         if device.type == "cuda":
@@ -72,7 +73,8 @@ class Setting:
     @property
     def full(self) -> bool:
         """Whether the bars can be judged here: a GPU, and their sizes."""
-        return self.device.type == "cuda" and (self.rows, self.vocab, self.width, self.depth) == (ROWS, VOCAB, WIDTH, 12)
+        sizes = (self.rows, self.vocab, self.width, self.depth, self.method)
+        return self.device.type == "cuda" and sizes == (ROWS, VOCAB, WIDTH, 12, METHOD)
 
     def lacks(self, what: str) -> str | None:
         """Why this machine cannot run "fused" or "compiled" forms, "liger" or "cce"; None where it can."""

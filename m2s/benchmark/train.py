@@ -11,8 +11,9 @@ from m2s.benchmark.contest import Contest, Watch, peak_gib, release, summary, tu
 from m2s.benchmark.setting import Setting
 from m2s.ops.choice import Form
 from m2s.presets.owt import OWT
+from m2s.process import RankOne
 from m2s.train import Batch, Config, resolve
-from m2s.train.build import make_objects
+from m2s.train.build import make_objects, make_process
 from m2s.train.loop import Stopper, update
 from m2s.train.parallel import World
 from m2s.train.source import Source
@@ -63,6 +64,9 @@ def measure(setting: Setting) -> dict[str, Any]:
         if peak is not None:
             contest.found[name], contest.calls[name] = peak, made[0][0]
             operations = operations_a_token(made[0][1], setting.length)
+    if isinstance(process := make_process(configuration(setting, "auto").process, 2), RankOne) and process.only_masks:
+        operations = None
+        contest.skipped.append("MFU: only sites with a mask go through the last layer, and their number varies")
     times: dict[str, list[float]] = {name: [] for name in contest.calls}
     for _ in range(ROUNDS):
         for name, call in contest.calls.items():
@@ -78,7 +82,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     rate = matrix_rate(device, 8192 if device.type == "cuda" else 256)
     for found in contest.found.values():
         found["tokens_per_second"] = setting.batch * setting.length / found["median_ms"] * 1e3
-        found["mfu"] = found["tokens_per_second"] * (operations or 0) / rate
+        found["mfu"] = None if operations is None else found["tokens_per_second"] * operations / rate
     judged = next(iter(contest.found), "")  # the fused form, where it runs
     tokens = contest.value(judged, "tokens_per_second")
     against = None if tokens is None or setting.against is None else tokens / setting.against
@@ -88,7 +92,8 @@ def measure(setting: Setting) -> dict[str, Any]:
     else:
         contest.skipped.append("tokens a second over another implementation's: give --against TOKENS_PER_SECOND")
     return contest.result(
-        f"one update of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} tokens",
+        f"one update of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} tokens, "
+        f"method {setting.method}",
         {"kernels reference / kernels fused": contest.ratio("kernels reference", "kernels fused")},
         bars,
         operations_a_token=operations,
@@ -97,10 +102,10 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def configuration(setting: Setting, kernels: Form) -> Config:
-    """The owt preset in this setting's size."""
+    """The owt preset in this setting's size, and its method."""
     network = dataclasses.replace(OWT.network, width=setting.width, depth=setting.depth, heads=setting.heads)
     run = dataclasses.replace(OWT.run, batch=setting.batch, device=str(setting.device), kernels=kernels, on_nan="skip")
-    return resolve(dataclasses.replace(OWT, run=run, network=network))
+    return resolve(dataclasses.replace(OWT, run=run, network=network, method=setting.method))
 
 
 def trainer(config: Config, source: Source) -> tuple[Callable[[], float], torch.nn.Module]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.method import METHODS
 from m2s.report import Refused, refuse_existing, target, write_json
 from m2s.train.config import Count, Number, nearest
 
@@ -49,6 +50,8 @@ class Benchmark:
     """Replace a finished result."""
     quick: bool = False
     """Small sizes and few repeats: a rehearsal, under a minute on two cores."""
+    method: str = "m2s"
+    """train: what is trained, as m2s train --method names it; bars are those of m2s."""
     against: Number = None
     """Tokens a second of another implementation's training step, for a ratio."""
     against_step: Number = None
@@ -82,6 +85,8 @@ class Benchmark:
             if value is not None and not (value >= low and value > 0):
                 limit = f"at least {low}" if low else "positive"
                 raise Refused(f"--{name.replace('_', '-')} is {value}, but it must be {limit}")
+        if self.method not in METHODS:
+            raise Refused(f"there is no method {self.method!r}: {nearest(self.method, METHODS)}")
         if self.rows is not None and self.rows % (512 if self.rows >= 4096 else 8):
             raise Refused(f"--rows is {self.rows}, but it must be a multiple of 8, and from 4096 on of 512")
         if self.width is not None and self.width not in (16, 32) and self.width % 64:
@@ -93,7 +98,7 @@ class Benchmark:
         device = World.start(self.device).device
         if device.type not in ("cpu", "cuda"):
             raise Refused(f"--device is {self.device!r}, but only cpu and cuda can be measured")
-        names = ("rows", "vocab", "width", "repeats", "against", "against_step")
+        names = ("rows", "vocab", "width", "repeats", "method", "against", "against_step")
         return Setting.of(device, self.quick, **{name: getattr(self, name) for name in names})
 
     def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
