@@ -1,6 +1,7 @@
 """Every shape in a signature of the library is checked while the tests run. One thread a process: the arrays are small."""
 
 import os
+import threading
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,8 +14,10 @@ hook = install_import_hook("m2s", "beartype.beartype")
 
 import pytest
 import torch
+from tqdm import tqdm
 
 torch.set_num_threads(1)
+tqdm.set_lock(threading.RLock())  # by default forked processes share a bar's lock, and some are killed here while they hold it
 
 
 @pytest.fixture(autouse=True)
