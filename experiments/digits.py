@@ -1,4 +1,4 @@
-"""Every method on digits over three seeds: the bound on the held-out images, against a number written down beforehand.
+"""Seven methods on digits over three seeds: the bound on the held-out images, against a number written down beforehand.
 
     python experiments/digits.py out/digits
 

@@ -6,7 +6,7 @@ For each name that `m2s train --method` knows: 1,000 updates (`m2s train digits`
 (`m2s evaluate bpd`), 512 samples in 64 steps of its authors' sampler (`m2s sample`). Their distance is Frechet's between
 Gaussians fitted to the pixels of the samples and of the training images; 256 held-out images stand beside it. What was done
 before is not done again. Prints a table and writes methods.json into the folder; with names, only does these, and if there is a
-methods.json in the folder already puts their rows in their places there.
+methods.json in the folder already puts their rows in their places there, with when they were made.
 """
 
 import json
@@ -62,7 +62,8 @@ def again(out: Path, names: list[str]) -> None:
     rows, path = {name: measure(name, out) for name in names}, out / "methods.json"
     if path.exists():
         found = json.loads(path.read_text())
-        rows = {row["method"]: row for row in found["rows"]} | rows
+        made = {**origin("cpu"), "threads": torch.get_num_threads()}
+        rows = {row["method"]: row for row in found["rows"]} | {name: {**row, "made": made} for name, row in rows.items()}
         found["rows"] = [rows[name] for name in METHODS if name in rows]
         write_json(path, found)
 

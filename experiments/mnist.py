@@ -63,7 +63,7 @@ class Watched(ImageSource):
         super().__init__(images)
         self.device, self.last, self.quiet = device, updates, quiet
         self.warm, self.asked, self.start, self.end = min(WARM, updates // 2), 0, 0.0, 0.0
-        self.before = self._reserved(torch.cuda.memory_reserved)
+        self.before, self.peak = self._reserved(torch.cuda.memory_reserved), 0
 
     def train(self, indices: Tensor) -> Batch:
         self.asked += 1
@@ -73,7 +73,7 @@ class Watched(ImageSource):
             self.start = time.monotonic()
         elif self.asked == self.last:
             self._settle(again=False)
-            self.end = time.monotonic()
+            self.end, self.peak = time.monotonic(), self._reserved(torch.cuda.max_memory_reserved)
         return super().train(indices)
 
     def _settle(self, again: bool = True) -> None:
@@ -88,7 +88,7 @@ class Watched(ImageSource):
 
     def seen(self, batch: int) -> dict[str, float | None]:
         """Images a second, and memory at its highest, above what was taken before the run."""
-        peak = (self._reserved(torch.cuda.max_memory_reserved) - self.before) / 2**30
+        peak = (self.peak - self.before) / 2**30
         rate = (self.last - self.warm) * batch / (self.end - self.start)
         return {"images_per_second": rate, "peak_gib": peak if self.device.type == "cuda" else None}
 
@@ -265,6 +265,8 @@ def run(options: argparse.Namespace, started: float) -> bool:
                 lab.measure(name)
             except Exception as error:
                 fail(options.out / f"{name}.json", name, settings, error)
+                if device.type == "cuda":  # a recording that failed stays on its stream
+                    torch.cuda.set_stream(torch.cuda.default_stream())
                 if not answers(device):
                     print("the device no longer answers: the same command goes on in a new process", file=sys.stderr)
                     break

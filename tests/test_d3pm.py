@@ -552,3 +552,14 @@ def test_m2s_trains_with_an_ordinal_head(tmp_path) -> None:
     small = ("--batch", "8", "--network.width", "16", "--validation-samples", "8", "--steps", "3", "--device", "cpu")
     main(["train", "digits", "--method", "m2s-offset", "--head.kind", "ordinal", "--out", str(tmp_path / "run"), *small])
     assert type(m2s.load(str(tmp_path / "run")).head) is m2s.Ordinal
+
+
+def test_tables_stay_where_they_are_when_another_device_asks() -> None:
+    """A recorded graph reads them by address: what validation asks for on the host must not move them."""
+    process = m2s.Chain.uniform(5, torch.full((4,), 0.1))
+    t, other = torch.tensor([0.5]), torch.tensor([0.5], device="meta")
+    places = [table.data_ptr() for table in process.tables(t.device)]
+    before = process.kernel(t)
+    for call in (process.kernel, lambda t: process.rows(torch.zeros(1, dtype=torch.long, device=t.device), t)):
+        assert call(other).device.type == "meta"
+    assert [table.data_ptr() for table in process.tables(t.device)] == places and torch.equal(process.kernel(t), before)

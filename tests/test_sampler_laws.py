@@ -256,7 +256,7 @@ def test_ordinal_tau_leaping_step(kind: str) -> None:
     up = np.array([jump[i, :i].sum() + jump[i, (i + 1) % levels] / 2 for i in k])
 
     def counted(rows: np.ndarray, u: dict) -> np.ndarray:
-        return step(rows, {**u, **dict.fromkeys(range(64), up[rows])})
+        return step(rows, {**u, **dict.fromkeys(range(128), up[rows])})
 
     found = walk.law(counted, levels, levels, ["route"])
     counts = np.arange(64)

@@ -8,6 +8,7 @@ import m2s
 from m2s.cli import main
 from m2s.method import METHODS
 from m2s.objective import ct_elbo
+from m2s.process import rate_matrix
 from m2s.sampler import PredictorCorrector, Sampler, TauLeaping
 from m2s.train.build import make_process
 from m2s.train.config import ProcessConfig
@@ -210,3 +211,19 @@ def test_it_trains_samples_and_is_measured(tmp_path, method, capsys) -> None:
     capsys.readouterr()
     main(["evaluate", "bpd", str(run), "--limit", "4", "--passes", "1", *quick])
     assert "bound" in capsys.readouterr().out
+
+
+def test_kernels_are_remembered_and_not_mixed_up(monkeypatch) -> None:
+    """One exponential for the same times asked for again, and never another's; a caller may write into what it was given."""
+    process, asked = m2s.RateMatrix.gaussian(6, m2s.Linear(), 2.0, 5.0), []
+    exact = rate_matrix.expm
+    monkeypatch.setattr(rate_matrix, "expm", lambda rates, sigma: asked.append(sigma) or exact(rates, sigma))
+    times = [torch.tensor(values, dtype=torch.float64) for values in ([0.1, 0.7], [0.7, 0.1], [[0.1, 0.7]], [0.3, 0.4])]
+    wanted = [exact(process.generator, process.schedule.sigma(t)) for t in times]
+    for _ in range(2):
+        for t, kernel in zip(times, wanted, strict=True):
+            for _ in range(3):
+                assert torch.equal(process.kernel(t).fill_(0.0), torch.zeros_like(kernel))
+                assert torch.equal(process.kernel(t), kernel)
+    assert len(asked) == 2 * len(times)
+    assert process.kernel(times[0].float()).dtype == torch.float32

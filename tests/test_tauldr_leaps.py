@@ -5,11 +5,13 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import m2s
 import walk
-from m2s.sampler import ForwardBackward, TauLeaping
+from m2s.sampler import Belief, ForwardBackward, Noise, TauLeaping
+from m2s.sampler import leap as leaps
 from oracle import CASES, Case, Oracle, exponential, gaussian_rates, tabulated
 from walk import Sites, log
 
@@ -195,3 +197,28 @@ def test_what_is_refused() -> None:
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 3), m2s.Posterior(chain), (1, 2), sampler=sampler)
     x = m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), m2s.Posterior(masks), (2, 5), 4, ForwardBackward(ordinal=False))
     assert int(x.max()) < 3
+
+
+def test_hundreds_of_jumps_add_up() -> None:
+    """A drift of many levels in one leap, as 256 grey levels have in few steps: mean and variance of the sum, E E[d] and E
+    E[d^2], and the law of the number against its own closed form."""
+    levels, count, span = 1001, 4000, 300.0
+    weights = np.zeros(levels)
+    weights[[499, 501, 502]] = 0.3, 0.5, 0.2  # from the middle: one down, one up, two up
+
+    def rates(part: Belief) -> torch.Tensor:
+        return torch.from_numpy(weights).expand(*part.x_t.shape, levels)
+
+    process = m2s.Uniform(levels, m2s.Linear())
+    x, t = torch.full((count, 1), 500), torch.full((count,), 0.5, dtype=torch.float64)
+    belief = Belief(m2s.Posterior(process), torch.zeros(count, 1, levels, dtype=torch.float64), x, t)
+    noise = Noise(0, torch.arange(count), 1, 0)
+    found, jumps = leaps.leap(belief, rates, torch.full_like(t, span), True, noise)
+    drift, spread = span * (0.5 + 0.4 - 0.3), span * (0.5 + 0.8 + 0.3)
+    moved = found.double() - 500
+    assert abs(float(moved.mean()) - drift) < 4 * np.sqrt(spread / count)
+    assert abs(float(moved.var()) / spread - 1) < 5 * np.sqrt(2 / count)
+    assert abs(float(jumps.double().mean()) - span) < 4 * np.sqrt(span / count) and int(jumps.max()) > 300
+    u = torch.tensor([0.5, 1 - 2**-53, 0.0], dtype=torch.float64)
+    most = leaps.poisson(torch.full_like(u, 300.0), u, 1024)
+    assert most.tolist()[0] == scipy.stats.poisson.ppf(0.5, 300) and 430 < most[1] < 480 and most[2] == 0

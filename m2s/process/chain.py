@@ -47,6 +47,7 @@ class Chain(Process):
             running = running @ matrices[n].double()
             products[n + 1] = running
         self.products = products
+        self._tables = {products.device: (products, matrices.to(products.device))}
 
     def index(self, t: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
         """The step n that t stands for: ceil(t T), with room for the rounding of n/T."""
@@ -56,35 +57,37 @@ class Chain(Process):
         """The time (n-1)/T of the step before that of t."""
         return (self.index(t) - 1) / wide(t).new_full((), self.steps)
 
-    def _on(self, t: Tensor) -> None:
-        if self.products.device != t.device:
-            self.products, self.matrices = self.products.to(t.device), self.matrices.to(t.device)
+    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Products and matrices there. A copy stays where it was made: a recorded graph may read it for as long as it lives."""
+        if device not in self._tables:
+            self._tables[device] = (self.products.to(device), self.matrices.to(device))
+        return self._tables[device]
 
     def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        self._on(t)
-        return self.products[self.index(t)].to(t.dtype)
+        products, _ = self.tables(t.device)
+        return products[self.index(t)].to(t.dtype)
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        self._on(t)
-        return self.products[check.align("t", self.index(t), x_0), x_0.long()].to(t.dtype)
+        products, _ = self.tables(t.device)
+        return products[check.align("t", self.index(t), x_0), x_0.long()].to(t.dtype)
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        self._on(t)
-        return self.products.transpose(1, 2)[check.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
+        products, _ = self.tables(t.device)
+        return products.transpose(1, 2)[check.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
 
     def arrivals(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Q_n(x_t | y) for every y: how the last step before t may have led to x_t."""
-        self._on(t)
-        return self.matrices.transpose(1, 2)[check.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
+        _, matrices = self.tables(t.device)
+        return matrices.transpose(1, 2)[check.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
 
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        self._on(t)
+        _, matrices = self.tables(t.device)
         pairs, place = torch.unique(torch.stack([self.index(s), self.index(t)]).reshape(2, -1), dim=1, return_inverse=True)
         out = torch.empty(pairs.shape[1], self.states, self.states, dtype=t.dtype, device=t.device)
         for i, (low, high) in enumerate(pairs.t().tolist()):
             running = torch.eye(self.states, dtype=torch.float64, device=t.device)
             for n in range(low, high):
-                running = running @ self.matrices[n].double()
+                running = running @ matrices[n].double()
             out[i] = running
         return out[place].reshape(*t.shape, self.states, self.states)
 

@@ -19,6 +19,7 @@ from m2s.process.base import Process
 from m2s.process.schedule import Schedule
 
 TERMS = 16  # of the uniformization series for one short step
+KNOWN = 3  # kernels that are kept: a sampler's step has those of t, of s and from s to t
 SHORT = 0.25  # a step in which less than this is expected to leave any state
 
 
@@ -99,25 +100,37 @@ class RateMatrix(Process):
                 f"row {row} of rates sums to {float(rates[row].sum()):g}, but the rows of a rate matrix sum to zero"
             )
         self.generator = off - torch.diag(total)
+        self._copies = {self.generator.device: self.generator}
+        self._known: list[tuple[Tensor, Tensor]] = []  # times and their kernels, the last few
         self.schedule = schedule
         self.states = rates.shape[0]
         self.vocab = self.states - 1 if mask else self.states
         self.mask = self.states - 1 if mask else None
 
-    def _on(self, t: Tensor) -> Tensor:
-        if self.generator.device != t.device:
-            self.generator = self.generator.to(t.device)
-        return self.generator
+    def _on(self, device: torch.device) -> Tensor:
+        if device not in self._copies:
+            self._copies[device] = self.generator.to(device)
+        return self._copies[device]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how often it doubles is a matter of the times
+    def _expm(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+        """`expm`, remembered: the loss and the noise of an update, or the parts of a batch, ask for the same times again."""
+        for known, kernel in self._known:
+            if known.device == sigma.device and known.shape == sigma.shape and torch.equal(known, sigma):
+                return kernel
+        kernel = expm(self._on(sigma.device), sigma)
+        self._known = [(sigma.clone(), kernel), *self._known[: KNOWN - 1]]
+        return kernel
 
     def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        return expm(self._on(t), self.schedule.sigma(t.double())).to(t.dtype)
+        return self._expm(self.schedule.sigma(t.double())).to(t.dtype, copy=True)
 
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         sigma = -torch.log1p(-self.schedule.lost(s.double(), t.double()))
-        return expm(self._on(t), sigma).to(t.dtype)
+        return self._expm(sigma).to(t.dtype, copy=True)
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        return (self.schedule.sigma_prime(t.double())[..., None, None] * self._on(t)).to(t.dtype)
+        return (self.schedule.sigma_prime(t.double())[..., None, None] * self._on(t.device)).to(t.dtype)
 
     @classmethod
     def uniform(cls, vocab: int, schedule: Schedule) -> "RateMatrix":

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, rate_from_score
+from m2s.process.base import wide
 from m2s.sampler.base import Sampler, needs_rates
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
-MOST = 64  # jumps of one site in one leap; the chance of more is counted as that many
+MOST = 1024  # jumps of one site in one leap; the chance of more is counted as that many
+TAIL = 1e-18  # less is as good as nothing
 Rates = Callable[[Belief], Float[Tensor, "*site S"]]
 
 
@@ -34,23 +36,26 @@ def needs_levels(sampler: Sampler, ordinal: bool, head: Head) -> None:
 def leap(
     belief: Belief, rates: Rates, span: Float[Tensor, "B"], ordinal: bool, noise: Noise
 ) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
-    """Where a leap of length `span` at these rates leads, and how many jumps it had.
+    """Where a leap of length `span` at these rates leads, and how many jumps it had (up to 2 of those that do not add up).
 
     `ordinal`: displacements y - k add up and are cut off at the ends; otherwise a site moves if it has exactly one.
     """
 
     def number(part: Belief, span: Tensor, u: Tensor) -> tuple[Tensor]:
-        return (poisson(check.align("span", span, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype), u),)
+        mean = check.align("span", span, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype)
+        return (poisson(mean, u, MOST if ordinal else 2),)
 
     def one(part: Belief, jumps: Tensor, u: Tensor) -> tuple[Tensor]:
         return (torch.where(jumps == 1, draw(rates(part), u), part.x_t.long()),)
 
     def several(part: Belief, jumps: Tensor, *u: Tensor) -> tuple[Tensor]:
-        each, k = rates(part), part.x_t.long()
+        below, k = rates(part).cumsum(-1, dtype=wide(part.t).dtype), part.x_t.long()
+        total = below[..., -1:]
+        least = torch.nextafter(total, torch.zeros_like(total))  # u total may round up to the total
         x = k.clone()
         for count, uniform in enumerate(u):
-            left = count < jumps  # ever fewer
-            x[left] += draw(each[left], uniform[left]) - k[left]
+            y = torch.searchsorted(below, torch.minimum(uniform.unsqueeze(-1).to(total.dtype) * total, least), right=True)
+            x += torch.where(count < jumps, y.squeeze(-1) - k, 0)
         return (x.clamp(0, part.process.vocab - 1),)
 
     (jumps,) = belief.map(number, span, noise("route"))
@@ -59,12 +64,12 @@ def leap(
     return belief.map(several, jumps, *(noise(count) for count in range(int(jumps.max()))))[0], jumps
 
 
-def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """A Poisson number from one uniform, by its distribution function: how many n have P(N <= n) <= u."""
+def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"], most: int) -> Int[Tensor, "*n"]:
+    """A Poisson number from one uniform, by its distribution function: how many n < `most` have P(N <= n) <= u."""
     term = torch.exp(-mean)
     below, count = term.clone(), torch.zeros_like(u, dtype=torch.long)
-    for n in range(1, MOST + 1):
-        more = u >= below
+    for n in range(1, most + 1):
+        more = (u >= below) & ((term > TAIL) | (n <= mean))  # the sum may end a rounding below a u near 1
         if not more.any():
             break
         count += more

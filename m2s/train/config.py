@@ -236,9 +236,12 @@ def resolve(config: Config) -> Config:
     """Every "auto" of the head and the process filled in from the method, and every value checked."""
     if config.method not in METHODS:
         raise Refused(f"there is no method {config.method!r}: {nearest(config.method, METHODS)}")
+    given = config
     for key, value in (DEFAULTS | dict(METHODS[config.method].settings)).items():
         if get(config, key) == "auto":
             config = replace(config, key, value)
+    if given.head.offset == "auto" and config.head.kind not in ("posterior", "ordinal"):  # the method's was for its own head
+        config = replace(config, "head.offset", "none")
     if config.process.kind == "none" and config.network.kind == "unet":
         size = TRANSFORMERS.get(config.network.size, config.network.size)
         config = replace(replace(config, "network.kind", "dit"), "network.size", size)

@@ -179,11 +179,13 @@ class Learner:
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         tau = torch.full((), value, device=world.device) if (value := self.tau) else None
         work = self.step if tau is None else self.soft
-        if tau is None:
-            self.soft = self.step  # what was recorded of a curriculum is let go
         single, replay = size == len(rows), work if isinstance(work, Replay) else None
         if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
             self.optimizer.zero_grad(set_to_none=single or not replay)
+        if tau is None and self.soft is not self.step:  # what was recorded of a curriculum is let go, and its memory
+            self.soft = self.step
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
         for start in range(0, len(rows), size):
             at = slice(start, start + size)
             part = share.batch.part(at)
