@@ -15,6 +15,7 @@ from small_runs import finish, launch
 from test_elbo import ELBO, T_MIN, clipped, exact_terms
 
 import m2s
+from m2s.belief import NextToken, Shifted
 from m2s.cli import main
 from m2s.data import DATASETS, GPT2, Bytes, Characters, prepare_text
 from m2s.data.sources import find_sources
@@ -390,3 +391,62 @@ def test_the_help_teaches(capsys):
         assert not exit_.value.code
         text = capsys.readouterr().out
         assert all(word in text for word in (*words, "m2s evaluate bpd runs/digits"))
+
+
+# --- two models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_on_the_same_noise_has_smaller_errors_and_the_right_value():
+    """Two networks that differ by little: the difference of the figures is that of the bounds, to rounding, and both errors
+    are those of the differences and not those of either."""
+    process = m2s.Uniform(5, m2s.Linear())
+    head, x_0 = m2s.Posterior(process), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
+    tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(1))]
+    tables.append(tables[0] + 0.05 * torch.randn(5, 5, generator=torch.Generator().manual_seed(2)))
+    one, two = [bound(lambda x_t, t, at=table: at[x_t], head, x_0, passes=6) for table in tables]
+    gap = one.minus(two)
+    for name in TERMS:
+        found, both = gap.estimate(name), [each.estimate(name) for each in (one, two)]
+        assert found.value == pytest.approx(both[0].value - both[1].value, abs=1e-12)
+    found, first = gap.estimate("bound"), one.estimate("bound")
+    each = (one.term("bound") - two.term("bound")).sum(1) / x_0.numel()
+    assert found.error == pytest.approx(float(each.std()) / math.sqrt(6)) and found.error < 0.3 * first.error
+    assert found.rows_error < 0.3 * first.rows_error
+    none = one.minus(one).estimate("bound")
+    assert none.value == none.error == none.rows_error == 0
+    with pytest.raises(ValueError, match="the same rows, with as many passes"):
+        one.minus(bound(lambda x_t, t: tables[0][x_t], head, x_0, passes=5))
+    with pytest.raises(ValueError, match="the same rows"):
+        one.minus(bound(lambda x_t, t: tables[0][x_t], head, x_0[:50], passes=6))
+
+
+def test_a_difference_from_an_exact_likelihood():
+    """One pass stands for all."""
+    head, x_0 = NextToken(Shifted(5)), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
+    exact = bound(lambda x_t, t: torch.zeros(*x_t.shape, 6), head, x_0, passes=6)
+    other = bound(lambda x_t, t: torch.zeros(*x_t.shape, 5), m2s.Posterior(m2s.Uniform(5, m2s.Linear())), x_0, passes=6)
+    for one, two in ((exact, other), (other, exact)):
+        gap = one.minus(two)
+        assert gap.t.shape == (6, 60) and not gap.exact
+        wanted = one.estimate("bound").value - two.estimate("bound").value
+        assert gap.estimate("bound").value == pytest.approx(wanted, abs=1e-12)
+    assert exact.minus(exact).exact and exact.minus(exact).estimate("bound").value == 0
+
+
+def test_two_runs_through_the_command(digits, tmp_path, capsys):
+    data, out = {"kind": "image", "shape": [8, 8], "levels": 17}, tmp_path / "bpd.json"
+    other = checkpoint(tmp_path / "other", m2s.Absorbing(17, m2s.Linear()), data)
+    options = ["--data", "digits", "--limit", "12", "--passes", "2", "--device", "cpu"]
+    main(["evaluate", "bpd", str(digits), "--against", str(other), *options, "--out", str(out)])
+    printed, result = capsys.readouterr().out, json.loads(out.read_text())
+    alone = tmp_path / "alone.json"
+    main(["evaluate", "bpd", str(other), *options, "--out", str(alone)])
+    theirs = json.loads(alone.read_text())
+    assert result["against"]["bound"] == theirs["bound"]
+    gap = result["against"]["difference"]["bound"]["bits"]
+    assert gap["value"] == pytest.approx(result["bound"]["bits"]["value"] - theirs["bound"]["bits"]["value"], abs=1e-9)
+    assert f"{gap['value']:.5f}" in printed and result["against"]["checkpoint"]["weights"] == theirs["checkpoint"]["weights"]
+    labelled = checkpoint(tmp_path / "labelled", m2s.Uniform(17, m2s.Linear()), data, classes=10)
+    with pytest.raises(SystemExit):
+        main(["evaluate", "bpd", str(digits), "--against", str(labelled), *options])
+    assert "labels is False and True" in capsys.readouterr().err

@@ -94,6 +94,21 @@ class Bound:
             return self.integral + self.prior + self.reconstruction
         return getattr(self, name).expand_as(self.integral)
 
+    def minus(self, other: "Bound") -> "Bound":
+        """Row by row and pass by pass. Found with the same rows, passes and seed, both had the same times and noise, and the
+        errors of the difference leave out what they had in common."""
+        timed = other if self.exact else self
+        passes, count = timed.t.shape
+        for each in (self, other):
+            if (len(each.prior), each.length) != (count, self.length) or not (each.exact or len(each.t) == passes):
+                raise ValueError("bounds are subtracted that were found on the same rows, with as many passes")
+
+        def gap(name: str) -> Tensor:
+            return (getattr(self, name) - getattr(other, name)).expand(passes, -1)
+
+        parts = (timed.t, timed.weight, gap("integral"), gap("reconstruction"), self.prior - other.prior)
+        return Bound(*parts, self.length, timed.t_min, timed.end, timed.exact)
+
     def estimate(self, name: str, units: Float[Tensor, "N"] | None = None) -> "Estimate":
         """R = sum of a term / sum of units (sites, unless others are given) in each pass, averaged over passes.
 
@@ -336,6 +351,15 @@ def table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = Fals
     for measure, name in itertools.product(others, ("integral", "bound")):
         lines.append(_line(f"{others[measure]}, {name}", result[name][measure]))
     return [*lines, *LEGEND.splitlines()]
+
+
+def difference(
+    against: str, theirs: Mapping[str, Mapping[str, Any]], gaps: Mapping[str, Mapping[str, Any]], unit: str
+) -> list[str]:
+    """The other's bound, and ours minus theirs."""
+    lines = [f"bits per {unit}, against {against}", _line("its bound", theirs["bound"]["bits"])]
+    lines += [_line(f"difference, {name}", gaps[name]["bits"]) for name in TERMS]
+    return [*lines, "difference: the first minus the second, on the same rows, times and noise; below 0 the first is better"]
 
 
 def _line(name: str, value: Mapping[str, float | None]) -> str:

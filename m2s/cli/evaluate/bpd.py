@@ -55,6 +55,8 @@ class Bpd:
 
     Example: m2s evaluate bpd runs/digits --out bpd.json
 
+    Example: m2s evaluate bpd runs/m2s --against runs/sedd --passes 16
+
     Example: m2s evaluate bpd runs/owt --data lm1b --limit 2000
     """
 
@@ -65,6 +67,8 @@ class Bpd:
     folder of .txt, .jsonl or .parquet, or a data set of the hub, such as lm1b or OWNER/NAME."""
     split: Annotated[str, tyro.conf.arg(metavar="test|validation|train")] = ""
     """By default test or, where a text has none, validation. A file or folder of plain text is taken as a whole."""
+    against: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None
+    """Another one, bounded on the same rows, times and noise: the difference with its own, smaller, errors."""
     passes: int = 4
     """Times drawn for each row. The error over times needs at least 2."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
@@ -95,14 +99,17 @@ class Bpd:
     def _measure(self, world: "World") -> None:
         import torch
 
-        from m2s.evaluate.bpd import IMPORTANCE, Part, bound, curve, measured, summary, table
+        from m2s.evaluate.bpd import IMPORTANCE, Part, bound, curve, difference, measured, summary, table
 
         started = time.monotonic()
         out = None
         if self.out is not None and world.first:
             out = target(self.out, (".json",))
             target(out.with_suffix(".png"), (".png",))
-        checkpoint = self._load(world.device)
+        checkpoint = self._load(self.checkpoint, world.device)
+        other = None if self.against is None else self._load(self.against, world.device)
+        if other is not None:
+            self._compare(checkpoint, other)
         try:
             held = self._held(checkpoint)
             if self.limit is not None and self.limit < len(held.rows):
@@ -118,19 +125,9 @@ class Bpd:
         bf16 = self.precision == "bf16" or (self.precision == "auto" and world.device.type == "cuda")
         torch.backends.cudnn.allow_tf32 = bf16
         size = self.batch_size or self._batch_size(checkpoint, held)
+        settings = (held.rows, self.passes, self.t_min, self.seed, size, held.labels, bf16, world)
         try:
-            found = bound(
-                checkpoint.model,
-                checkpoint.head,
-                held.rows,
-                self.passes,
-                self.t_min,
-                self.seed,
-                size,
-                held.labels,
-                bf16,
-                world,
-            )
+            found, *theirs = [bound(each.model, each.head, *settings) for each in (checkpoint, other) if each is not None]
         except torch.OutOfMemoryError as error:
             raise Refused(f"calls of {size} rows do not fit into the memory of {world.device}: give --batch-size") from error
         if not world.first:
@@ -138,11 +135,17 @@ class Bpd:
         result = summary(found, text)
         unit = "dimension" if text is None else "token"
         print("\n".join([*self._about(checkpoint, held), *table(result, unit, found.exact)]))
+        compared: dict[str, Any] = {}
+        if other is not None:
+            bounds, gaps = summary(theirs[0], text), summary(found.minus(theirs[0]), text)
+            compared = {"against": {**self._described(other), **bounds, "difference": gaps}}
+            print("\n".join(difference(str(self.against), bounds, gaps, unit)))
         if out is not None:
             seconds = round(time.monotonic() - started, 1)
             numbers = {
                 "unit": unit,
                 **result,
+                **compared,
                 "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
                 "exact": found.exact,
                 "curve": curve(found, self.bins),
@@ -165,16 +168,33 @@ class Bpd:
         if self.split and self.split not in SPLITS:
             raise Refused(f"--split is {self.split!r}, but it must be one of {', '.join(SPLITS)}")
 
-    def _load(self, device: Any) -> "Checkpoint":
+    def _compare(self, checkpoint: "Checkpoint", other: "Checkpoint") -> None:
+        """Both read the same rows, given as much."""
+
+        def read(each: "Checkpoint") -> dict[str, Any]:
+            tokenizer = {} if each.tokenizer is None else each.tokenizer.to_dict()
+            tokenizer.pop("path", None)
+            labels = each.config["model"].get("classes") is not None
+            return {**(each.data or {}), "tokens": each.head.process.vocab, "tokenizer": tokenizer, "labels": labels}
+
+        ours, theirs = read(checkpoint), read(other)
+        for key in ours | theirs:
+            if ours.get(key) != theirs.get(key):
+                raise Refused(
+                    f"{self.checkpoint} and {self.against} do not read the same data: {key} is {ours.get(key)} and "
+                    f"{theirs.get(key)}"
+                )
+
+    def _load(self, place: str, device: Any) -> "Checkpoint":
         from m2s.hub import load
 
         try:
-            checkpoint = load(self.checkpoint, device)
+            checkpoint = load(place, device)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             raise Refused(str(error)) from error
         if (checkpoint.data or {}).get("kind") not in ("image", "text"):
             raise Refused(
-                f'{self.checkpoint} does not describe its data: "data" of its config.json must be like '
+                f'{place} does not describe its data: "data" of its config.json must be like '
                 '{"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}; save it again with that'
             )
         return checkpoint
@@ -292,11 +312,10 @@ class Bpd:
     def _settings(
         self, checkpoint: "Checkpoint", held: Held, world: "World", bf16: bool, size: int, seconds: float
     ) -> dict[str, Any]:
-        from m2s.report.origin import fingerprint, origin
+        from m2s.report.origin import origin
 
-        described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
         return {
-            "checkpoint": {**described, "weights": fingerprint(checkpoint.model)},
+            **self._described(checkpoint),
             "data": {"name": held.name, "split": held.split, "labels": held.labels is not None, "left_out": held.left_out},
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
             "batch_size": size,
@@ -305,6 +324,13 @@ class Bpd:
             "seconds": seconds,
             **origin(world.device),
         }
+
+    @staticmethod
+    def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
+        from m2s.report.origin import fingerprint
+
+        described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
+        return {"checkpoint": {**described, "weights": fingerprint(checkpoint.model)}}
 
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:
         from m2s.evaluate.bpd import draw
