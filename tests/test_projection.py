@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import m2s
+from m2s.benchmark.projection import scores as noisy_scores
+from m2s.benchmark.setting import Setting
 
 GPT2 = 50_257
 
@@ -341,3 +343,17 @@ def test_ties_and_huge_scores() -> None:
     torch.testing.assert_close(mu, torch.tensor([[0.0, 0.5, 0.5, 0.0, 0.0, 0.0]]))
     mu = m2s.project(torch.full((1, 6), 2.0), x_t, t, process)
     torch.testing.assert_close(mu[0, 1:], mu[0, 1].expand(5))
+
+
+@pytest.mark.parametrize(("seed", "row"), [(22, 3), (81, 1)])
+def test_rounding_does_not_send_a_row_in_circles(seed: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 50,257 scores on which two supports in turn each said that the other was right, until the last pass allowed."""
+    setting = Setting(torch.device("cpu"), rows=32, vocab=50_257, width=16, repeats=1, depth=1, seed=seed)
+    score, x_t, t, process = noisy_scores(setting)
+    score, x_t, t = (value[row : row + 1] for value in (score, x_t, t))
+    passes, compare = [], torch.ge
+    monkeypatch.setattr(torch, "ge", lambda *given, **more: passes.append(1) or compare(*given, **more))
+    found = m2s.project(score, x_t, t, process)
+    assert 3 < len(passes) < 12
+    wanted = m2s.project(score.double(), x_t, t, process)
+    assert float((found.double() - wanted).abs().sum()) < 1e-5 and abs(float(found.double().sum()) - 1) < 1e-5

@@ -112,7 +112,6 @@ class RateMatrix(Process):
             self._copies[device] = self.generator.to(device)
         return self._copies[device]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how often it doubles is a matter of the times
     def _expm(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         """`expm`, remembered: the loss and the noise of an update, or the parts of a batch, ask for the same times again."""
         for known, kernel in self._known:

@@ -119,17 +119,20 @@ def threshold(
         size = torch.ge(candidates, near, out=torch.empty_like(candidates)).sum(-1, keepdim=True)
         return torch.maximum((mass - slope) / size, (mass - (near - origin) * gain) / (size + gain)), size
 
-    def climb(near: Tensor, beyond: Tensor, size: Tensor, done: Tensor) -> tuple[Tensor, ...]:
-        """One pass. A row whose support no longer changes is left alone, so that no other row can change its last digit."""
+    def climb(near: Tensor, beyond: Tensor, size: Tensor, before: Tensor, done: Tensor) -> tuple[Tensor, ...]:
+        """One pass. A row whose support no longer changes, or by rounding is what it was two passes ago and would go in a
+        circle, is left alone, so that no other row can change its last digit."""
         near = torch.where(done, near, (near + beyond).to(near.dtype))
         beyond_here, size_here = step(near)
-        return near, torch.where(done, beyond, beyond_here), size_here, done | (size_here == size)
+        seen = (size_here == size) | (size_here == before)
+        return near, torch.where(done, beyond, beyond_here), size_here, size, done | seen
 
     top = candidates.amax(-1, keepdim=True).to(slope.dtype)
     near = torch.maximum(bound(total, count), bound(top, 1)).to(candidates.dtype)
     state: tuple[Tensor, ...] = (
         near,
         torch.zeros_like(top),
+        torch.full_like(near, -1.0),
         torch.full_like(near, -1.0),
         torch.zeros_like(near, dtype=torch.bool),
     )
