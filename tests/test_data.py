@@ -281,6 +281,68 @@ def test_characters_have_no_separator(tmp_path):
         prepare(tmp_path / "a.txt", tmp_path / "out2", Characters("abc "), validation_every=0)
 
 
+def stream(folder, split):
+    """All tokens of a split, in the order of its files."""
+    return [i for path in sorted(folder.glob(f"{split}-*.bin")) for i in np.fromfile(path, "<u2").tolist()]
+
+
+@pytest.mark.parametrize("every", [2, 3, 10, 100, 10**6])
+@pytest.mark.parametrize("size", [2, 9, 10, 99, 100, 101, 1234])
+def test_one_document_is_cut_and_loses_nothing(tmp_path, every, size):
+    """Its last ceil(n / every) tokens are validation; with the end token n = size + 1."""
+    raw = bytes(random.Random(size).choices(b"abc\n ", k=size - 1)) + b"x"
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_bytes(raw)
+    (tmp_path / "one" / "b.txt").write_bytes(b" \n<|endoftext|>\n\n")  # blank, so not counted
+    (tmp_path / "one" / "c-test.txt").write_bytes(b"held out\n<|endoftext|>\nand more")  # of another split, so not either
+    meta = prepare(tmp_path / "one", tmp_path / "out", validation_every=every, shard_tokens=7)
+    train, validation, n = stream(tmp_path / "out", "train"), stream(tmp_path / "out", "validation"), size + 1
+    assert train + validation == [*raw, 256] and len(validation) == (n + every - 1) // every
+    assert {split: entry["tokens"] for split, entry in meta["splits"].items()} == {
+        "train": len(train),
+        "validation": len(validation),
+        "test": 18,
+    }
+    assert [entry["documents"] for entry in meta["splits"].values()] == [1, 0, 2]
+    assert meta["counts"]["a.txt"] == {"documents": 1, "blank": 0, "tokens": n}
+    assert m2s.data.check_text(tmp_path / "out") == meta
+
+
+def test_a_second_document_is_not_cut(tmp_path):
+    """Nor is any with --validation-every 0; and blank documents do not make a file one of several."""
+    (tmp_path / "two").mkdir()
+    for name, raw in (("a.txt", "one\n<|endoftext|>\n\n"), ("b.txt", "\n<|endoftext|>\ntwo"), ("c.txt", "three")):
+        (tmp_path / "two" / name).write_text(raw)
+    prepare(tmp_path / "two", tmp_path / "out", validation_every=2)
+    assert unpack(tmp_path / "out", "validation", Bytes()) == ["one", "three"]
+    assert unpack(tmp_path / "out", "train", Bytes()) == ["two"]
+    prepare(tmp_path / "two" / "c.txt", tmp_path / "whole", validation_every=0)
+    assert unpack(tmp_path / "whole", "train", Bytes()) == ["three"] and not stream(tmp_path / "whole", "validation")
+
+
+def test_what_cannot_be_encoded_leaves_nothing_unless_a_part_was_packed(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nabd\n")
+    out, way_out = tmp_path / "out", r"not in the alphabet.* --alphabet, or take --tokenizer bytes"
+    with pytest.raises(BadData, match=way_out) as error:
+        prepare(tmp_path / "a.txt", out, Characters("abc"))
+    assert contents(out) == {} and str(out) not in str(error.value)
+    with pytest.raises(BadData, match="no prepared text"):
+        Tokens(out, "train", 1)
+    prepare(tmp_path / "a.txt", out, Characters("abcd"))  # mended, into the same folder
+    assert stream(out, "validation") == [0, 1, 2] and stream(out, "train") == [0, 1, 3]
+
+    monkeypatch.setattr(text, "COMMIT_SECONDS", 0.0)
+    kept = tmp_path / "kept"
+    for _ in range(2):  # the same command says the same again
+        with pytest.raises(BadData, match=rf"{way_out}. {kept} keeps what was packed .* delete it or give another folder"):
+            prepare(tmp_path / "a.txt", kept, Characters("abc"))
+    assert "progress.json" in contents(kept)
+    with pytest.raises(BadData, match=r"not finished: .* goes on or says what stopped it, or delete the folder"):
+        Tokens(kept, "train", 1)
+    with pytest.raises(Refused, match=r"different preparation .* give another folder, or delete it"):
+        prepare(tmp_path / "a.txt", kept, Characters("abcd"))
+
+
 def test_hub_text(tmp_path, monkeypatch):
     class Rows(list):
         column_names, _fingerprint = ("text",), "f"
@@ -311,32 +373,58 @@ def eager(monkeypatch):
     monkeypatch.setattr(text, "COMMIT_SECONDS", 0.0)
 
 
-def test_killed_at_random_moments_the_result_is_the_same(corpus, tmp_path, eager):
-    folder, _ = corpus
-    prepare(folder, tmp_path / "whole", Slow())
-    rng, killed = random.Random(0), 0
+def kill_until_done(*arguments):
+    """Prepare in processes that are killed later and later, until one has done all; how many were killed."""
+    out, rng, killed = arguments[1], random.Random(0), 0
     for attempt in range(200):
-        child = fork.Process(target=prepare, args=(folder, tmp_path / "out", Slow()))
+        child = fork.Process(target=prepare, args=arguments)
         child.start()
         child.join(rng.uniform(0, 0.02 * attempt))
         if child.exitcode is None:
             os.kill(child.pid, signal.SIGKILL)
         child.join()
         killed += child.exitcode == -signal.SIGKILL
-        if (tmp_path / "out" / "meta.json").exists():  # written last
+        if (out / "meta.json").exists():  # written last
             break
         assert child.exitcode != 0
         with pytest.raises(BadData, match=r"not finished|no prepared text"):
-            Tokens(tmp_path / "out", "train", 8)
-    prepare(folder, tmp_path / "out", Slow())  # the last may have been killed when all was in place, before it had tidied up
-    assert killed >= 3 and contents(tmp_path / "out") == contents(tmp_path / "whole")
+            Tokens(out, "train", 8)
+    prepare(*arguments)  # the last may have been killed when all was in place, before it had tidied up
+    return killed
+
+
+def test_killed_at_random_moments_the_result_is_the_same(corpus, tmp_path, eager):
+    folder, _ = corpus
+    prepare(folder, tmp_path / "whole", Slow())
+    assert kill_until_done(folder, tmp_path / "out", Slow()) >= 3
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_one_document_killed_at_random_moments_gives_the_same_result(tmp_path, eager, monkeypatch):
+    """Writing takes a while, so that a process is killed between the files of the document too."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("".join(make_documents(60)))
+    (tmp_path / "one" / "b-test.txt").write_text("held out")
+    prepare(tmp_path / "one", tmp_path / "whole")
+    append = shards.Shards.append
+
+    def slow(self, ids):
+        for part in np.array_split(ids, max(1, len(ids) // 40)):
+            append(self, part)
+            self.flush()
+            time.sleep(0.001)
+
+    monkeypatch.setattr(shards.Shards, "append", slow)
+    assert kill_until_done(tmp_path / "one", tmp_path / "out") >= 3
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace", "truncate", "unlink"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_every_call_the_result_is_the_same(tmp_path, eager, name, after):
+@pytest.mark.parametrize("separator", ["\n<|endoftext|>\n", "\n"], ids=["documents", "one"])
+def test_killed_at_every_call_the_result_is_the_same(tmp_path, eager, name, after, separator):
     source, options = tmp_path / "a.txt", {"validation_every": 3, "shard_tokens": 50}
-    source.write_text("\n<|endoftext|>\n".join(make_documents(5)))
+    source.write_text(separator.join(make_documents(5)))
     prepare(source, tmp_path / "whole", **options)
     real = getattr(os, name)
 
@@ -430,7 +518,6 @@ def test_a_bad_tokenizer_is_refused(corpus, tmp_path, tokenizer, said):
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: 'text' is not valid Unicode"),
         ("a.parquet", b"PAR1", r"parquet"),
         ("a.txt", b"\n \n", "holds no text"),
-        ("a.txt", b"one document\n", "none to train: use --validation-every 0"),
         ("a.doc", b"word", "must end in .txt"),
     ],
 )
@@ -439,6 +526,14 @@ def test_bad_text_is_named(tmp_path, name, raw, said):
     with pytest.raises(Refused, match=said):
         prepare(tmp_path / name, tmp_path / "out")
     assert "UTF-8" not in said or not (tmp_path / "out").exists()  # found before any work
+
+
+@pytest.mark.parametrize(("raw", "tokenizer", "every"), [("a\n<|endoftext|>\nb", Bytes(), 1), ("a", Characters("ab"), 2)])
+def test_nothing_left_to_train_on_is_refused(tmp_path, raw, tokenizer, every):
+    (tmp_path / "a.txt").write_text(raw)
+    with pytest.raises(Refused, match=f"--validation-every {every} all text went to validation .* greater one .* or more text"):
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer, validation_every=every)
+    assert contents(tmp_path / "out") == {}
 
 
 def test_no_source_and_no_room(corpus, tmp_path, monkeypatch):
@@ -479,9 +574,18 @@ def test_windows_are_the_stream(corpus, tmp_path):
 def test_bad_folders_are_named_at_opening(corpus, tmp_path):
     out = tmp_path / "out"
     prepare(corpus[0], out)
-    for arguments, said in ((("dev", 8), "train, validation, test"), (("train", 0), "length"), (("test", 10**6), "too few")):
+    for arguments, said in (
+        (("dev", 8), "train, validation, test"),
+        (("train", 0), "length"),
+        (("train", 10**6), r"too few .*: take a smaller length .m2s train: --data\.length., or take more text and prepare"),
+        (("validation", 10**6), "or take more text or a --validation-every below 10 and prepare"),
+        (("test", 10**6), "too few .* in files whose names --test matches, and prepare"),
+    ):
         with pytest.raises(ValueError, match=said):
             Tokens(out, *arguments)
+    prepare(corpus[0], tmp_path / "none", validation_every=0)
+    with pytest.raises(BadData, match=r"validation holds 0 tokens, too few .* --validation-every 100 or so \(it was 0\)"):
+        Tokens(tmp_path / "none", "validation", 8)
     shard, raw = out / "train-00001.bin", (out / "train-00001.bin").read_bytes()
     shard.write_bytes(raw[:-2])
     with pytest.raises(BadData, match=r"train-00001.bin holds 998 bytes, expected 1,000"):
@@ -567,6 +671,11 @@ def test_command(corpus, tmp_path, monkeypatch):
     assert "every file" in command("check", out) and "1,541 train and 256 test" in command("check", "digits")
     listed = command("list")
     assert "here     digits" in listed and "missing  mnist" in listed and str(out) in listed and "openwebtext" in listed
+    assert "is one document" not in said
+    (tmp_path / "one.txt").write_text("x" * 1049)
+    said = command("prepare", tmp_path / "one.txt", "--out", tmp_path / "one", "--tokenizer", "bytes")
+    assert "the text is one document: its last 11 tokens, one in 100, are validation" in said
+    assert "its last 11 tokens" in command("check", tmp_path / "one")
     (out / "test-00000.bin").write_bytes(b"xx")
     for arguments, word in (
         (("check", out), "test-00000.bin"),

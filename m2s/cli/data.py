@@ -22,8 +22,12 @@ class Prepare:
     line the file is one document), .jsonl (field `text`) or .parquet (column `text`); or a data set of the Hugging Face hub:
     openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
 
-    Of each source, documents 0, 100, 200, ... go to validation. Interrupt it at any time: the same command goes on where it
-    was, and the result is the same to the byte. A folder that holds another preparation is refused.
+    Of each file, or train split of the hub, documents 0, 100, 200, ... go to validation; files of one document each are counted
+    together, in the order of their names. If all there is is one document, its last tokens go there, one in 100. A data set
+    of the hub keeps its own validation split where it has one.
+
+    Interrupt it at any time: the same command goes on where it was, and the result is the same to the byte. A folder that
+    holds another preparation is refused.
 
     Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
     """
@@ -39,7 +43,7 @@ class Prepare:
     alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """For chars: all characters, in the order of their ids; by default text8's, a space and a to z."""
     validation_every: int = 100
-    """How many documents to each one that goes to validation; 0: none goes there."""
+    """One document in so many goes to validation or, of a single document, one token; 0: none goes there."""
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
     """Files with such a name go to the test split as a whole."""
     shard_tokens: int = 2**27
@@ -154,6 +158,10 @@ def counts(meta: dict[str, Any]) -> list[str]:
     lines = [f"{'':12s}{'documents':>12s}{'tokens':>16s}{'files':>7s}"]
     for split, entry in meta["splits"].items():
         lines.append(f"{split:12s}{entry['documents']:>12,}{entry['tokens']:>16,}{len(entry['shards']):>7}")
+    held = meta["splits"]["validation"]
+    if held["tokens"] and not held["documents"]:
+        every = meta["validation_every"]
+        lines.append(f"the text is one document: its last {held['tokens']:,} tokens, one in {every}, are validation")
     blank = sum(count["blank"] for count in meta["counts"].values())
     kind, end = meta["tokenizer"]["kind"], meta["end"]
     after = "no token between documents" if end is None else f"token {end} after each document"

@@ -23,7 +23,7 @@ from m2s.data.encode import describe, encode_document
 from m2s.data.files import BadData, sha256
 from m2s.data.shards import TOKEN, Shards
 from m2s.data.sources import Document, Source, find_sources
-from m2s.data.tokenizer import Tokenizer
+from m2s.data.tokenizer import Characters, Tokenizer
 from m2s.report import Refused, folder
 
 FORMAT = "m2s tokens 1"
@@ -55,8 +55,9 @@ def prepare_text(
 
     Documents 0, `validation_every`, 2 `validation_every`, ... of each source go to validation (0: none do) and the others to
     train; a file whose name matches `test` goes to test as a whole. A source is a file, or a split of a hub data set; sources
-    of one document are counted together. Blank documents are left out and not counted. Killed at any time, the same call goes
-    on where it was. A folder that holds anything else is refused.
+    of one document are counted together. Where one document is all there is to divide, it is counted in train and its last
+    tokens, one in `validation_every` rounded up, are validation. Blank documents are left out and not counted. Killed at any
+    time, the same call goes on where it was. A folder that holds anything else is refused.
     """
     check.positive_int("validation_every", validation_every, 0)
     check.positive_int("shard_tokens", shard_tokens)
@@ -75,8 +76,9 @@ def prepare_text(
         try:
             progress = _resume(out, plan)
             if progress is not None:
-                _check_room(out, sources, tokenizer, progress)
-                _pack(out, sources, tokenizer, plan, progress)
+                with _tidy(out):
+                    _check_room(out, sources, tokenizer, progress)
+                    _pack(out, sources, tokenizer, plan, progress)
                 _finish(out, plan, progress)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -100,6 +102,21 @@ def _alone(out: Path) -> Iterator[None]:
         raise Refused(f"{out} is being prepared by another process: wait for it, or give another folder") from None
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _tidy(out: Path) -> Iterator[None]:
+    """What cannot be prepared leaves nothing in the folder, unless a part of it was packed for good."""
+    try:
+        yield
+    except Refused as error:
+        if not (out / "progress.json").exists():
+            _clear(out)
+            raise
+        raise type(error)(
+            f"{error}. {out} keeps what was packed before that, for the same command alone: to change the text or the "
+            f"tokenizer, delete it or give another folder"
+        ) from error
 
 
 def _resume(out: Path, plan: dict[str, Any]) -> Progress | None:
@@ -166,14 +183,29 @@ def _check_room(out: Path, sources: list[Source], tokenizer: Tokenizer, progress
 
 
 def _documents(sources: list[Source], start: int, skip: int) -> Iterator[tuple[int, Document, bool]]:
-    """Every document from document `skip` of source `start` on: the index of its source, and whether it is all of it."""
+    """Every document from document `skip` of source `start` on: the index of its source, and whether all others there are
+    blank. A source is never taken up again before its first document that is not."""
     for index in range(start, len(sources)):
         documents = sources[index].read(skip)
-        first, second = next(documents, None), next(documents, None)
-        for document in itertools.chain((first, second), documents):
-            if document is not None:
-                yield index, document, skip == 0 and second is None
+        seen: list[Document] = []
+        filled = 0
+        while filled < 2 and (document := next(documents, None)) is not None:
+            seen.append(document)
+            filled += _filled(document)
+        alone = skip == 0 and filled < 2
+        for document in itertools.chain(seen, documents):
+            yield index, document, alone
         skip = 0
+
+
+def _filled(document: Document) -> bool:
+    return bool(document.text.strip())
+
+
+def _single(sources: list[Source]) -> bool:
+    """Whether there is no more than one document to divide between train and validation."""
+    documents = (document for source in sources if source.split is None for document in source.read(0))
+    return len(list(itertools.islice(filter(_filled, documents), 2))) < 2
 
 
 def _pack(out: Path, sources: list[Source], tokenizer: Tokenizer, plan: dict[str, Any], progress: Progress) -> None:
@@ -181,6 +213,7 @@ def _pack(out: Path, sources: list[Source], tokenizer: Tokenizer, plan: dict[str
     from tqdm import tqdm
 
     every, length = plan["validation_every"], plan["shard_tokens"]
+    single = every > 0 and _single(sources)
     shards = {split: Shards(out, split, length, progress.tokens[split]) for split in SPLITS}
 
     def commit() -> None:
@@ -201,17 +234,23 @@ def _pack(out: Path, sources: list[Source], tokenizer: Tokenizer, plan: dict[str
             bar.set_description(f"{index + 1}/{len(sources)} {sources[index].name}", refresh=False)
             progress.document += 1
             count = progress.counts[index]
-            if not document.text.strip():
+            if not _filled(document):
                 count["blank"] += 1
                 continue
             ids = encode_document(tokenizer, document.text)
             if isinstance(ids, str):
-                raise BadData(f"{sources[index].name}, document at {document.where} {ids}")
+                raise BadData(f"{sources[index].name}, document at {document.where} {ids}{_way_out(tokenizer)}")
             position = progress.alone if alone else count["documents"]
             progress.alone += alone
-            split = sources[index].split or ("validation" if every and position % every == 0 else "train")
-            shards[split].append(ids)
-            progress.tokens[split] = shards[split].tokens
+            if sources[index].split is None and single:
+                split, cut = "train", len(ids) - -(-len(ids) // every)
+                parts = {"train": ids[:cut], "validation": ids[cut:]}
+            else:
+                split = sources[index].split or ("validation" if every and position % every == 0 else "train")
+                parts = {split: ids}
+            for name, part in parts.items():
+                shards[name].append(part)
+                progress.tokens[name] = shards[name].tokens
             progress.documents[split] += 1
             count["documents"] += 1
             count["tokens"] += len(ids)
@@ -222,6 +261,11 @@ def _pack(out: Path, sources: list[Source], tokenizer: Tokenizer, plan: dict[str
         commit()
 
 
+def _way_out(tokenizer: Tokenizer) -> str:
+    """What to do about a text that cannot be encoded."""
+    return ", give every character of it by --alphabet, or take --tokenizer bytes" if isinstance(tokenizer, Characters) else ""
+
+
 def _finish(out: Path, plan: dict[str, Any], progress: Progress) -> None:
     """Write meta.json: the plan, the counts, and the SHA-256 of every shard."""
     if not any(progress.tokens.values()):
@@ -229,7 +273,10 @@ def _finish(out: Path, plan: dict[str, Any], progress: Progress) -> None:
         raise BadData(f"{out}: the source holds no text")
     if not progress.tokens["train"] and progress.tokens["validation"]:
         _clear(out)
-        raise Refused(f"{out}: every document went to validation and none to train: use --validation-every 0")
+        raise Refused(
+            f"{out}: with --validation-every {plan['validation_every']} all text went to validation and none to train: give a "
+            f"greater one (0: none goes to validation), or more text"
+        )
     splits: dict[str, Any] = {}
     for split in SPLITS:
         shards = Shards(out, split, plan["shard_tokens"], progress.tokens[split])
@@ -242,5 +289,5 @@ def _finish(out: Path, plan: dict[str, Any], progress: Progress) -> None:
 
 
 def _clear(out: Path) -> None:
-    for path in (*out.glob("*-*.bin"), out / "progress.json", out / "plan.json"):
+    for path in (out / "progress.json", *out.glob("*-*.bin"), out / "plan.json"):
         path.unlink(missing_ok=True)

@@ -33,10 +33,22 @@ class Tokens:
             raise ValueError(f"split is {split!r}, but it must be one of {', '.join(self.meta['splits'])}")
         entry = self.meta["splits"][split]
         if entry["tokens"] < length:
-            raise BadData(f"{self.folder}: {split} holds {entry['tokens']} tokens, too few for one window of length = {length}")
+            raise BadData(
+                f"{self.folder}: {split} holds {entry['tokens']} tokens, too few for one window of length = {length}: take a "
+                f"smaller length (m2s train: --data.length), or {self._more()} and prepare it into a new folder"
+            )
         check_shards(self.folder, split, entry, verify)
         self._shards = [np.memmap(self.folder / shard["file"], dtype=TOKEN, mode="r") for shard in entry["shards"]]
         self._ends = np.cumsum([shard["tokens"] for shard in entry["shards"]])
+
+    def _more(self) -> str:
+        """How the split comes to hold more tokens when the text is prepared again."""
+        every = self.meta["validation_every"]
+        if self.split == "validation" and every == 0:
+            return "give --validation-every 100 or so (it was 0)"
+        if self.split == "validation" and every > 2:
+            return f"take more text or a --validation-every below {every}"
+        return "take more text" + (", in files whose names --test matches," if self.split == "test" else "")
 
     @property
     def vocab(self) -> int:
@@ -76,7 +88,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / "meta.json"
     if not path.is_file():
         if (folder / "plan.json").is_file():
-            raise BadData(f"{folder} is not finished: run the `m2s data prepare` command that began it again, and it goes on")
+            raise BadData(
+                f"{folder} is not finished: run the `m2s data prepare` command that began it again, which goes on or says what "
+                f"stopped it, or delete the folder"
+            )
         source = folder.name if folder.name in HUB_TEXTS else "SOURCE"
         tokenizer = " --tokenizer chars" if source == "text8" else ""
         raise BadData(

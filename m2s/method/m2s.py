@@ -34,6 +34,6 @@ HYBRID = Method(
     "M2S on GIDD's process",
     {**SETTINGS, "process.kind": "hybrid", "head.offset": "exact"},
     r"""`m2s-offset` where tokens become masks or other tokens, $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c =
-B\sqrt{t(1-t)}$: the bridge and the loss are those of any rank-one process.""",
+B\sqrt{t(1-t)}$: the bridge and the loss are those of any rank-one process. The same settings as `gidd`, so the same run.""",
     BIBTEX,
 )
