@@ -132,7 +132,7 @@ def test_version(capsys):
         (["figure", "nope", "--out", "x.png"], "toy"),
         (["figure", "toy", "--out", "x.png", "--sed", "1"], "no option --sed: did you mean --seed?"),
         (["figure", "toy", "--ot=x.png"], "did you mean --out?"),
-        (["figure", "toy", "--out", "x.png", "--quite-another"], "choose from --help, --out, --seed"),
+        (["figure", "toy", "--out", "x.png", "--quite-another"], "see m2s figure --help"),
         (["figure", "toy", "--out", "x.png", "--seed", "one"], "one"),
         (["figure", "toy", "--out", "new/x.png", "--seed", "-1"], "-1"),
         (["figure", "toy", "--out", "x.json"], ".png"),

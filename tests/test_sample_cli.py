@@ -202,7 +202,7 @@ def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, caps
         (("--seed", "-1"), "seed is -1"),
         (("--length", "13"), "have 12 sites"),
         (("--labels", "3"), "knows the classes 0..2"),
-        (("--guidance", "2"), "no condition"),
+        (("--guidance", "2"), "--guidance is 2.0, but there are no --labels"),
         (("--project",), "predicts a posterior already"),
         (("--prompt", "a"), "no tokenizer"),
         (("--shard", "2/2"), "must lie in 0..1"),

@@ -18,7 +18,7 @@ import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
-from m2s.cli.complaint import one_line
+from m2s.cli.complaint import near, one_line
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.evaluate import Evaluate
@@ -42,6 +42,15 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report": Report,
     "benchmark": Benchmark,
     "cite": Cite,
+}
+
+# What others call it, where, and what to do here.
+HABITS = {
+    "--resume": (
+        ("train", "sample", "audit", "repair", "demo", "data"),
+        "what was interrupted goes on by itself when the same command is given again",
+    ),
+    "--epochs": (("train", "demo"), "the length of a run is given as --steps, updates of the weights"),
 }
 
 DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair; the figures of the paper.
@@ -70,7 +79,7 @@ def parse(arguments: list[str]) -> Any:
     """The command that was asked for, or one line about what was wrong: the nearest names to one that nobody knows."""
     command, complaint = _ask(arguments)
     if command is None:
-        raise Refused(_unknown(arguments) or f"{complaint} (see m2s --help)")
+        raise Refused(_explained(arguments, complaint))
     return command
 
 
@@ -86,19 +95,24 @@ def _ask(arguments: list[str]) -> tuple[Any, str]:
         raise
 
 
-def _unknown(arguments: list[str]) -> str | None:
-    """What to say of the first of `arguments` that is no command, preset or option; None where there is no such."""
+def _explained(arguments: list[str], complaint: str) -> str:
+    """What to say of the first of `arguments` that is no command, preset or option; else the complaint, and where to look."""
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    _, complaint = _ask(words)
-    if missing := re.search(r"Expected one of \{(.+?)\}", complaint):
+    _, said = _ask(words)
+    if missing := re.search(r"Expected one of \{(.+?)\}", said):
         return f"{' '.join(['m2s', *words])} needs one of these before any option: {missing[1]}"
-    if wrong := re.search(r"options: ([^,; ]+).*Available subcommands: ([^;]+)", complaint):
+    if wrong := re.search(r"options: ([^,; ]+).*Available subcommands: ([^;]+)", said):
         place = ["m2s", *words[: words.index(wrong[1])]]
         return f"{' '.join(place)} knows no {wrong[1]!r}: {nearest(wrong[1], wrong[2].split(', '))}"
     page = io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         _ask([*words, "--help"])
+    called = re.search(r"usage: (m2s(?: [a-z][\w-]*)*)", page.getvalue())
+    help_ = f"{called[1] if called else 'm2s'} --help"
     known = sorted(set(re.findall(r"--[\w.-]*\w", page.getvalue())))
     given = (word.partition("=")[0] for word in arguments if word.startswith("--"))
     option = next((name for name in given if name.replace("_", "-") not in known), None)
-    return option and f"there is no option {option}: {nearest(option, known)}"
+    if option is None:
+        return f"{complaint} (see {help_})"
+    commands, habit = HABITS.get(option, ((), ""))
+    return f"there is no option {option}: {habit if words[0] in commands else near(option, known) or f'see {help_}'}"

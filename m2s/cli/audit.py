@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from m2s.cli.complaint import without_digests
 from m2s.cli.drawing import BAR, Drawing, advance, settings
 from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
 
@@ -57,9 +58,9 @@ class Watched(Drawing):
             with form(self.kernels), bar:
                 found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
         except Damaged as error:
-            raise Refused(str(error)) from error
+            raise Refused(without_digests(str(error))) from error
         except (ValueError, TypeError) as error:
-            raise Refused(f"the audit came to a halt: {error}") from error
+            raise Refused(f"the audit came to a halt: {self.typed(error)}") from error
         return {
             **origin(next(checkpoint.model.parameters()).device),
             "checkpoint": self.checkpoint,
@@ -75,9 +76,9 @@ class Audit(Watched):
     """Draw samples from a checkpoint and look at the score of every position at every step: how many have a posterior.
 
     Writes audit.json (all counts, overall and step by step), audit.txt (the table of the paper, and the steps) and audit.png
-    (four panels) into a folder. The samples are those of m2s sample; the scores are looked at as they are, and once more after
-    projection. For uniform, absorbing (masked positions only), hybrid and tabulated processes, a free score or a posterior. A
-    killed audit goes on where it stopped when the same command is given again.
+    (four panels) into a folder. The samples are those of m2s sample by the same sampler and grid; the scores are looked at as
+    they are, and once more after projection. For uniform, absorbing (masked positions only), hybrid and tabulated processes, a
+    free score or a posterior. A killed audit goes on where it stopped when the same command is given again.
 
     Example: m2s audit runs/sedd --n 128 --out audit/
     """

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from m2s.cli.complaint import typed
 from m2s.ops.choice import Form
 from m2s.report import Refused, whole
 
@@ -72,9 +73,7 @@ class Drawing:
 
         if self.n < 1 or self.batch_size < 1:
             raise Refused(f"--n is {self.n} and --batch-size is {self.batch_size}, but both must be at least 1")
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Refused(f"--device is {device}, but torch sees no GPU here: leave it out, or give cpu")
+        device = usable(self.device)
         if device.startswith("cuda:"):
             torch.cuda.set_device(device)  # kernels are started on the device that is set, whatever the tensors'
         if self.kernels == "fused" and (why := lacking(torch.device(device.partition(":")[0]))):
@@ -126,7 +125,23 @@ class Drawing:
                 **more,
             )
         except (ValueError, TypeError) as error:
-            raise Refused(str(error)) from error
+            raise Refused(self.typed(error)) from error
+
+    def typed(self, error: Exception) -> str:
+        """What the library says, in the words of this command."""
+        return typed(str(error), {field.name for field in fields(self)})
+
+
+def usable(device: str) -> str:
+    """The device that was named, or the best there is, if it can be used."""
+    import torch
+
+    from m2s.train.device import unusable
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if why := unusable(device):
+        raise Refused(f"--device {device} cannot be used here ({why}): leave it out for the best there is, or give cpu")
+    return device
 
 
 def natural(head: "Head", project: bool) -> str:

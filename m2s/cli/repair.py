@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from m2s.cli.audit import Watched, begun
-from m2s.cli.drawing import write_samples
+from m2s.cli.drawing import usable, write_samples
 from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Repair(Watched):
         return measure
 
     def _fid(self, checkpoint: "Checkpoint") -> Measure:
-        from m2s.cli.evaluate.fid import about, find_protocol, read, refuse_few, split, statistics, usable
+        from m2s.cli.evaluate.fid import about, find_protocol, read, refuse_few, split, statistics
         from m2s.evaluate import inception
         from m2s.evaluate.fid import ROWS, frechet
         from m2s.evaluate.repair import ARMS, fid_difference

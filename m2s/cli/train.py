@@ -11,7 +11,7 @@ import tyro
 from m2s.cli.complaint import one_line
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
-from m2s.train.config import Config, nearest, plain
+from m2s.train.config import Config, nearest, plain, resolve
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Train:
             raise SystemExit(1) from None
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
         out = config.run.out
-        print(f"{out}: {result.step} steps, bound on held-out data {bits:.4f} ± {spread:.4f} bits per site")
+        what = "exact likelihood of" if resolve(config).head.kind == "next-token" else "bound on"
+        print(f"{out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per site")
 
 
 def with_settings(given: Run) -> Config:

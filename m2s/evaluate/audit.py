@@ -294,6 +294,10 @@ def refuse(head: Head) -> None:
     """Raise TypeError, with the reason, where there is nothing to audit."""
     check.instance("head", head, Head, "a head such as m2s.LogScore(process)")
     process = head.process
+    if head.exact:
+        raise TypeError(
+            f"{head} corrupts nothing, so that there are no scores to audit: give a model of another kind, such as sedd's"
+        )
     if isinstance(process, Chain):
         raise TypeError(
             f"{head} speaks of a finite chain, which has no rates and so no scores to audit: "

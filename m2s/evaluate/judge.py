@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from m2s.data.files import root
 from m2s.report import Refused
+from m2s.train.device import unusable
 
 END = "<|endoftext|>"  # how a text says that a document ends
 LOGITS = 2**26  # greatest number of logits held at once: 256 MiB in float32
@@ -211,17 +213,13 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     A file or folder that is not there is also looked for in $M2S_DATA/judges. By default the weights are float32 on the CPU,
     and as they were stored elsewhere; those of a .gguf file are unpacked.
     """
+    place, options = _place(name)
     transformers = _transformers()
     if dtype and dtype not in DTYPES:
         raise Refused(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise Refused(
-            f"the device {device} cannot be used here ({_first_line(error)}): leave it out for the best there is"
-        ) from error
-    place, options = _place(name)
+    if why := unusable(device):
+        raise Refused(f"the device {device} cannot be used here ({why}): leave it out for the best there is, or give cpu")
     precision = getattr(torch, dtype) if dtype else torch.float32 if torch.device(device).type == "cpu" else "auto"
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -271,6 +269,11 @@ def _place(name: str) -> tuple[str, dict[str, str]]:
             inside = sorted(file.name for file in path.glob("*.gguf"))
             advice = f"give one of its files: {', '.join(inside)}" if inside else how_to_get(name)
             raise Refused(f"the folder {path} holds no config.json, so it is not a judge of the Hugging Face format; {advice}")
+        if _is_ours(path / "config.json"):
+            raise Refused(
+                f"{path} is an m2s run, which is no judge: give a causal language model of the Hugging Face format, such as "
+                "gpt2-large. The perplexity of a text under an ar run of text is what m2s evaluate bpd RUN --data FILE gives"
+            )
         return str(path), {}
     if path.suffix != ".gguf":
         raise Refused(f"{path} is not a judge: give a folder with config.json, a .gguf file, or a name on the Hugging Face hub")
@@ -279,6 +282,15 @@ def _place(name: str) -> tuple[str, dict[str, str]]:
     if missing:
         raise Refused(f"reading {path} needs: pip install {' '.join(missing)}")
     return str(path.parent), {"gguf_file": path.name}
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether m2s.hub.save wrote this."""
+    try:
+        described = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.keys() >= {"format", "m2s", "head"}
 
 
 def _bos(name: str, place: str, options: dict[str, str], model: Any, tokenizer: Any) -> int | None:

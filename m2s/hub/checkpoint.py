@@ -142,7 +142,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
-        raise ValueError(f'{path} does not say its "format": it was not written by m2s.hub.save')
+        raise ValueError(
+            f'{path} does not say its "format": it was not written by m2s.hub.save. What can be read is m2s\'s own checkpoints '
+            "and those of SEDD (louaaron/sedd-small, or a folder of its training), not those of other projects, such as MDLM, "
+            "DUO or GIDD"
+        )
     if config["format"] > FORMAT:
         raise ValueError(
             f"{path} has format {config['format']} (m2s {config.get('m2s')}), but this m2s ({_version()}) reads formats up to "

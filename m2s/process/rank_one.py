@@ -139,8 +139,11 @@ class RankOne(Process):
 class _Scheduled(RankOne):
     """m_t = (1 - alpha_t) times a fixed law."""
 
-    def __init__(self, vocab: int, schedule: Schedule) -> None:
+    def __init__(self, vocab: int, schedule: Schedule | None = None) -> None:
         check.positive_int("vocab", vocab, low=2)
+        if schedule is None:
+            name = type(self).__name__
+            raise TypeError(f"m2s.{name}({vocab}) lacks its schedule, such as m2s.Linear(): m2s.{name}({vocab}, m2s.Linear())")
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {schedule!r}")
         self.vocab, self.schedule = vocab, schedule
@@ -187,7 +190,7 @@ class Uniform(_Scheduled):
 class Absorbing(_Scheduled):
     """A touched token becomes the mask: m_t = (1 - alpha_t) e_mask."""
 
-    def __init__(self, vocab: int, schedule: Schedule) -> None:
+    def __init__(self, vocab: int, schedule: Schedule | None = None) -> None:
         super().__init__(vocab, schedule)
         self.states, self.mask = vocab + 1, vocab
 

@@ -1,7 +1,7 @@
 """Noise schedules: the survival probability alpha_t = e^{-sigma_t} of a token, accurate at both ends of [0, 1].
 
-Every schedule states `alpha`, `beta` = 1 - alpha, `alpha_prime`, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 -
-alpha_t/alpha_s, each in a form without cancellation, in the dtype of the time it is given.
+Every schedule states `alpha`, `beta` = 1 - alpha, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 - alpha_t/alpha_s, each in a
+form without cancellation, in the dtype of the time it is given.
 """
 
 import math
@@ -46,7 +46,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """alpha = 1 - t: the paper's image and text runs."""
+    """alpha = 1 - t: the paper's CIFAR-10 and text runs."""
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return 1 - t

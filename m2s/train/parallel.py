@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from m2s.process import RateMatrix
 from m2s.report import Refused
+from m2s.train.device import unusable
 from m2s.train.scored import Scored
 
 T = TypeVar("T")
@@ -39,20 +41,17 @@ class World:
     @classmethod
     def start(cls, device: str = "") -> "World":
         """Among the processes that torchrun started; alone without torchrun."""
-        try:
-            kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        except RuntimeError as error:
-            raise Refused(f"device is {device!r}, but it must be cpu, cuda, or one of several as in cuda:1") from error
-        if kind.type == "cuda" and not torch.cuda.is_available():
-            raise Refused(f"device is {device!r}, but this torch sees no GPU")
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+        size, name = int(os.environ.get("WORLD_SIZE", "1")), device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if size > 1 and name.startswith("cuda"):
+            name = f"cuda:{os.environ['LOCAL_RANK']}"
+        why = "it has no float64, in which losses are summed" if name.startswith("mps") else unusable(name)
+        if why:
+            raise Refused(f"device is {name!r}, but {why}: leave it out for the best there is, or give cpu")
+        kind = torch.device(name)
+        if kind.index is not None and kind.type == "cuda":
+            torch.cuda.set_device(kind)  # kernels are started on the device that is set, whatever the tensors'
         if size == 1:
-            if kind.index is not None and kind.type == "cuda":
-                torch.cuda.set_device(kind)  # kernels are started on the device that is set, whatever the tensors'
             return cls(0, 1, kind)
-        if kind.type == "cuda":
-            kind = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(kind)
         joins = not dist.is_initialized()
         if joins:
             _join("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
@@ -147,8 +146,8 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compile_parts(scored: Scored) -> Callable[[], None]:
-    """Compile the blocks of the network, alike ones once, and the loss with the last layer of a transformer. Returns what
-    takes it back."""
+    """Compile the blocks of the network, alike ones once, and the loss with the last layer of a transformer, but over a
+    tabulated process: how often its kernels are doubled depends on the times. Returns what takes it back."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
     mine = [block for block in blocks(scored.model) if not isinstance(block, nn.Conv2d)]
     before = [block.forward for block in mine]
@@ -157,7 +156,8 @@ def compile_parts(scored: Scored) -> Callable[[], None]:
     unprojected = getattr(scored.model, "unprojected", None)
     if unprojected is not None:
         scored.model.unprojected = True  # type: ignore[assignment]
-    scored.compiled = torch.compile(scored.score, dynamic=False)
+    if not isinstance(scored.head.process, RateMatrix):
+        scored.compiled = torch.compile(scored.score, dynamic=False)
 
     def undo() -> None:
         for block, forward in zip(mine, before, strict=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.drawing import usable
 from m2s.report import Refused, folder, target, write_json
 
 if TYPE_CHECKING:
@@ -170,19 +171,6 @@ def find_protocol(name: str, against: str, limit: int | None = None) -> Protocol
     if not against:
         raise Refused(f"say what to compare with: --protocol {' or '.join(PROTOCOLS)}, or --against such as mnist:test")
     return Protocol(limit, against, limit)
-
-
-def usable(device: str) -> str:
-    """The device that was named, or the best there is, if it can be used."""
-    import torch
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise Refused(f"--device {device} cannot be used here ({reason}): leave it out for the best there is") from error
-    return device
 
 
 def refuse_few(images: Images, network: "Network", few: bool) -> None:
