@@ -125,7 +125,8 @@ def threshold(
         near = torch.where(done, near, (near + beyond).to(near.dtype))
         beyond_here, size_here = step(near)
         seen = (size_here == size) | (size_here == before)
-        return near, torch.where(done, beyond, beyond_here), size_here, size, done | seen
+        # a compiled loop hands on no input as it is
+        return near, torch.where(done, beyond, beyond_here), size_here, size.clone(), done | seen
 
     top = candidates.amax(-1, keepdim=True).to(slope.dtype)
     near = torch.maximum(bound(total, count), bound(top, 1)).to(candidates.dtype)
