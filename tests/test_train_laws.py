@@ -14,9 +14,11 @@ from m2s.train import train
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import resolve
 
-# mdlm and m2s-hybrid are md4 and gidd again; the weights of gidd-clipped depend on x_0, so that its minimum is another law;
-# the schedule of d3pm-gaussian is for many levels: three are far from mixed at its end; tauldr-absorb is md4 in other words
-NAMES = [name for name in METHODS if name not in ("mdlm", "m2s-hybrid", "gidd-clipped", "d3pm-gaussian", "tauldr-absorb")]
+# mdlm and m2s-hybrid are md4 and gidd again, and duo ends as udlm; tauldr-absorb is md4 in other words; the weights of
+# gidd-clipped depend on x_0, so that its minimum is another law; the schedule of d3pm-gaussian is for many levels: three are
+# far from mixed at its end
+LEFT_OUT = ("mdlm", "m2s-hybrid", "udlm", "gidd-clipped", "d3pm-gaussian", "tauldr-absorb")
+NAMES = [name for name in METHODS if name not in LEFT_OUT]
 # Many narrow heads: with two, networks of scores and rates often stay where they see no more than one token at a time.
 SETTINGS = {"importance": 0.1, "network__width": 32, "network__heads": 8, "network__dropout": 0.0}
 SETTINGS |= {"optimizer__lr": 5e-3, "optimizer__clip": 10.0, "optimizer__ema": 0.97, "optimizer__beta2": 0.99}
@@ -92,7 +94,7 @@ def test_the_exact_score_has_the_entropy_as_its_bound(process):
     assert truth - 1e-5 < found < 1.003 * truth
 
 
-@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "sedd-absorb", "md4", "neural-ctmc", "ar"])
+@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "sedd-absorb", "neural-ctmc", "ar"])
 def test_every_head_overfits_sixteen_sequences(tmp_path, method):
     """They have four bits; who knows no more than each site by itself is above 4.7. What shares a head is in the test below."""
     rows = torch.tensor(list(itertools.product(range(3), repeat=3)))
