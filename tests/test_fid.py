@@ -440,7 +440,7 @@ DIGITS = np.zeros((40, 64), np.int32)
         (["samples.npz", "--against", "digits:valid"], "choose from"),
         (["samples.npz", "--against", "digits:test", "--limit", "1"], "--limit is 1"),
         (["samples.npz", "--against", "digits:test", "--batch-size", "0"], "--batch-size is 0"),
-        (["samples.npz", "--against", "digits:test", "--device", "abacus"], "--device abacus cannot be used"),
+        (["samples.npz", "--against", "digits:test", "--device", "abacus"], "device is 'abacus', but it must be cpu, cuda"),
         (["samples.npz", "--against", "digits:test", "--inception", "net.pt", "--out", "new/x.txt"], "must end in .json"),
         (["samples.npz", "--against", "digits:test"], "Online: curl .*pytorch-fid.*6726825d.pth .*Offline: .*--inception"),
         (["samples.npz", "--against", "digits:test", "--inception", "nowhere.pt"], "nowhere.pt is no file"),

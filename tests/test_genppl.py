@@ -394,7 +394,7 @@ def test_the_checkpoint_decodes(folders: dict[str, Path], tmp_path: Path) -> Non
         (("--tokenizer", "chars", "--out", "{here}/a.gif"), "must end in .json"),
         (("--tokenizer", "chars", "--out", "{here}/a.png"), "a figure of one point"),
         (("--tokenizer", "chars", "--dtype", "int8"), "the dtype is 'int8'"),
-        (("--tokenizer", "chars", "--device", "gpu"), "the device gpu cannot be used here"),
+        (("--tokenizer", "chars", "--device", "gpu"), "device is 'gpu', but it must be cpu, cuda"),
         (("--tokenizer", "chars", "--judge", "{here}/no.gguf"), "there is no judge at .* with a connection: .* without one: "),
         (("--tokenizer", "chars", "--judge", "{here}"), "holds no config.json"),
         (("--tokenizer", "chars", "--judge", "{here}/a.npz"), "is not a judge"),

@@ -18,7 +18,7 @@ import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
-from m2s.cli.complaint import near, one_line
+from m2s.cli.complaint import one_line
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.evaluate import Evaluate
@@ -28,7 +28,7 @@ from m2s.cli.report import Report
 from m2s.cli.sample import Sample
 from m2s.cli.train import Train
 from m2s.report import Refused
-from m2s.train.config import nearest
+from m2s.train.config import near, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m2s.cli.complaint import without_digests
 from m2s.cli.drawing import BAR, Drawing, advance, settings
 from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
 
@@ -58,7 +57,7 @@ class Watched(Drawing):
             with form(self.kernels), bar:
                 found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
         except Damaged as error:
-            raise Refused(without_digests(str(error))) from error
+            raise Refused(str(error)) from error
         except (ValueError, TypeError) as error:
             raise Refused(f"the audit came to a halt: {self.typed(error)}") from error
         return {

@@ -4,10 +4,9 @@ import ast
 import re
 from collections.abc import Collection
 
-from m2s.train.config import nearest
+from m2s.train.config import near
 
 KINDS = {"INT": "whole number", "FLOAT": "number"}
-DIGEST = "'[0-9a-f]{64}'"
 
 
 def one_line(boxed: str) -> str:
@@ -40,17 +39,6 @@ def _plain(said: str, boxed: str) -> str:
         if kind and (some := re.search(r"valid parse for arguments: (\[.*\])", said)):
             return f"{wrong[1]} is {' '.join(ast.literal_eval(some[1]))!r}, but it must be {KINDS[kind[1]]}s"
     return said
-
-
-def near(name: str, known: list[str]) -> str:
-    """The nearest of the known names, as a question; empty where none is near."""
-    said = nearest(name, known)
-    return said if said.endswith("?") else ""
-
-
-def without_digests(said: str) -> str:
-    """What differs between two runs, where it is a file or weights not by its 64 digits."""
-    return re.sub(rf"(\w+) (?:None|{DIGEST}) there and (?:None|{DIGEST}) here", r"other \1", said)
 
 
 def typed(said: str, options: Collection[str]) -> str:

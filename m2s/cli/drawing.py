@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from m2s.cli.complaint import typed
+from m2s.device import usable
 from m2s.ops.choice import Form
 from m2s.report import Refused, whole
 
@@ -130,18 +131,6 @@ class Drawing:
     def typed(self, error: Exception) -> str:
         """What the library says, in the words of this command."""
         return typed(str(error), {field.name for field in fields(self)})
-
-
-def usable(device: str) -> str:
-    """The device that was named, or the best there is, if it can be used."""
-    import torch
-
-    from m2s.train.device import unusable
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if why := unusable(device):
-        raise Refused(f"--device {device} cannot be used here ({why}): leave it out for the best there is, or give cpu")
-    return device
 
 
 def natural(head: "Head", project: bool) -> str:

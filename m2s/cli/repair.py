@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from m2s.cli.audit import Watched, begun
-from m2s.cli.drawing import usable, write_samples
+from m2s.cli.drawing import write_samples
+from m2s.device import usable
 from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from m2s.cli.complaint import without_digests
 from m2s.cli.drawing import BAR, Drawing, advance, settings, write_samples
 from m2s.report import Refused, refuse_existing, target
 
@@ -78,7 +77,7 @@ class Sample(Drawing):
                 return
             tokens = parts.join()
         except Damaged as error:
-            raise Refused(without_digests(str(error))) from error
+            raise Refused(str(error)) from error
         write_samples(out, tokens, checkpoint, parts.settings)
         parts.close()
 

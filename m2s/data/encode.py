@@ -28,8 +28,12 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
         words = "\0".join(tokenizer.decode([index]) for index in range(vocab))
     except (OSError, ImportError, ValueError) as error:
         raise Refused(str(error)) from error
-    arguments = {key: value for key, value in tokenizer.to_dict().items() if key != "path"}
-    return {"tokenizer": arguments, "vocab": vocab, "end": end, "tokenizer_sha256": sha256(words.encode()).hexdigest()}
+    return {"tokenizer": named(tokenizer), "vocab": vocab, "end": end, "tokenizer_sha256": sha256(words.encode()).hexdigest()}
+
+
+def named(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Which tokenizer it is, wherever its files lie; nothing of none."""
+    return {} if tokenizer is None else {key: value for key, value in tokenizer.to_dict().items() if key != "path"}
 
 
 def encode_document(tokenizer: Tokenizer, text: str) -> np.ndarray | str:

@@ -30,6 +30,7 @@ from m2s.data.sources import Source
 from m2s.data.tokenizer import Tokenizer
 from m2s.objective import chain_kl, nothing_lost, score_entropy
 from m2s.objective.module import Model
+from m2s.ops import settle
 from m2s.process import Chain
 from m2s.process.chain import settled, span
 from m2s.train.noise import corrupt, derived_seed, times
@@ -163,6 +164,7 @@ def bound(
     if not 0 < t_min < 0.5:
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
     count, process, device = len(rows), head.process, world.device
+    settle(device)
     check.positive_int("len(rows)", count)
     low, end = span(process, t_min)
     integrand = nothing_lost if head.exact else chain_kl if isinstance(process, Chain) else score_entropy

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from m2s.data.files import root
+from m2s.device import usable
 from m2s.report import Refused
-from m2s.train.device import unusable
 
 END = "<|endoftext|>"  # how a text says that a document ends
 LOGITS = 2**26  # greatest number of logits held at once: 256 MiB in float32
@@ -217,9 +217,7 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     transformers = _transformers()
     if dtype and dtype not in DTYPES:
         raise Refused(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if why := unusable(device):
-        raise Refused(f"the device {device} cannot be used here ({why}): leave it out for the best there is, or give cpu")
+    device = usable(device)
     precision = getattr(torch, dtype) if dtype else torch.float32 if torch.device(device).type == "cpu" else "auto"
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

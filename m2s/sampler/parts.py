@@ -5,6 +5,7 @@ or not at all. When the last part is there, whoever wrote it joins them and the 
 """
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s.report import whole, write_json
+
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Damaged(ValueError):
@@ -49,7 +52,7 @@ class Parts:
         here = json.loads(json.dumps(self.settings))
         other = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if other:
-            changes = ", ".join(f"{name} {there.get(name)!r} there and {here.get(name)!r} here" for name in other)
+            changes = ", ".join(_change(name, there.get(name), here.get(name)) for name in other)
             raise Damaged(
                 f"{self.folder} holds an unfinished run with other settings ({changes}): "
                 "give another --out, or delete the folder"
@@ -91,3 +94,10 @@ class Parts:
         if tokens.shape != shape or tokens.dtype != np.int32:
             raise Damaged(f"{path} holds {tokens.dtype} {list(tokens.shape)}, expected int32 {list(shape)}: delete it")
         return torch.from_numpy(tokens).long()
+
+
+def _change(name: str, there: Any, here: Any) -> str:
+    """What became of a setting, but no digits of a checksum, by which weights and files are known."""
+    if any(isinstance(value, str) and DIGEST.fullmatch(value) for value in (there, here)):
+        return f"other {name}"
+    return f"{name} {there!r} there and {here!r} here"

@@ -198,8 +198,8 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
-def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """The end of a complaint about an unknown name: the nearest ones (clip is near optimizer.clip), or all."""
+def near(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The known names that are near an unknown one (clip is near optimizer.clip), as a question; empty where there are none."""
 
     def likeness(key: str) -> float:
         forms = {key.lstrip("-"), key.lstrip("-").rpartition(".")[2]}
@@ -207,7 +207,12 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
 
     ranked = sorted(known, key=likeness, reverse=True)
     close = [key for key in ranked[:3] if likeness(key) >= max(0.6, likeness(ranked[0]) - 0.2)]
-    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(known)}"
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The end of a complaint about an unknown name: the near ones, or all."""
+    return near(name, known) or f"choose from {', '.join(known)}"
 
 
 def get(config: Config, key: str) -> Any:

@@ -21,9 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from m2s.device import refuse, usable
 from m2s.process import RateMatrix
-from m2s.report import Refused
-from m2s.train.device import unusable
 from m2s.train.scored import Scored
 
 T = TypeVar("T")
@@ -44,10 +43,9 @@ class World:
         size, name = int(os.environ.get("WORLD_SIZE", "1")), device or ("cuda" if torch.cuda.is_available() else "cpu")
         if size > 1 and name.startswith("cuda"):
             name = f"cuda:{os.environ['LOCAL_RANK']}"
-        why = "it has no float64, in which losses are summed" if name.startswith("mps") else unusable(name)
-        if why:
-            raise Refused(f"device is {name!r}, but {why}: leave it out for the best there is, or give cpu")
-        kind = torch.device(name)
+        if name.startswith("mps"):
+            refuse(name, "it has no float64, in which losses are summed")
+        kind = torch.device(usable(name))
         if kind.index is not None and kind.type == "cuda":
             torch.cuda.set_device(kind)  # kernels are started on the device that is set, whatever the tensors'
         if size == 1:

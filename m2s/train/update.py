@@ -109,7 +109,8 @@ class Learner:
         picks = fuses and isinstance(head.process, RankOne) and head.process.only_masks
         tabulated = isinstance(head.process, RateMatrix)  # how often its kernels are doubled is known to no graph
         replays = kind == "cuda" and world.size == 1 and not picks and not tabulated
-        self.step, self.soft = [Replay(self.backward) if replays else self.backward for _ in range(2)]
+        self.step = Replay(self.backward) if replays else self.backward
+        self.soft = Replay(self.backward) if replays and config.head.curriculum == "duo" else self.step  # another graph
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -184,8 +185,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=single or not replay)
         if tau is None and self.soft is not self.step:  # what was recorded of a curriculum is let go, and its memory
             self.soft = self.step
-            if world.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
         for start in range(0, len(rows), size):
             at = slice(start, start + size)
             part = share.batch.part(at)

@@ -170,12 +170,12 @@ class Bpd:
 
     def _compare(self, checkpoint: "Checkpoint", other: "Checkpoint") -> None:
         """Both read the same rows, given as much."""
+        from m2s.data.encode import named
 
         def read(each: "Checkpoint") -> dict[str, Any]:
-            tokenizer = {} if each.tokenizer is None else each.tokenizer.to_dict()
-            tokenizer.pop("path", None)
             labels = each.config["model"].get("classes") is not None
-            return {**(each.data or {}), "tokens": each.head.process.vocab, "tokenizer": tokenizer, "labels": labels}
+            vocab = each.head.process.vocab
+            return {**(each.data or {}), "tokens": vocab, "tokenizer": named(each.tokenizer), "labels": labels}
 
         ours, theirs = read(checkpoint), read(other)
         for key in ours | theirs:
@@ -270,11 +270,11 @@ class Bpd:
         return Held(name, split, rows, left_out=left_out)
 
     def _prepared(self, checkpoint: "Checkpoint", length: int, path: Path) -> Held:
+        from m2s.data.encode import named
         from m2s.data.tokens import Tokens, read_meta
 
         meta = read_meta(path)
-        described = {} if checkpoint.tokenizer is None else checkpoint.tokenizer.to_dict()
-        described.pop("path", None)
+        described = named(checkpoint.tokenizer)
         if meta["vocab"] != checkpoint.head.process.vocab or described not in ({}, meta["tokenizer"]):
             raise Refused(
                 f"{path} was prepared with {meta['tokenizer']} ({meta['vocab']} tokens), but {self.checkpoint} reads "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.drawing import usable
+from m2s.device import usable
 from m2s.report import Refused, folder, target, write_json
 
 if TYPE_CHECKING:

@@ -1,10 +1,25 @@
 """Which devices can be used here."""
 
+from typing import NoReturn
+
 import torch
 
+from m2s.report import Refused
 
-def unusable(device: str) -> str:
-    """Why nothing can be computed on `device` here; empty where it can."""
+
+def usable(device: str) -> str:
+    """The device that was named, or the best there is; refused, with the reason, where nothing can be computed on it."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if why := _lacking(device):
+        refuse(device, why)
+    return device
+
+
+def refuse(device: str, why: str) -> NoReturn:
+    raise Refused(f"device is {device!r}, but {why}: leave it out for the best there is, or give cpu")
+
+
+def _lacking(device: str) -> str:
     try:
         kind = torch.device(device)
     except RuntimeError:
