@@ -1,4 +1,4 @@
-"""Queries, keys and values out of the joint product in one kernel: values and gradients of the plain expression."""
+"""Queries, keys and values out of the joint product, turned where they lie: values and gradients of the plain expression."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from m2s.model.rotary import angles
-from m2s.ops.rotary import _backward, _rotary, rotary
+from m2s.ops.rotary import _backward, _joint, joint
+from m2s.ops.rotary.reference import rotary
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,11 +18,16 @@ SHAPES = [(1, 1, 1, 2), (2, 3, 1, 4), (3, 7, 5, 6), (2, 257, 3, 10), (1, 33, 12,
 EPSILON = {torch.float32: 2.0**-23, torch.float64: 2.0**-51}  # two products and a sum rounded; in float64 the exact ones too
 
 
+def one(x: Tensor) -> Tensor:
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
 def with_gradients(
     qkv: Tensor, above: list[Tensor], tables: tuple[Tensor, Tensor], heads: int, fused: bool
 ) -> tuple[list[Tensor], Tensor]:
+    """Of what the joint product is: the layer's weight is one."""
     qkv = qkv.detach().requires_grad_()
-    results = rotary(qkv, *tables, heads, fused)
+    results = joint(qkv, one(qkv), *tables, heads, fused)
     torch.autograd.backward(results, above)
     return [result.detach() for result in results], qkv.grad
 
@@ -75,7 +81,7 @@ def test_the_reference_is_a_product_of_complex_numbers():
     pairs = torch.complex(parts[..., : head // 2], parts[..., head // 2 :])
     pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
     turned = torch.cat([pairs.real, pairs.imag], -1)
-    q, k, v = (part.transpose(1, 2).cpu() for part in rotary(qkv, *tables, heads, fused=False))
+    q, k, v = (part.transpose(1, 2).cpu() for part in rotary(qkv, *tables, heads))
     torch.testing.assert_close(q, turned[:, :, 0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(k, turned[:, :, 1], rtol=1e-5, atol=1e-6)
     assert torch.equal(v, parts[:, :, 2])
@@ -101,34 +107,41 @@ def test_gradients_in_any_order_in_memory():
     assert torch.equal(with_gradients(qkv, [one] * 3, tables, 3, fused=True)[1], expected)
 
 
-def test_products_in_any_order_in_memory():
-    qkv, above, tables = given((2, 5, 3, 8), torch.float32)
-    expected, gradient = with_gradients(qkv, above, tables, 3, fused=True)
-    for order in ((1, 0, 2), (2, 1, 0)):
-        found, found_gradient = with_gradients(laid_out(qkv, order), above, tables, 3, fused=True)
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-        assert torch.equal(found_gradient, gradient)
+def test_the_layer():
+    """Its product and its gradients, on rows that lie in any order in memory."""
+    x, weight = torch.randn(2, 5, 7, device=DEVICE), torch.randn(72, 7, device=DEVICE)
+    _, above, tables = given((2, 5, 3, 8), torch.float32)
+    leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    expected = rotary(torch.nn.functional.linear(*leaves), *tables, 3)
+    torch.autograd.backward(expected, [one.double() for one in above])
+    for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
+        mine = [laid_out(x, order).requires_grad_(), weight.clone().requires_grad_()]
+        found = joint(*mine, *tables, 3, fused=True)
+        torch.autograd.backward(found, above)
+        for one, other in zip(
+            [*found, *(leaf.grad for leaf in mine)], [*expected, *(leaf.grad for leaf in leaves)], strict=True
+        ):
+            assert (one.double() - other).norm() <= 1e-6 * other.norm()
 
 
 def test_a_result_that_is_not_used_has_a_gradient_of_zero():
     qkv, above, tables = given((1, 4, 2, 6), torch.float32)
     leaf = qkv.requires_grad_()
-    rotary(leaf, *tables, 2, fused=True)[1].backward(above[1])
+    joint(leaf, one(qkv), *tables, 2, fused=True)[1].backward(above[1])
     zeros = torch.zeros_like(above[0])
     assert torch.equal(leaf.grad, with_gradients(qkv, [zeros, above[1], zeros], tables, 2, fused=True)[1])
 
 
 def test_sites_before_heads_in_memory():
     qkv, _, tables = given((2, 5, 3, 8), torch.float32)
-    results = rotary(qkv, *tables, 3, fused=True)
-    assert all(part.transpose(1, 2).is_contiguous() for part in results)
+    results = joint(qkv, one(qkv), *tables, 3, fused=True)
     mixed = scaled_dot_product_attention(*results)
     assert mixed.transpose(1, 2).flatten(-2).data_ptr() == mixed.data_ptr()  # joining the heads copies nothing
 
 
 def test_what_compilers_are_told():
     qkv, above, tables = given((2, 5, 3, 8), torch.float32)
-    torch.library.opcheck(_rotary, (qkv.requires_grad_(), *tables, 3))
+    torch.library.opcheck(_joint, (qkv, one(qkv), *tables, 3, qkv.dtype))
     torch.library.opcheck(_backward, (*(one.transpose(1, 2) for one in above), *tables))
 
 
@@ -139,15 +152,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from m2s.model.rotary import angles
-from m2s.ops.rotary import rotary
+from m2s.ops.rotary import joint
 
 
 def attention(x, weight, cos, sin, fused):
-    q, k, v = rotary(x @ weight, cos, sin, 2, fused)
+    q, k, v = joint(x, weight, cos, sin, 2, fused)
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
 
 
-x, weight = torch.randn(2, 5, 16, device=device), torch.randn(16, 48, device=device) / 4
+x, weight = torch.randn(2, 5, 16, device=device), torch.randn(48, 16, device=device) / 4
 tables = angles(5, 8, torch.device(device))
 
 
@@ -167,8 +180,8 @@ def compiled(function):
 for one, other in zip(*(gradients(f, True, torch.float32) for f in (compiled(attention), attention)), strict=True):
     torch.testing.assert_close(one, other)
 forward, backward = graphs
-assert forward.count("m2s.rotary.default") == 1, forward
-assert backward.count("m2s.rotary_backward.default") == 1, backward
+assert forward.count("m2s.joint.default") == 1, forward
+assert backward.count("m2s.joint_backward.default") == 1, backward
 assert not any(part in name for name in forward + backward for part in ("clone", "copy", "stack", "cat", "add")), graphs
 
 # computed again for the backward pass, and under autocast (where the interpreter cannot follow)

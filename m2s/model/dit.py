@@ -12,10 +12,12 @@ from m2s import check
 from m2s.belief.output import Output, Unprojected
 from m2s.model.condition import Condition
 from m2s.model.rotary import angles
+from m2s.ops.dense import dense
 from m2s.ops.embedding import embed
 from m2s.ops.gelu import linear_gelu
 from m2s.ops.norm import add_norm, is_fused
-from m2s.ops.rotary import rotary
+from m2s.ops.rotary import joint
+from m2s.ops.rotary.reference import rotary
 from m2s.process import Schedule
 
 FREQUENCIES = 256  # sinusoids of the time
@@ -96,6 +98,13 @@ class Embedding(nn.Embedding):
         return embed(tokens, self.weight, is_fused(self.weight))
 
 
+class Dense(nn.Linear):
+    """torch's, with a gradient of its own where the kernels are taken."""
+
+    def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
+        return dense(x, self.weight, self.bias, fused)
+
+
 class Modulation(nn.Module):
     """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
 
@@ -115,30 +124,29 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv = Dense(width, 3 * width, bias=False)
+        self.out = Dense(width, width, bias=False)
 
     def forward(
         self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
     ) -> Float[Tensor, "B L D"]:
         if cache is None or at is None:
-            q, k, v = rotary(self.qkv(x), cos, sin, self.heads, fused)
+            q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused)
             mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
-            mixed = self._extended(self.qkv(x), cos, sin, fused, cache, at)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+            mixed = self._extended(self.qkv(x), cos, sin, cache, at)
+        return self.out(mixed.transpose(1, 2).flatten(-2), fused)
 
     def _extended(
         self,
         qkv: Float[Tensor, "B n W"],
         cos: Float[Tensor, "Bn D"],
         sin: Float[Tensor, "Bn D"],
-        fused: bool,
         cache: Float[Tensor, "2 B H L D"],
         at: Int[Tensor, "B n"],
     ) -> Float[Tensor, "B H n D"]:
         """Causal attention from the sites `at`, whose keys and values are put in their places among those of all sites."""
-        turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads, fused)  # each site by an angle of its own
+        turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads)  # each site by an angle of its own
         q, k, v = [part.squeeze(0).unflatten(1, at.shape).transpose(0, 1) for part in turned]
         index = at[:, None, :, None].expand_as(k)
         keys, values = cache[0].scatter_(2, index, k), cache[1].scatter_(2, index, v)
@@ -158,7 +166,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, bias=False)
         self.attention = Attention(width, config.heads, config.causal)
         self.norm2 = nn.LayerNorm(width, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(Dense(width, 4 * width), nn.GELU(approximate="tanh"), Dense(4 * width, width))
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
         self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
         if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
@@ -182,8 +190,8 @@ class Block(nn.Module):
         branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
         x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
         first, _, last = self.mlp
-        assert isinstance(first, nn.Linear)
-        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused))), gate2
+        assert isinstance(first, Dense) and isinstance(last, Dense)
+        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused), fused)), gate2
 
 
 class DiT(nn.Module):

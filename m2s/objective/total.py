@@ -1,14 +1,20 @@
 """The weighted sum of a loss over all sites, with its gradient found on the way where an operation can do that."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from m2s.belief import Head, Output, Unprojected
+from m2s.belief import Head, LogScore, Output, Posterior, Unprojected
 from m2s.objective.masked import absorbing, masked_cross_entropy
 from m2s.objective.module import Loss, weighted
 from m2s.objective.score_entropy import pair, rows_of, score_entropy
 from m2s.ops import fused, linear_loss
+from m2s.process import RankOne
+
+FUSED: tuple[Loss, ...] = (score_entropy, masked_cross_entropy)
 
 
 def total(
@@ -19,27 +25,68 @@ def total(
     x_t: Int[Tensor, "B *site"],
     t: Float[Tensor, "B"],
     weight: Float[Tensor, "B *site"],
+    room: int | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B *site"]]:
-    """sum of weight times loss(head, output, x_0, x_t, t), and its terms, which carry no gradient."""
-    if isinstance(output, Unprojected) and fused(output.hidden) and loss in (score_entropy, masked_cross_entropy):
+    """sum of weight times loss(head, output, x_0, x_t, t), and its terms, which carry no gradient.
+
+    Where it `picks` masked sites out, `room` is the number of rows to make of them, whatever their own: then no shape depends
+    on a value, and the host waits for none. It must be 1 at least; more masked sites than room make NaN of the sum.
+    """
+    if isinstance(output, Unprojected) and fused(output.hidden) and loss in FUSED:
         if loss is masked_cross_entropy:
             absorbing(head)
         rows = rows_of(head, x_0, x_t, t)
         if rows is not None:
             pair(head.process, x_0, x_t, t)
-            fused_total = _of_masked_sites if rows.kind == "masked" else linear_loss.total
-            return fused_total(output, x_t, x_0, rows, weight)
+            if picks(loss, head):
+                return _of_masked_sites(output, x_t, x_0, rows, weight, room)
+            return linear_loss.total(output, x_t, x_0, rows, weight)
     terms = weighted(loss(head, output, x_0, x_t, t), weight)
     return terms.sum(), terms.detach()
 
 
+def picks(loss: Loss, head: Head) -> bool:
+    """Whether the fused `total` leaves out all sites but the masked ones: no rate leads into the others, whose loss is 0."""
+    only_masks = isinstance(head.process, RankOne) and head.process.only_masks
+    return loss in FUSED and isinstance(head, Posterior | LogScore) and only_masks
+
+
 def _of_masked_sites(
-    output: Unprojected, x_t: Tensor, x_0: Tensor, rows: linear_loss.Rows, weight: Tensor
+    output: Unprojected, x_t: Tensor, x_0: Tensor, rows: linear_loss.Rows, weight: Tensor, room: int | None
 ) -> tuple[Tensor, Tensor]:
     """`linear_loss.total`, with what is not masked, and so counts for nothing, left out before the last layer."""
-    at = torch.eq(x_t.reshape(-1), rows.process.vocab).nonzero().squeeze(-1)
-    hidden = output.hidden.reshape(-1, output.hidden.shape[-1])[at]
-    token, clean, weight = (value.reshape(-1)[at] for value in (x_t, x_0, weight))
-    some = Unprojected(hidden, output.weight, output.bias)
-    value, terms = linear_loss.total(some, token, clean, rows._replace(scalars=rows.scalars[:, at]), weight)
-    return value, torch.zeros(x_t.numel(), dtype=terms.dtype, device=terms.device).index_copy(0, at, terms).reshape(x_t.shape)
+    masked, hidden = torch.eq(x_t.reshape(-1), rows.process.vocab), output.hidden.reshape(-1, output.hidden.shape[-1])
+    count = len(masked)
+    at = masked.nonzero().squeeze(-1) if room is None else _places(masked, room)
+    near = at.clamp(max=count - 1)  # what has no site is the last one once more, with a weight of 0
+    token, clean, weight = (value.reshape(-1)[near] for value in (x_t, x_0, weight))
+    if room is not None:
+        weight = torch.where(at < count, weight, 0)
+        weight = torch.where(masked.sum() > room, torch.nan, weight)
+    some = Unprojected(_Picked.apply(hidden, at), output.weight, output.bias)
+    value, terms = linear_loss.total(some, token, clean, rows._replace(scalars=rows.scalars[:, near]), weight)
+    return value, terms.new_zeros(count + 1).index_copy_(0, at, terms)[:count].reshape(x_t.shape)
+
+
+def _places(masked: Tensor, room: int) -> Tensor:
+    """Where the first `room` true entries are; one past the end for each that is lacking."""
+    count = len(masked)
+    order = torch.where(masked, masked.cumsum(0) - 1, room).clamp(max=room)
+    indices = torch.arange(count, device=masked.device)
+    return indices.new_full((room + 1,), count).index_copy_(0, order, indices)[:room]
+
+
+class _Picked(torch.autograd.Function):
+    """Rows at places that differ, but for those one past the end: there is the last row, which gets no gradient from them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(at)
+        ctx.count = len(rows)
+        return rows.index_select(0, at.clamp(max=len(rows) - 1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        (at,) = ctx.saved_tensors  # a copy, where that of an index would sort them in order to add
+        return upstream.new_zeros(ctx.count + 1, upstream.shape[-1]).index_copy_(0, at, upstream)[: ctx.count], None

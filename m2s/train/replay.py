@@ -1,11 +1,19 @@
 """A CUDA graph of a step: launching thousands of small kernels one by one costs more than running them."""
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 WARM = 3  # calls before the recording: compilers tune themselves, libraries allocate
+
+
+def room_for(count: int, sites: int) -> int:
+    """Rows of which a recording makes room where `count` of `sites` sites were masked: four standard deviations more, if each
+    was drawn by itself, and a whole number of sixteenths."""
+    part = max(1, sites // 16)
+    return min(sites, math.ceil((count + 2 * math.sqrt(sites)) / part) * part)
 
 
 class Replay:

@@ -13,8 +13,8 @@ from m2s.ops import fused
 
 
 class Scored(nn.Module):
-    """forward(x_0, x_t, t, weight, label) -> the weighted sum of the loss over all sites, and its terms [B, L], which carry no
-    gradient. `m2s.Objective` with the noise drawn, and the weights known, beforehand."""
+    """forward(x_0, x_t, t, weight, label, room) -> the weighted sum of the loss over all sites, and its terms [B, L], which
+    carry no gradient. `m2s.Objective` with the noise drawn, and the weights known, beforehand; `room` is that of `total`."""
 
     def __init__(self, model: nn.Module, head: Head, loss: Loss, t_min: float) -> None:
         super().__init__()
@@ -28,15 +28,18 @@ class Scored(nn.Module):
         t: Float[Tensor, "B"],
         weight: Float[Tensor, "B L"],
         label: Int[Tensor, "B"] | None = None,
+        room: int | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B L"]]:
         seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
         output: Output = self.model(x_t, seen, label)
         parts = (output.hidden, output.weight, output.bias) if isinstance(output, Unprojected) else (output,)
         score = self.score if len(parts) > 1 and fused(parts[0]) else self.compiled
         with torch.autocast(x_t.device.type, enabled=False):
-            return score(x_0, x_t, t, weight, *parts)
+            return score(x_0, x_t, t, weight, room, *parts)
 
-    def score(self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    def score(
+        self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, room: int | None, *parts: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The loss of logits, or of hidden states and the last layer."""
         output = parts[0] if len(parts) == 1 else Unprojected(*parts)
-        return total(self.loss, self.head, output, x_0, x_t, t, weight)
+        return total(self.loss, self.head, output, x_0, x_t, t, weight, room)

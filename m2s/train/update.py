@@ -1,5 +1,6 @@
 """One update of the weights: the batch, its gradient, the optimizer's step."""
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -14,16 +15,17 @@ from torch.distributed.tensor import DTensor
 from m2s.belief import Head
 from m2s.data import batch_indices
 from m2s.objective.duo import latent, softened, temperature
+from m2s.objective.total import picks
 from m2s.ops import form, fused
 from m2s.ops.adamw import Step
-from m2s.process import RankOne, RateMatrix, Uniform
+from m2s.process import RateMatrix, Uniform
 from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
 from m2s.train.noise import corrupt, derived_seed, normals, times
 from m2s.train.parallel import World, compile_parts, recompute
-from m2s.train.replay import Replay
+from m2s.train.replay import Replay, room_for
 from m2s.train.scored import Scored
 from m2s.train.source import Batch, Source
 
@@ -32,12 +34,14 @@ COMPILED = ("cuda",)  # where "auto" compiles
 
 @dataclass(frozen=True)
 class Share:
-    """One process's rows of a global batch: their places in it, the data, the times and the weights of the times."""
+    """One process's rows of a global batch: their places in it, the data, the times and the weights of the times; and how many
+    sites of each call will be masked, where that is to be known beforehand."""
 
     rows: Tensor
     batch: Batch
     t: Tensor
     weight: Tensor
+    masked: Callable[[], list[float]] | None = None
 
 
 @dataclass
@@ -105,11 +109,12 @@ class Learner:
             undo = compile_parts(scored)
             self.uncompile = undo if run.compile == "auto" and world.size == 1 else None
         self.wrapped = world.wrap(scored, run.parallel)
-        # masked sites are picked out before a fused last layer: a graph has no room for a number of rows that varies
-        picks = fuses and isinstance(head.process, RankOne) and head.process.only_masks
         tabulated = isinstance(head.process, RateMatrix)  # how often its kernels are doubled is known to no graph
-        replays = kind == "cuda" and world.size == 1 and not picks and not tabulated
-        self.step = Replay(self.backward) if replays else self.backward
+        replays = kind == "cuda" and world.size == 1 and not tabulated
+        # masked sites are picked out before a fused last layer: they are counted first, for a graph has room for so many
+        self.counts = replays and fuses and picks(self.loss, head)
+        self.room: int | None = None
+        self.step: Callable[..., Tensor] = Replay(self.backward) if replays and not self.counts else self.backward
         self.soft = Replay(self.backward) if replays and config.head.curriculum == "duo" else self.step  # another graph
         self.average = Average(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
@@ -149,7 +154,23 @@ class Learner:
             weight = torch.ones_like(weight)
         batch, device = self.source.train(indices), world.device
         given = (None if value is None else sent(value, device) for value in (batch.weight, batch.label))
-        return Share(sent(rows, device), Batch(sent(batch.x_0, device), *given), sent(t, device), sent(weight, device))
+        rows, t, batch = sent(rows, device), sent(t, device), Batch(sent(batch.x_0, device), *given)
+        return Share(rows, batch, t, sent(weight, device), self.masked(batch.x_0, t, rows, step) if self.counts else None)
+
+    def masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
+        """How many sites will be masked in each call of update `step`: its noise is drawn here for once, and again there."""
+        now = torch.full((), step, dtype=torch.int64, device=x_0.device)
+        with form(self.config.run.kernels):
+            x_t, _ = self.noised(x_0.long(), t, rows, now, None)
+        calls = torch.eq(x_t, self.head.process.vocab).unflatten(0, (-1, self.config.run.micro_batch or len(rows)))
+        return reading(calls.sum((1, 2)))
+
+    def make_room(self, counts: list[float], sites: int) -> None:
+        """For calls with so many masked ones among their `sites`: with less room than that there is another recording."""
+        count = round(max(counts))
+        if self.room is None or count > self.room:
+            self.room = room_for(count, sites)
+            self.step = Replay(functools.partial(self.backward, room=self.room))
 
     def gradient(self, share: Share) -> tuple[Tensor, Tensor]:
         """`_gradient`, and once more without a compiler if that fails at its first attempt."""
@@ -177,13 +198,15 @@ class Learner:
             weights = world.sum(share.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
+        if share.masked is not None:
+            self.make_room(share.masked(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         tau = torch.full((), value, device=world.device) if (value := self.tau) else None
         work = self.step if tau is None else self.soft
         single, replay = size == len(rows), work if isinstance(work, Replay) else None
         if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
             self.optimizer.zero_grad(set_to_none=single or not replay)
-        if tau is None and self.soft is not self.step:  # what was recorded of a curriculum is let go, and its memory
+        if tau is None and self.soft is not self.step:  # recorded of a curriculum, or with less room: let go, and its memory
             self.soft = self.step
             torch.cuda.empty_cache()
         for start in range(0, len(rows), size):
@@ -208,9 +231,10 @@ class Learner:
         factor: Tensor,
         step: Tensor,
         tau: Tensor | None = None,
+        room: int | None = None,
     ) -> Tensor:
         """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row. With `tau`
-        the network sees softened tokens (DUO)."""
+        the network sees softened tokens (DUO); `room` is that of `total`."""
         x_0 = x_0.long()
         weight = (time_weight * factor).unsqueeze(-1).expand(x_0.shape)
         if site_weight is not None:
@@ -218,7 +242,7 @@ class Learner:
         with form(self.config.run.kernels):
             x_t, seen = self.noised(x_0, t, rows, step, tau)
             with seen, self.autocast():
-                value, terms = self.wrapped(x_0, x_t, t, weight, label)
+                value, terms = self.wrapped(x_0, x_t, t, weight, label, room)
             value.backward()
         return terms.sum(-1, dtype=torch.float64) / factor
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear
 
+from m2s.ops.dense import dense
 from m2s.ops.gelu import reference
 
 __all__ = ["linear_gelu"]
@@ -23,7 +23,7 @@ def linear_gelu(
     """`reference.linear_gelu`."""
     if not fused:
         return reference.linear_gelu(x, weight, bias)
-    return _gelu(linear(x, weight, bias.detach()), bias)
+    return _gelu(dense(x, weight, bias.detach(), fused), bias)
 
 
 @torch.library.custom_op("m2s::gelu", mutates_args=())

@@ -1,7 +1,8 @@
-"""Rotary positions in one pass from the joint product of an attention layer to queries, keys and values, and in one pass back.
+"""From what attention reads to queries, keys and values: the joint product, with rotary positions turned in where it lies, and
+one pass back.
 
-The gradient of a turn is the turn by the opposite angle, so that one kernel works both ways. Values are copied: then the three
-gradients meet in one place, written once, and the joint product need not be kept.
+The gradient of a turn is the turn by the opposite angle, so that one kernel works both ways. Forth, the values stay as they
+are. Back, the three gradients meet in one place, written once.
 """
 
 from typing import Any
@@ -9,38 +10,46 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import linear
 
+from m2s.ops import dense
 from m2s.ops.rotary import reference
 
-__all__ = ["rotary"]
+__all__ = ["joint"]
 
 
-def rotary(
-    qkv: Float[Tensor, "B L W"], cos: Float[Tensor, "L D"], sin: Float[Tensor, "L D"], heads: int, fused: bool
+def joint(
+    x: Float[Tensor, "B L E"],
+    weight: Float[Tensor, "W E"],
+    cos: Float[Tensor, "L D"],
+    sin: Float[Tensor, "L D"],
+    heads: int,
+    fused: bool,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L D"], Float[Tensor, "B H L D"]]:
-    """`reference.rotary`; a fused one takes the tables for (cos, cos) and (-sin, sin) and reads one half of each."""
+    """`reference.rotary` of x weight^T. A fused one takes the tables for (cos, cos) and (-sin, sin): it reads half of each."""
     if not fused:
-        return reference.rotary(qkv, cos, sin, heads)
-    q, k, v = _rotary(qkv, cos, sin, heads)
+        return reference.rotary(linear(x, weight), cos, sin, heads)
+    dtype = dense.operand(weight)
+    q, k, v = _Joint.apply(x.to(dtype), weight, cos, sin, heads, dtype)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-@torch.library.custom_op("m2s::rotary", mutates_args=())
-def _rotary(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Turned queries, turned keys, values: [B, L, H, D] each."""
+@torch.library.custom_op("m2s::joint", mutates_args=())
+def _joint(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Turned queries, turned keys, values, [B, L, 3, H, D]; and the weight in `dtype`, empty if it was."""
     from m2s.ops.rotary import triton
 
-    return triton.forward(qkv, cos, sin, heads)
+    qkv, narrow = dense.multiplied(x, weight, None, dtype)
+    return triton.turn(qkv, cos, sin, heads), narrow
 
 
-@_rotary.register_fake
-def _(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch, length, width = qkv.shape
-    q = qkv.new_empty(batch, length, heads, width // (3 * heads))
-    return q, torch.empty_like(q), torch.empty_like(q)
+@_joint.register_fake
+def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    qkv, narrow = dense.shapes(x, weight, dtype)
+    return qkv.unflatten(-1, (3, heads, -1)), narrow
 
 
-@torch.library.custom_op("m2s::rotary_backward", mutates_args=())
+@torch.library.custom_op("m2s::joint_backward", mutates_args=())
 def _backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The gradient of the joint product, of gradients [B, L, H, D] that may lie in memory in any order."""
     from m2s.ops.rotary import triton
@@ -54,13 +63,18 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return dq.new_empty(batch, length, 3 * heads * head)
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, cos, sin, _ = inputs
-    ctx.save_for_backward(cos, sin)
+class _Joint(torch.autograd.Function):
+    """Not the operation's own gradient: the three results are one tensor to it, whose gradient would be joined first."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        turned, narrow = _joint(x, weight, cos, sin, heads, dtype)
+        ctx.save_for_backward(x, dense.kept(weight, narrow), cos, sin)
+        return turned.unbind(2)
 
-def _gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, None, None, None]:
-    return _backward(dq, dk, dv, *ctx.saved_tensors), None, None, None
-
-
-_rotary.register_autograd(_gradients, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        return *dense.gradients(_backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None

@@ -1,0 +1,109 @@
+"""A layer whose weight is narrowed once: products of rounded factors, and a gradient of the weight that is not rounded."""
+
+import pytest
+import torch
+from compiled import passes
+from torch import Tensor
+
+from m2s.ops.dense import _dense, dense, gradients
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [((1,), 1, 1), ((3,), 5, 7), ((2, 9), 16, 24), ((4, 0), 3, 2), ((2, 3, 5), 8, 48)]  # rows, columns before and after
+
+
+def given(shape: tuple[tuple[int, ...], int, int], dtype: torch.dtype) -> list[Tensor]:
+    """x, weight, bias, and the gradient above."""
+    rows, width, after = shape
+    sizes = [(*rows, width), (after, width), (after,), (*rows, after)]
+    return [torch.randn(size, device=DEVICE, dtype=dtype) for size in sizes]
+
+
+def with_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, above: Tensor, fused: bool) -> list[Tensor]:
+    leaves = [value.detach().clone().requires_grad_() for value in (x, weight, bias) if value is not None]
+    result = dense(*(leaves if bias is not None else [*leaves, None]), fused)
+    result.backward(above)
+    return [result.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients(shape, dtype, bias):
+    x, weight, at, above = given(shape, dtype)
+    expected = with_gradients(x.double(), weight.double(), at.double() if bias else None, above.double(), fused=False)
+    found = with_gradients(x, weight, at if bias else None, above, fused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype and one.shape == other.shape
+        assert (one.double() - other).norm() <= (1e-6 if dtype == torch.float32 else 1e-14) * other.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_autocast_rounds_the_factors_and_the_result_and_nothing_else(shape):
+    x, weight, bias, above = given(shape, torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        result, at_x, at_weight, at_bias = with_gradients(x, weight, bias, above.bfloat16(), fused=True)
+    assert result.dtype == torch.bfloat16 and at_x.dtype == at_weight.dtype == at_bias.dtype == torch.float32
+    rounded = [value.bfloat16().double() for value in (x, weight, bias, above)]
+    expected = with_gradients(*rounded, fused=False)
+    rounding = 2.0**-8 * (1 + 1e-3)  # of a result in bf16; a bias may be rounded before it is added
+    for one, other, room in zip((result, at_x), expected, (rounded[2].abs(), 0), strict=False):
+        assert ((one.double() - other).abs() <= rounding * (other.abs() + room) + 1e-6).all()
+    for one, other in zip((at_weight, at_bias), expected[2:], strict=True):
+        assert (one.double() - other).norm() <= 1e-6 * other.norm()
+
+
+def test_float64_is_left_alone_by_autocast():
+    x, weight, bias, above = given(SHAPES[1], torch.float64)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = with_gradients(x, weight, bias, above, fused=True)
+    assert all(torch.equal(*pair) for pair in zip(found, with_gradients(x, weight, bias, above, fused=True), strict=True))
+
+
+def test_what_compilers_are_told():
+    x, weight, bias, above = given(SHAPES[2], torch.float32)
+    for dtype, tensor in ((torch.float32, x), (torch.bfloat16, x.bfloat16())):
+        for one in (bias, None):
+            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), one, dtype))
+        torch.library.opcheck(gradients, (above.to(dtype), tensor, weight.to(dtype)))
+
+
+COMPILED = """
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+from m2s.ops.dense import dense
+
+
+def layers(x, first, second, bias, fused):
+    return dense(torch.sin(dense(x, first, None, fused)), second, bias, fused)
+
+
+shapes = [(2, 5, 16), (24, 16), (8, 24), (8,)]
+values = [torch.randn(shape, device=device) for shape in shapes]
+
+
+def gradients(function, fused):
+    leaves = [value.clone().requires_grad_() for value in values]
+    with torch.autocast(device, torch.bfloat16):
+        result = function(*leaves, fused)
+    result.float().square().sum().backward()
+    return [result.detach().float(), *(leaf.grad for leaf in leaves)]
+
+
+def compiled(function):
+    return torch.compile(function, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True, dynamic=False)
+
+
+expected = gradients(layers, True)
+for function in (compiled(layers), compiled(partial(checkpoint, layers, use_reentrant=False)), torch.compile(layers)):
+    for one, other in zip(gradients(function, True), expected, strict=True):
+        assert (one - other).norm() <= 0.01 * other.norm(), function
+forward, backward = graphs[:2]
+assert forward.count("m2s.dense.default") == 2 and backward.count("m2s.dense_backward.default") == 2, graphs
+assert forward.count("prims.convert_element_type.default") + forward.count("aten._to_copy.default") <= 1, forward  # of x alone
+"""
+
+
+def test_compilers():
+    passes(COMPILED)

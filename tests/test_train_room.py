@@ -1,0 +1,190 @@
+"""Masked sites are picked out before a fused last layer, into rows whose number a CUDA graph fixes: the same sums and
+gradients as of all sites, and the same updates, also where there was not room enough.
+
+Without a GPU the kernels run in Triton's interpreter, and a stand-in takes the place of a graph.
+"""
+
+import weakref
+
+import pytest
+import torch
+from small_runs import random_rows, small
+from test_train_many import weighted_rows
+
+import m2s
+from m2s.belief.output import Unprojected
+from m2s.objective import total
+from m2s.objective.total import picks
+from m2s.ops import form
+from m2s.train import resolve
+from m2s.train import update as updates
+from m2s.train.build import make_objects
+from m2s.train.loop import Stopper, update
+from m2s.train.noise import corrupt
+from m2s.train.parallel import World
+from m2s.train.replay import WARM, Replay, room_for
+from m2s.train.update import Learner
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VOCAB = 30
+HEADS = {
+    "masked": m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())),
+    "masked-hybrid": m2s.Posterior(m2s.Hybrid(VOCAB, 0.0)),
+    "free": m2s.LogScore(m2s.Absorbing(VOCAB, m2s.LogLinear()), "sigma"),
+    "free-hybrid": m2s.LogScore(m2s.Hybrid(VOCAB, 0.0)),
+}
+
+
+def situation(head, masks, bias=True):
+    """Clean and noisy tokens, times, weights with a padded site, and the parts of a last layer; all, some or no sites masked."""
+    rng = torch.Generator().manual_seed(4)
+    x_0 = torch.randint(VOCAB, (3, 4), generator=rng)
+    t = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    if masks == "some":
+        x_t = head.process.corrupt(x_0, t, rng)
+    else:
+        x_t = torch.full_like(x_0, VOCAB) if masks == "all" else x_0
+    weight = torch.rand(3, 4, generator=rng, dtype=torch.float64)
+    weight[(x_t == VOCAB) & (torch.arange(4) == 1)] = 0
+    shapes = ((3, 4, 8), (VOCAB + 2, 8), (VOCAB + 2,))
+    parts = [torch.randn(shape, generator=rng).to(DEVICE).requires_grad_() for shape in shapes[: 2 + bias]]
+    return [value.to(DEVICE) for value in (x_0, x_t, t)], weight.to(DEVICE), parts
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("masks", ["some", "none", "all"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_rows_with_room_to_spare_change_nothing(kind, masks, bias):
+    """Sum, terms and gradients: of all sites from logits, of the masked ones, and of those in more rows than there are."""
+    head = HEADS[kind]
+    given, weight, parts = situation(head, masks, bias)
+    count = int((given[1] == VOCAB).sum())
+    assert picks(m2s.score_entropy, head) and {"some": 0 < count < 12, "none": count == 0, "all": count == 12}[masks]
+    with form("reference"):
+        truth, truths = total(m2s.score_entropy, head, Unprojected(*parts), *given, weight)
+        slopes = torch.autograd.grad(truth, parts)
+    for room in (None, max(1, count), count + 1, 12, 20):
+        with form("fused"):
+            value, terms = total(m2s.score_entropy, head, Unprojected(*parts), *given, weight, room)
+            found = torch.autograd.grad(3 * value, parts)
+        torch.testing.assert_close(value, truth, rtol=1e-5, atol=1e-6, check_dtype=False)
+        torch.testing.assert_close(terms, truths, rtol=1e-5, atol=1e-6, check_dtype=False)
+        assert not terms.requires_grad and (terms[given[1] != VOCAB] == 0).all() and (terms[weight == 0] == 0).all()
+        for slope, wanted in zip(found, slopes, strict=True):
+            assert slope.shape == wanted.shape
+            size = float(torch.linalg.vector_norm(wanted))
+            assert float(torch.linalg.vector_norm(slope / 3 - wanted)) <= 2e-5 * size
+        assert (found[0][(given[1] != VOCAB) | (weight == 0)] == 0).all()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_too_little_room_is_seen(kind):
+    given, weight, parts = situation(HEADS[kind], "some")
+    count = int((given[1] == VOCAB).sum())
+    with form("fused"):
+        value, terms = total(m2s.score_entropy, HEADS[kind], Unprojected(*parts), *given, weight, count - 1)
+        gradients = torch.autograd.grad(value, parts)
+    assert value.isnan() and terms.sum().isnan() and gradients[1].isnan().any()
+
+
+def test_what_is_picked_out():
+    masks, mixed = HEADS["masked"], m2s.Posterior(m2s.Hybrid(VOCAB, 0.1))
+    assert picks(m2s.masked_cross_entropy, masks) and not picks(m2s.objective.any_order, masks)
+    assert not picks(m2s.score_entropy, mixed) and not picks(m2s.score_entropy, m2s.LogScore(mixed.process))
+    assert not picks(m2s.score_entropy, m2s.FactorizedRate(masks.process))
+
+
+def test_the_size_of_a_room():
+    assert room_for(8192, 16384) == 9216  # 8192 + 256, in parts of 1024
+    assert room_for(16384, 16384) == room_for(16200, 16384) == 16384
+    assert room_for(3, 5) == 5 and room_for(0, 1) == 1 and room_for(0, 4096) == 256
+    for sites in (1, 7, 32, 1000):
+        rooms = [room_for(count, sites) for count in range(sites + 1)]
+        assert rooms == sorted(rooms) and all(max(1, count) <= room <= sites for count, room in enumerate(rooms))
+
+
+class Stand:
+    """What a graph demands, without one: from the recording on gradients stay where they are, written over if they were made by
+    the recording, added to if not."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+        self.weights = list(function.func.__self__.model.parameters())
+
+    @property
+    def recorded(self):
+        return self.calls > WARM
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        if self.calls > WARM + 1:
+            assert all(weight.grad is kept for weight, kept in zip(self.weights, self.kept, strict=True))
+            if self.makes:
+                for weight in self.weights:
+                    weight.grad = None
+        elif self.calls == WARM + 1:
+            self.makes = self.weights[0].grad is None
+        result = self.function(*arguments)
+        if self.calls == WARM + 1:
+            self.kept = [weight.grad for weight in self.weights]
+        elif self.calls > WARM + 1 and self.makes:
+            for weight, kept in zip(self.weights, self.kept, strict=True):
+                weight.grad = kept.copy_(weight.grad)
+        return result
+
+
+def learner_of(out, rows, **changes):
+    fixed = {"device": DEVICE, "kernels": "fused", "compile": "no", "precision": "float32", "network__dropout": 0.0}
+    config = resolve(small(out, **{"steps": 14, "batch": 4, **fixed, **changes}))
+    return Learner(config, rows, World.start(DEVICE), *make_objects(config, rows))
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2])
+@pytest.mark.parametrize("method", ["mdlm", "sedd-absorb"])
+def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeypatch, method, micro_batch):
+    """With no margin, so that what was recorded is too small again and again; with padding."""
+    rows, rooms = weighted_rows(), []
+
+    def tight(count, sites):
+        assert 0 <= count <= sites == micro_batch * rows.length
+        rooms.append((max(1, count), getattr(learner.step, "recorded", False), weakref.ref(learner.step)))
+        return max(1, count)
+
+    monkeypatch.setattr(updates, "room_for", tight)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(updates, "Replay", Stand)
+    found, weights = [], []
+    for replays in (False, True):
+        learner = learner_of(tmp_path, rows, method=method, micro_batch=micro_batch)
+        assert learner.counts == (DEVICE == "cuda")
+        learner.counts = replays
+        share, losses = learner.share(0), []
+        while share is not None:
+            made = update(learner, share, Stopper())
+            share = made.following
+            losses.append(made.loss)
+        found.append(losses)
+        weights.append([weight.detach().clone() for weight in learner.model.parameters()])
+    assert len(found[0]) == 14 and found[1] == pytest.approx(found[0], rel=1e-4)
+    for one, two in zip(*weights, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+    sizes, recorded, before = zip(*rooms, strict=True)
+    assert any(recorded), "nothing that was recorded became too small"
+    assert all(a < b for a, b in zip(sizes, sizes[1:], strict=False)) and learner.room == sizes[-1]
+    assert isinstance(learner.step, Stand if DEVICE == "cpu" else Replay) and learner.step.recorded
+    assert all(old() is None for old in before[1:]), "a recording was kept that is of no use"
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4, 2])
+def test_masked_sites_are_counted_for_every_call(tmp_path, micro_batch):
+    rows = random_rows()
+    learner = learner_of(tmp_path, rows, method="md4", micro_batch=micro_batch)
+    learner.counts = True
+    for step in (0, 5):
+        share = learner.share(step)
+        calls = zip(*(value.split(micro_batch or 4) for value in (share.batch.x_0, share.t, share.rows)), strict=True)
+        noisy = [corrupt(learner.head.process, *call, learner.config.run.seed, step) for call in calls]
+        assert share.masked() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
+    learner.counts = False
+    assert learner.share(0).masked is None
