@@ -176,7 +176,21 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
         )
         for part, (names, constants, warps) in EMBEDDING.items()
     },
-    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BLOCK": 512}, 4),
+    "columns, beside": (
+        "m2s.ops.columns.triton",
+        "_beside",
+        {"rows": "*fp32", "bias": "*fp32", "result": "*bf16", "count": "i32"},
+        {"WIDTH": 768, "EXTRA": 8, "MORE": 8, "ROWS": 8, "BLOCK": 256},
+        4,
+    ),
+    "columns, alone": (
+        "m2s.ops.columns.triton",
+        "_alone",
+        {"columns": "*fp32", "factor": "*fp64", "result": "*fp32", "count": "i32"},
+        {"WIDTH": 768, "APART": 776, "ROWS": 8, "BLOCK": 256},
+        4,
+    ),
+    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BF16": True, "BLOCK": 512}, 4),
 }
 
 

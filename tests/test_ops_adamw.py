@@ -59,6 +59,27 @@ def everything(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str
     return {key: value.clone() for key, value in found.items()}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16] if DEVICE == "cuda" else [torch.float16], ids=str)
+def test_weights_that_are_kept_narrow(dtype):
+    """They are the weights rounded, after every step that was made; those of no step stay, and so does all else."""
+    optimizer, averages = start(torch.float32)
+    weights = optimizer.param_groups[0]["params"]
+    narrow = {weight: torch.zeros_like(weight, dtype=dtype) for weight in weights[1::2]}
+    step, plain = Step(optimizer, narrow), Step((other := start(torch.float32))[0])
+    for i in range(3):
+        for one, values in ((step, averages), (plain, other[1])):
+            norm = gradients(one.optimizer, i)
+            with form("fused"):
+                go(one, values, norm)
+        assert all(torch.equal(value, weight.detach().to(dtype)) for weight, value in narrow.items())
+    for one, truth in zip(everything(optimizer, averages).values(), everything(*other).values(), strict=True):
+        assert torch.equal(one, truth)
+    before = [value.clone() for value in narrow.values()]
+    with form("fused"):
+        go(step, averages, gradients(optimizer, 3), numbers=(float("nan"),))
+    assert all(torch.equal(*pair) for pair in zip(narrow.values(), before, strict=True))
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_five_steps(name):
     """Each weight and moment is rounded up to three times a step, by 2^-24 of the greatest: below 1e-6 of it after five.

@@ -52,6 +52,21 @@ def test_autocast_rounds_the_factors_and_the_result_and_nothing_else(shape):
         assert (one.double() - other).norm() <= 1e-6 * other.norm()
 
 
+def test_a_narrow_weight_is_read_instead():
+    """And the gradient is the weight's. One of another dtype than autocast's is not what is wanted."""
+    x, weight, bias, above = given(SHAPES[2], torch.float32)
+    leaf, narrow = weight.clone().requires_grad_(), weight.bfloat16()
+    for autocast in (True, False):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            expected = with_gradients(x, weight, bias, above, fused=True)
+            found = dense(x, leaf, bias, True, narrow)
+            assert torch.equal(found, expected[0])
+            found.backward(above.to(found.dtype))
+            assert torch.equal(leaf.grad, expected[2])
+            leaf.grad = None
+            assert torch.equal(dense(x, leaf, bias, True, 2 * narrow), expected[0]) == (not autocast)
+
+
 def test_float64_is_left_alone_by_autocast():
     x, weight, bias, above = given(SHAPES[1], torch.float64)
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -62,8 +77,8 @@ def test_float64_is_left_alone_by_autocast():
 def test_what_compilers_are_told():
     x, weight, bias, above = given(SHAPES[2], torch.float32)
     for dtype, tensor in ((torch.float32, x), (torch.bfloat16, x.bfloat16())):
-        for one in (bias, None):
-            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), one, dtype))
+        for one, narrow in ((bias, None), (None, None), (bias, weight.to(dtype, copy=True))):
+            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), narrow, one))
         torch.library.opcheck(gradients, (above.to(dtype), tensor, weight.to(dtype)))
 
 
@@ -107,3 +122,46 @@ assert forward.count("prims.convert_element_type.default") + forward.count("aten
 
 def test_compilers():
     passes(COMPILED)
+
+
+MODULES = """
+from m2s.model.dit import Dense
+from m2s.train.narrow import Narrow
+
+network = torch.nn.ModuleList(Dense(8, 8) for _ in range(3)).to(device)
+kept = Narrow(network)
+kept.refresh()
+backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+for layer in network:
+    layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
+
+
+def loss():
+    x = torch.ones(4, 8, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        for layer in network:
+            x = layer(x, True)
+    result = x.float().sum()
+    result.backward()
+    return result.item()
+
+
+first = loss()
+assert len(graphs) == 2, graphs  # one forth and one back, for all layers
+with torch.no_grad():
+    for weight in kept.weights:
+        weight.mul_(2)
+assert loss() == first  # the narrow ones are what is read
+kept.refresh()
+second = loss()
+assert second != first and len(graphs) == 2
+assert all(torch.equal(narrow, weight.bfloat16()) for weight, narrow in kept.weights.items())
+for narrow in kept.weights.values():
+    narrow.zero_()
+kept.refresh()  # no weight was changed
+assert not any(narrow.any() for narrow in kept.weights.values())
+"""
+
+
+def test_modules_with_narrow_weights_are_compiled_once():
+    passes(MODULES)

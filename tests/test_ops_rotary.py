@@ -141,7 +141,7 @@ def test_sites_before_heads_in_memory():
 
 def test_what_compilers_are_told():
     qkv, above, tables = given((2, 5, 3, 8), torch.float32)
-    torch.library.opcheck(_joint, (qkv, one(qkv), *tables, 3, qkv.dtype))
+    torch.library.opcheck(_joint, (qkv, one(qkv), None, *tables, 3))
     torch.library.opcheck(_backward, (*(one.transpose(1, 2) for one in above), *tables))
 
 

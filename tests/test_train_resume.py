@@ -256,9 +256,9 @@ def spoilt(monkeypatch):
     source = random_rows()
     forward = Scored.forward
 
-    def spoiling(self, x_0, x_t, t, weight, label=None):
+    def spoiling(self, x_0, x_t, t, weight, *rest):
         bad = (x_0 == source.rows[3]).all(-1, keepdim=True)
-        value, terms = forward(self, x_0, x_t, t, weight, label)
+        value, terms = forward(self, x_0, x_t, t, weight, *rest)
         return value + torch.where(bad.any(), torch.nan, 0), torch.where(bad, torch.nan, terms)
 
     monkeypatch.setattr(Scored, "forward", spoiling)

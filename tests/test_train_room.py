@@ -4,6 +4,7 @@ gradients as of all sites, and the same updates, also where there was not room e
 Without a GPU the kernels run in Triton's interpreter, and a stand-in takes the place of a graph.
 """
 
+import itertools
 import weakref
 
 import pytest
@@ -13,9 +14,10 @@ from test_train_many import weighted_rows
 
 import m2s
 from m2s.belief.output import Unprojected
+from m2s.model import dit
 from m2s.objective import total
 from m2s.objective.total import picks
-from m2s.ops import form
+from m2s.ops import adamw, form, philox
 from m2s.train import resolve
 from m2s.train import update as updates
 from m2s.train.build import make_objects
@@ -37,7 +39,7 @@ HEADS = {
 
 
 def situation(head, masks, bias=True):
-    """Clean and noisy tokens, times, weights with a padded site, and the parts of a last layer; all, some or no sites masked."""
+    """Clean and noisy tokens and times, weights with padding, the parts of a last layer; all, some or no sites are masked."""
     rng = torch.Generator().manual_seed(4)
     x_0 = torch.randint(VOCAB, (3, 4), generator=rng)
     t = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
@@ -136,13 +138,14 @@ class Stand:
 
 def learner_of(out, rows, **changes):
     fixed = {"device": DEVICE, "kernels": "fused", "compile": "no", "precision": "float32", "network__dropout": 0.0}
-    config = resolve(small(out, **{"steps": 14, "batch": 4, **fixed, **changes}))
+    config = resolve(small(out, **{"steps": 12, "batch": 4, **fixed, **changes}))
     return Learner(config, rows, World.start(DEVICE), *make_objects(config, rows))
 
 
+@pytest.mark.parametrize("precision", ["float32"] if DEVICE == "cpu" else ["float32", "bf16"])
 @pytest.mark.parametrize("micro_batch", [4, 2])
 @pytest.mark.parametrize("method", ["mdlm", "sedd-absorb"])
-def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeypatch, method, micro_batch):
+def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeypatch, method, micro_batch, precision):
     """With no margin, so that what was recorded is too small again and again; with padding."""
     rows, rooms = weighted_rows(), []
 
@@ -154,9 +157,12 @@ def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeyp
     monkeypatch.setattr(updates, "room_for", tight)
     if DEVICE == "cpu":
         monkeypatch.setattr(updates, "Replay", Stand)
+        for module, name in ((adamw, "fused"), (philox, "fused"), (dit, "is_fused")):  # they would be interpreted for long
+            monkeypatch.setattr(module, name, lambda _: False)
     found, weights = [], []
     for replays in (False, True):
-        learner = learner_of(tmp_path, rows, method=method, micro_batch=micro_batch)
+        kernels = "fused" if replays or DEVICE == "cuda" else "reference"
+        learner = learner_of(tmp_path, rows, method=method, micro_batch=micro_batch, kernels=kernels, precision=precision)
         assert learner.counts == (DEVICE == "cuda")
         learner.counts = replays
         share, losses = learner.share(0), []
@@ -165,13 +171,12 @@ def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeyp
             share = made.following
             losses.append(made.loss)
         found.append(losses)
-        weights.append([weight.detach().clone() for weight in learner.model.parameters()])
-    assert len(found[0]) == 14 and found[1] == pytest.approx(found[0], rel=1e-4)
-    for one, two in zip(*weights, strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+        weights.append(torch.nn.utils.parameters_to_vector(learner.model.parameters()).detach())
+    assert len(found[0]) == 12 and found[1] == pytest.approx(found[0], rel=1e-4 if precision == "float32" else 1e-2)
+    assert (weights[1] - weights[0]).norm() < (1e-3 if precision == "float32" else 1e-1) * weights[0].norm()
     sizes, recorded, before = zip(*rooms, strict=True)
     assert any(recorded), "nothing that was recorded became too small"
-    assert all(a < b for a, b in zip(sizes, sizes[1:], strict=False)) and learner.room == sizes[-1]
+    assert all(a < b for a, b in itertools.pairwise(sizes)) and learner.room == sizes[-1]
     assert isinstance(learner.step, Stand if DEVICE == "cpu" else Replay) and learner.step.recorded
     assert all(old() is None for old in before[1:]), "a recording was kept that is of no use"
 

@@ -12,6 +12,7 @@ from m2s.train import resolve, train
 from m2s.train.build import make_objects
 from m2s.train.loop import Stopper, update
 from m2s.train.parallel import World
+from m2s.train.replay import Replay
 from m2s.train.update import Learner
 
 
@@ -29,14 +30,16 @@ def test_the_benchmark_makes_the_updates_of_the_loop(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="waiting is for a GPU")
 @pytest.mark.parametrize("micro_batch", [8, 2])
 @pytest.mark.parametrize("kernels", ["reference", "fused"])
-def test_an_update_waits_for_nothing_but_its_numbers(tmp_path: Path, kernels: str, micro_batch: int) -> None:
+@pytest.mark.parametrize("method", ["m2s", "mdlm", "sedd-absorb"])
+def test_an_update_waits_for_nothing_but_its_numbers(tmp_path: Path, method: str, kernels: str, micro_batch: int) -> None:
     """Those come by an event, which is no operation that waits for all that was started."""
-    given = {"device": "cuda", "kernels": kernels, "compile": "no", "micro_batch": micro_batch, "steps": 20}
+    given = {"method": method, "device": "cuda", "kernels": kernels, "compile": "no", "micro_batch": micro_batch, "steps": 20}
     config, rows = resolve(small(tmp_path, **given)), random_rows()
     learner = Learner(config, rows, World.start("cuda"), *make_objects(config, rows))
     share = learner.share(0)
     for _ in range(6):
         share = update(learner, share, Stopper()).following
+    assert isinstance(learner.step, Replay) and learner.step.recorded
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

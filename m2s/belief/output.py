@@ -1,5 +1,6 @@
 """What a network hands over: logits, or hidden states with the last layer not yet applied."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from m2s import check
+from m2s.ops.columns import reference
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,12 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 
 HALF_EXTRA = 8  # columns beside a weight in bf16 for the bias: two, and six that keep the width a multiple of eight
+Beside = Callable[[Tensor, Tensor | None, int, torch.dtype], Tensor]
 
 
-def half_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def half_operands(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, beside: Beside = reference.beside
+) -> tuple[Tensor, Tensor]:
     """The factors of hidden weight^T + bias as one product in the dtype of hidden states that are bf16.
 
     The bias goes in as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden. So its
@@ -66,17 +71,7 @@ def half_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[
     """
     if bias is None:
         return hidden, weight.to(hidden.dtype)
-    width = weight.shape[1]
-    columns = hidden.new_empty(weight.shape[0], width + HALF_EXTRA)
-    columns[:, :width] = weight
-    columns[:, width] = bias
-    columns[:, width + 1] = bias.float() - columns[:, width].float()
-    columns[:, width + 2 :] = 0
-    wide = hidden.new_empty(hidden.shape[0], width + HALF_EXTRA)
-    wide[:, :width] = hidden
-    wide[:, width : width + 2] = 1
-    wide[:, width + 2 :] = 0
-    return wide, columns
+    return beside(hidden, None, HALF_EXTRA, hidden.dtype), beside(weight, bias, HALF_EXTRA, hidden.dtype)
 
 
 class _HalfOperands(torch.autograd.Function):

@@ -99,10 +99,13 @@ class Embedding(nn.Embedding):
 
 
 class Dense(nn.Linear):
-    """torch's, with a gradient of its own where the kernels are taken."""
+    """torch's, with a gradient of its own where the kernels are taken. `narrow` is the weight in bf16 where somebody keeps it
+    (`m2s.train.narrow`): then it is what they read."""
+
+    narrow: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
-        return dense(x, self.weight, self.bias, fused)
+        return dense(x, self.weight, self.bias, fused, self.narrow)
 
 
 class Modulation(nn.Module):
@@ -131,7 +134,7 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
     ) -> Float[Tensor, "B L D"]:
         if cache is None or at is None:
-            q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused)
+            q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
             mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
             mixed = self._extended(self.qkv(x), cos, sin, cache, at)
@@ -191,7 +194,7 @@ class Block(nn.Module):
         x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
         first, _, last = self.mlp
         assert isinstance(first, Dense) and isinstance(last, Dense)
-        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused), fused)), gate2
+        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)), gate2
 
 
 class DiT(nn.Module):

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from m2s.belief.output import Unprojected
 from m2s.ops.choice import fused
-from m2s.ops.linear import Gradient, Layer, extra
+from m2s.ops.linear import Gradient, Layer, extra, form
 from m2s.process import Process
 
 
@@ -96,7 +96,9 @@ class _Total(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias = (gradient * upstream.to(gradient.dtype) for gradient in ctx.saved_tensors)
+        hidden, weight, bias = ctx.saved_tensors
+        hidden, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, bias))
+        weight = form(weight).alone(weight, upstream)
         return hidden, weight, bias if ctx.bias else None, *(None for _ in range(7))
 
 

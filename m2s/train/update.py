@@ -23,6 +23,7 @@ from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
+from m2s.train.narrow import Narrow
 from m2s.train.noise import corrupt, derived_seed, normals, times
 from m2s.train.parallel import World, compile_parts, recompute
 from m2s.train.replay import Replay, room_for
@@ -124,8 +125,9 @@ class Learner:
             weight_decay=optimizer.weight_decay,
             fused=kind in ("cpu", "cuda"),
         )
-        self.descent = Step(self.optimizer)
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
+        self.narrow = Narrow(self.model) if kind == "cuda" and world.size == 1 and fuses and self.bf16 else None
+        self.descent = Step(self.optimizer, self.narrow.weights if self.narrow else None)
         torch.backends.cudnn.allow_tf32 = self.bf16  # for the last layer of a U-Net, a convolution of float32
         self.start, self.end = span(head.process, run.t_min)
         self.progress = Progress()
@@ -163,7 +165,7 @@ class Learner:
         with form(self.config.run.kernels):
             x_t, _ = self.noised(x_0.long(), t, rows, now, None)
         calls = torch.eq(x_t, self.head.process.vocab).unflatten(0, (-1, self.config.run.micro_batch or len(rows)))
-        return reading(calls.sum((1, 2)))
+        return reading(calls.sum((1, 2)).double())
 
     def make_room(self, counts: list[float], sites: int) -> None:
         """For calls with so many masked ones among their `sites`: with less room than that there is another recording."""
@@ -198,6 +200,8 @@ class Learner:
             weights = world.sum(share.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
+        if self.narrow is not None:
+            self.narrow.refresh()
         if share.masked is not None:
             self.make_room(share.masked(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)

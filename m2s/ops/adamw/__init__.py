@@ -21,10 +21,11 @@ def _nothing() -> None:
 
 
 class Step:
-    """`reference.step` for one optimizer, fused where that is possible."""
+    """`reference.step` for one optimizer, fused where that is possible. A fused one writes weights that are kept `narrow` too,
+    by the parameters: contiguous tensors of one dtype, bf16 or float16."""
 
-    def __init__(self, optimizer: torch.optim.AdamW) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.AdamW, narrow: dict[Tensor, Tensor] | None = None) -> None:
+        self.optimizer, self.narrow = optimizer, narrow or {}
         self.tables: Tables | None = None
 
     def start(
@@ -37,7 +38,7 @@ class Step:
         if fused(norm):
             from m2s.ops.adamw import triton
 
-            self.tables = self.tables or triton.Tables(self.optimizer)
+            self.tables = self.tables or triton.Tables(self.optimizer, self.narrow)
             if self.tables.take(averages):
                 self.tables.step(norm, clip, share, numbers)
                 return _nothing

@@ -1,4 +1,5 @@
-"""Clip, AdamW and the moving average in one pass: of each parameter 20 bytes are read and 16 written.
+"""Clip, AdamW and the moving average in one pass: of each parameter 20 bytes are read and 16 written, and 2 more where the
+weight is kept in bf16 beside.
 
 One program works on a chunk of one tensor. A table says which tensor a chunk belongs to, another where the tensors lie.
 """
@@ -12,7 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 BLOCK, WARPS = 512, 4
-COLUMNS = tl.constexpr(8)  # of the table of tensors: six addresses, the first chunk, the number of elements
+COLUMNS = tl.constexpr(9)  # of the table of tensors: seven addresses, the first chunk, the number of elements
 NUMBERS = tl.constexpr(6)  # of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, share, scale of the gradient,
 # and whether there is a step at all
 ALIGNED = 16  # bytes: then loads and stores are of four elements
@@ -52,7 +53,9 @@ def _address(tensor, column, WIDE: tl.constexpr):
 
 @no_type_check
 @triton.jit
-def _elements(tensor, numbers, constants, start, size, WIDE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+def _elements(
+    tensor, numbers, constants, start, size, WIDE: tl.constexpr, BF16: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+):
     """The arithmetic, and its types, of torch's fused AdamW for CUDA and of its lerp."""
     at = start + tl.arange(0, BLOCK)
     inside = None if WHOLE else at < size
@@ -84,32 +87,41 @@ def _elements(tensor, numbers, constants, start, size, WIDE: tl.constexpr, WHOLE
     tl.store(first_at, first, mask=inside)
     tl.store(second_at, second, mask=inside)
     tl.store(average_at, average, mask=inside)
+    if tl.load(tensor + 6) != 0:
+        half = tl.bfloat16 if BF16 else tl.float16
+        narrow = tl.load(tensor + 6).to(tl.pointer_type(half))
+        if WIDE:
+            narrow = tl.multiple_of(narrow, 16)
+        tl.store(narrow + at, weight.to(half), mask=inside)
 
 
 @no_type_check
 @triton.jit
-def _adamw(owners, tensors, numbers, constants, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def _adamw(owners, tensors, numbers, constants, WIDE: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
     chunk = tl.program_id(0)
     owner = tl.load(owners + chunk).to(tl.int64)
     tensor = tensors + owner * COLUMNS
     numbers += owner * NUMBERS
-    start = (chunk - tl.load(tensor + 6)) * BLOCK
-    size = tl.load(tensor + 7)
+    start = (chunk - tl.load(tensor + 7)) * BLOCK
+    size = tl.load(tensor + 8)
     if tl.load(numbers + 5) > 0:
         count_at = _address(tensor, 5, False)
         count = tl.load(count_at, mask=start == 0)
         tl.store(count_at, count + 1, mask=start == 0)
         if start + BLOCK <= size:
-            _elements(tensor, numbers, constants, start, size, WIDE, True, BLOCK)
+            _elements(tensor, numbers, constants, start, size, WIDE, BF16, True, BLOCK)
         else:
-            _elements(tensor, numbers, constants, start, size, WIDE, False, BLOCK)
+            _elements(tensor, numbers, constants, start, size, WIDE, BF16, False, BLOCK)
 
 
 class Tables:
     """Where the tensors of an optimizer lie. Gradients may move: their addresses are looked up at every step."""
 
-    def __init__(self, optimizer: torch.optim.AdamW, block: int = BLOCK, warps: int = WARPS) -> None:
-        (self.group,), self.state = optimizer.param_groups, optimizer.state
+    def __init__(
+        self, optimizer: torch.optim.AdamW, narrow: dict[Tensor, Tensor], block: int = BLOCK, warps: int = WARPS
+    ) -> None:
+        (self.group,), self.state, self.narrow = optimizer.param_groups, optimizer.state, narrow
+        self.bf16 = all(value.dtype == torch.bfloat16 for value in narrow.values())  # else all float16
         self.weights: list[Tensor] = self.group["params"]
         self.block, self.warps = block, warps
         device = self.weights[0].device
@@ -129,21 +141,21 @@ class Tables:
         if not all(_plain(tensor) for row in found for tensor in row):
             return False
         rows = [self._row(weight, average) for _, weight, average in found]
-        addresses = [tuple(tensor.data_ptr() for tensor in row) for row in rows]
+        addresses = [tuple(0 if tensor is None else tensor.data_ptr() for tensor in row) for row in rows]
         if addresses != self.addresses:
             self.addresses = addresses
-            self.wide = all(address % ALIGNED == 0 for row in addresses for address in row[:5])
+            self.wide = all(address % ALIGNED == 0 for row in addresses for address in (*row[:5], row[6]))
             table = torch.tensor([row + size for row, size in zip(addresses, self.sizes, strict=True)])
             self.tensors = self._sent(table)
         return True
 
-    def _row(self, weight: Tensor, average: Tensor) -> tuple[Tensor, ...]:
+    def _row(self, weight: Tensor, average: Tensor) -> tuple[Tensor | None, ...]:
         state = self.state[weight]
         if not state:  # as the optimizer makes it at its first step
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         assert weight.grad is not None
-        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"]
+        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"], self.narrow.get(weight)
 
     def _sent(self, table: Tensor) -> Tensor:
         device = self.constants.device
@@ -159,9 +171,8 @@ class Tables:
         many = len(finite)
         sizes = {"MANY": triton.next_power_of_2(many), "BLOCK": triton.next_power_of_2(count)}
         _numbers[(1,)](self.tensors, self.constants, given, norm, finite.double(), many, numbers, count, **sizes)
-        _adamw[(len(self.owners),)](
-            self.owners, self.tensors, numbers, self.constants, WIDE=self.wide, BLOCK=self.block, num_warps=self.warps
-        )
+        how = {"WIDE": self.wide, "BF16": self.bf16, "BLOCK": self.block}
+        _adamw[(len(self.owners),)](self.owners, self.tensors, numbers, self.constants, **how, num_warps=self.warps)
 
 
 def _plain(tensor: Tensor | None) -> bool:

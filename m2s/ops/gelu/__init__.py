@@ -18,12 +18,16 @@ ROWS = 64  # for one program of the backward pass
 
 
 def linear_gelu(
-    x: Float[Tensor, "*rows D"], weight: Float[Tensor, "W D"], bias: Float[Tensor, "W"], fused: bool
+    x: Float[Tensor, "*rows D"],
+    weight: Float[Tensor, "W D"],
+    bias: Float[Tensor, "W"],
+    fused: bool,
+    narrow: Float[Tensor, "W D"] | None = None,
 ) -> Float[Tensor, "*rows W"]:
     """`reference.linear_gelu`."""
     if not fused:
         return reference.linear_gelu(x, weight, bias)
-    return _gelu(dense(x, weight, bias.detach(), fused), bias)
+    return _gelu(dense(x, weight, bias.detach(), fused, narrow), bias)
 
 
 @torch.library.custom_op("m2s::gelu", mutates_args=())

@@ -25,28 +25,29 @@ def joint(
     sin: Float[Tensor, "L D"],
     heads: int,
     fused: bool,
+    narrow: Float[Tensor, "W E"] | None = None,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L D"], Float[Tensor, "B H L D"]]:
     """`reference.rotary` of x weight^T. A fused one takes the tables for (cos, cos) and (-sin, sin): it reads half of each."""
     if not fused:
         return reference.rotary(linear(x, weight), cos, sin, heads)
-    dtype = dense.operand(weight)
-    q, k, v = _Joint.apply(x.to(dtype), weight, cos, sin, heads, dtype)
+    x, narrow = dense.operands(x, weight, narrow)
+    q, k, v = _Joint.apply(x, weight, narrow, cos, sin, heads)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 @torch.library.custom_op("m2s::joint", mutates_args=())
-def _joint(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Turned queries, turned keys, values, [B, L, 3, H, D]; and the weight in `dtype`, empty if it was."""
+def _joint(x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Turned queries, turned keys, values, [B, L, 3, H, D]; and the weight in the dtype of x, empty if there was one."""
     from m2s.ops.rotary import triton
 
-    qkv, narrow = dense.multiplied(x, weight, None, dtype)
-    return triton.turn(qkv, cos, sin, heads), narrow
+    qkv, made = dense.multiplied(x, weight, narrow, None)
+    return triton.turn(qkv, cos, sin, heads), made
 
 
 @_joint.register_fake
-def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    qkv, narrow = dense.shapes(x, weight, dtype)
-    return qkv.unflatten(-1, (3, heads, -1)), narrow
+def _(x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    qkv, made = dense.shapes(x, weight, narrow)
+    return qkv.unflatten(-1, (3, heads, -1)), made
 
 
 @torch.library.custom_op("m2s::joint_backward", mutates_args=())
@@ -68,10 +69,10 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, dtype: torch.dtype
+        ctx: Any, x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int
     ) -> tuple[Tensor, ...]:
-        turned, narrow = _joint(x, weight, cos, sin, heads, dtype)
-        ctx.save_for_backward(x, dense.kept(weight, narrow), cos, sin)
+        turned, made = _joint(x, weight, narrow, cos, sin, heads)
+        ctx.save_for_backward(x, dense.kept(weight, narrow, made), cos, sin)
         return turned.unbind(2)
 
     @staticmethod

@@ -1,0 +1,85 @@
+"""Weights kept in bf16 beside those in float32 are always those, rounded."""
+
+import pytest
+import torch
+from small_runs import random_rows, small
+from torch import nn
+
+from m2s.model import DiT, DiTConfig
+from m2s.train import resolve
+from m2s.train.build import make_objects
+from m2s.train.config import replace
+from m2s.train.ema import Average
+from m2s.train.loop import Stopper, update
+from m2s.train.narrow import Narrow
+from m2s.train.parallel import World
+from m2s.train.update import Learner
+
+
+def rounded(narrow: Narrow) -> bool:
+    return all(torch.equal(value, weight.detach().bfloat16()) for weight, value in narrow.weights.items())
+
+
+def test_whatever_torch_does_to_a_weight_is_seen():
+    model = DiT(DiTConfig(8, width=16, depth=2, heads=2))
+    narrow, optimizer = Narrow(model), torch.optim.AdamW(model.parameters(), lr=0.1)
+    assert len(narrow.weights) == 2 * 4  # joint product, output, and the two layers of the MLP
+    average = Average(model, 0.9)
+    narrow.refresh()
+    assert rounded(narrow)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert not rounded(narrow)
+    narrow.refresh()
+    assert rounded(narrow)
+    with average.applied():
+        narrow.refresh()
+        assert rounded(narrow)
+    assert not rounded(narrow)
+    narrow.refresh()
+    assert rounded(narrow)
+    other = DiT(model.config)
+    model.load_state_dict(other.state_dict())
+    narrow.refresh()
+    assert rounded(narrow)
+    model.blocks[0].mlp[0].weight.data = torch.randn_like(model.blocks[0].mlp[0].weight)
+    narrow.refresh()
+    assert rounded(narrow)
+
+
+def test_nothing_is_done_where_nothing_has_changed():
+    model = DiT(DiTConfig(8, width=16, depth=1, heads=2))
+    narrow = Narrow(model)
+    narrow.refresh()
+    value = next(iter(narrow.weights.values())).zero_()
+    narrow.refresh()
+    assert not value.any()
+
+
+def test_a_network_of_other_layers():
+    narrow = Narrow(nn.Linear(3, 3))
+    narrow.refresh()
+    assert narrow.weights == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="they are kept on a GPU")
+@pytest.mark.parametrize("micro_batch", [8, 4])
+def test_the_kernel_keeps_them(tmp_path, micro_batch):
+    """Over updates that are recorded and replayed, and after the average was in their place."""
+    source = random_rows(length=8)
+    config = resolve(replace(small(tmp_path, micro_batch=micro_batch), "device", "cuda"))
+    world = World.start("cuda")
+    learner = Learner(config, source, world, *make_objects(config, source))
+    narrow, share = learner.narrow, learner.share(0)
+    assert narrow is not None and len(narrow.weights) == 4
+    seen = []
+    for step in range(8):
+        share = update(learner, share, Stopper()).following
+        torch.cuda.synchronize()
+        assert rounded(narrow), step
+        seen.append(narrow.seen)
+        if step == 5:
+            with learner.average.applied():
+                pass
+    assert all(one == seen[0] for one in seen[:6]) and seen[6] != seen[5] and seen[7] == seen[6]  # else the kernel's
