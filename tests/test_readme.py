@@ -175,6 +175,14 @@ def test_results_are_those_of_the_files() -> None:
         bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
         says(page, f"| `{row['method']}` | {bits} | {row['distance']:.3f} | {row['samples_per_second']:.1f} |")
     says(page, f"images is {methods['held_out_distance']:.3f})")
+    mnist = json.loads((ROOT / "experiments" / "results" / "mnist.json").read_text())
+    for row in mnist["rows"]:
+        bits, distances = row["bound"]["bound"], " | ".join(f"{each['fid']:.2f}" for each in row["samples"])
+        speed = f"{row['images_per_second']:,.0f} | {row['peak_gib']:.1f} | {row['samples'][-1]['samples_per_second']:,.1f}"
+        says(page, f"| `{row['method']}` | {bits['value']:.4f} ± {bits['rows_error']:.4f} | {distances} | {speed} |")
+    plain = next(row["bound"] for row in mnist["rows"] if row["method"] == "m2s")
+    values = (plain[name]["value"] for name in ("reconstruction", "bound"))
+    says(page, "{:.2f} of its {:.2f} bits are the reconstruction".format(*values))
     kernels = json.loads((folder / "resources.json").read_text())["kernels"]
     for name in ("bridged", "masked", "free"):
         one = kernels[f"{name}, no mask"]
