@@ -150,7 +150,7 @@ class Lab:
     def train(self, name: str) -> dict[str, Any]:
         run = self.out / "runs" / name
         kept = run / "speed.json"
-        torch.compiler.reset()  # else the compiler gives up on code that it has seen with many networks
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # rather than go on uncompiled, which is slower
         gc.collect()
         torch.cuda.empty_cache()
         source = Watched(self.images, self.device, self.settings["updates"], self.quiet)

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 import m2s
-from m2s.benchmark import PARTS, Setting
+from m2s.benchmark import PARTS, Setting, clock
 from m2s.benchmark.accuracy import accuracy
 from m2s.benchmark.contest import Contest, Watch
 from m2s.benchmark.inputs import Inputs
@@ -77,6 +78,52 @@ def test_all_parts_on_a_bare_machine(tmp_path, capsys, bare):
     assert train["tokens_per_second"] == pytest.approx(8e3 / train["median_ms"])
     rate, operations = (found["parts"]["train"][name] for name in ("matrix_rate", "operations_a_token"))
     assert train["mfu"] == pytest.approx(train["tokens_per_second"] * operations / rate)
+
+
+SEEN = """1980, 1980, 118.54, 700.00, 0x0000000000000000
+1410, 1980, 650.67, 700.00, 0x0000000000000004
+1710, 1980, 695.12, 700.00, 0x0000000000000004
+1755, 1980, 691.64, 700.00, 0x0000000000000000
+[N/A], 1980, 691.64, 700.00, 0x0000000000000004
+1755, 1980, 69"""
+
+
+def test_what_a_clock_did():
+    """As nvidia-smi tells it, cut off at the end; a GPU that waits does not count."""
+    found = clock.summary(SEEN)
+    assert found.pop("share_at_the_power_limit") == pytest.approx(2 / 3)
+    assert found == {"mhz": 1710, "mhz_at_most": 1980, "watt": 691.64, "watt_at_most": 700}
+    assert clock.summary("") == clock.summary("[N/A], 1980, 1, 2, 0x4") == {}
+
+
+def test_a_clock_is_watched_by_nvidia_smi(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    told = tmp_path / "told"
+    lines = (
+        "import sys, time",
+        "fields = 'clocks.sm,clocks.max.sm,power.draw,power.limit,clocks_throttle_reasons.active'",  # as it names them
+        "assert sys.argv[1:] == ['--query-gpu=' + fields, '--format=csv,noheader,nounits', '-lms', '50', '-i', '3']",
+        f"print({SEEN!r}, flush=True)",
+        f"open({str(told)!r}, 'w').close()",
+        "time.sleep(300)",
+    )
+    program.write_text("\n".join([f"#!{sys.executable}", *lines]))
+    program.chmod(0o755)
+    monkeypatch.setattr(torch.cuda, "_get_nvml_device_index", lambda device: 3)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with clock.watched(torch.device("cuda")) as found:
+        deadline = time.monotonic() + 60
+        while not told.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found == {}
+    assert found["mhz"] == 1710
+    monkeypatch.setenv("PATH", "")
+    with clock.watched(torch.device("cuda")) as found:
+        pass
+    assert found == {}
+    with clock.watched(torch.device("cpu")) as found:
+        pass
+    assert found == {}
 
 
 def test_fused_forms(tmp_path, uncompiled, monkeypatch):

@@ -16,6 +16,7 @@ import m2s
 from m2s.model import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.model.condition import sinusoids
 from m2s.model.rotary import angles
+from m2s.ops import form
 from m2s.ops.rotary.reference import rotate
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said whenever oneDNN is switched off
@@ -399,3 +400,49 @@ def test_errors_say_what_to_do(name: str) -> None:
             call()
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+class Lora(nn.Module):
+    """A layer and a small one beside it, as many wrap them."""
+
+    def __init__(self, layer: nn.Module, width: int, after: int) -> None:
+        super().__init__()
+        self.layer, self.down, self.up = layer, nn.Linear(width, 2, bias=False), nn.Linear(2, after, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["reference", "fused"])
+@pytest.mark.parametrize("where", ["attention.qkv", "attention.out", "mlp.0", "mlp.2"])
+def test_layers_may_be_replaced_and_listened_to(where: str, fused: bool) -> None:
+    if fused:
+        pytest.importorskip("triton")
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(11, width=16, depth=1, heads=2))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x_t, t = torch.randint(11, (2, 5)), torch.rand(2)
+    block = model.blocks[0]
+    layer = block.get_submodule(where)
+    after, width = layer.weight.shape
+    with form("fused" if fused else "reference"):
+        before = model(x_t, t).detach()
+        heard = []
+        handle = layer.register_forward_hook(lambda module, given, result: heard.append(result))
+        assert torch.allclose(model(x_t, t), before, atol=1e-5) and len(heard) == 1
+        handle.remove()
+        plain = nn.Linear(width, after, bias=layer.bias is not None)
+        plain.load_state_dict(layer.state_dict())
+        parent, name = where.split(".")
+        parent = block.get_submodule(parent)
+        setattr(parent, name, plain)
+        assert torch.allclose(model(x_t, t), before, atol=1e-5)
+        wrapped = Lora(layer, width, after)
+        setattr(parent, name, wrapped)
+        found = model(x_t, t)
+        assert not torch.allclose(found, before, atol=1e-3)
+        found.sum().backward()
+        assert wrapped.up.weight.grad.abs().sum() > 0 and layer.weight.grad.abs().sum() > 0
+        nn.init.zeros_(wrapped.up.weight)
+        assert torch.allclose(model(x_t, t), before, atol=1e-5)

@@ -37,15 +37,16 @@ def test_values_and_gradients(shape, dtype, bias):
         assert (one.double() - other).norm() <= (1e-6 if dtype == torch.float32 else 1e-14) * other.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_autocast_rounds_the_factors_and_the_result_and_nothing_else(shape):
+def test_autocast_rounds_the_factors_and_the_result_and_nothing_else(shape, dtype):
     x, weight, bias, above = given(shape, torch.float32)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        result, at_x, at_weight, at_bias = with_gradients(x, weight, bias, above.bfloat16(), fused=True)
-    assert result.dtype == torch.bfloat16 and at_x.dtype == at_weight.dtype == at_bias.dtype == torch.float32
-    rounded = [value.bfloat16().double() for value in (x, weight, bias, above)]
+    with torch.autocast(DEVICE, dtype):
+        result, at_x, at_weight, at_bias = with_gradients(x, weight, bias, above.to(dtype), fused=True)
+    assert result.dtype == dtype and at_x.dtype == at_weight.dtype == at_bias.dtype == torch.float32
+    rounded = [value.to(dtype).double() for value in (x, weight, bias, above)]
     expected = with_gradients(*rounded, fused=False)
-    rounding = 2.0**-8 * (1 + 1e-3)  # of a result in bf16; a bias may be rounded before it is added
+    rounding = torch.finfo(dtype).eps * (1 + 1e-3)  # of a result; a bias may be rounded before it is added
     for one, other, room in zip((result, at_x), expected, (rounded[2].abs(), 0), strict=False):
         assert ((one.double() - other).abs() <= rounding * (other.abs() + room) + 1e-6).all()
     for one, other in zip((at_weight, at_bias), expected[2:], strict=True):
@@ -67,6 +68,26 @@ def test_a_narrow_weight_is_read_instead():
             assert torch.equal(dense(x, leaf, bias, True, 2 * narrow), expected[0]) == (not autocast)
 
 
+@pytest.mark.parametrize("frozen", range(3), ids=["x", "weight", "bias"])
+def test_gradients_are_found_of_what_wants_them(frozen):
+    x, weight, bias, above = given(SHAPES[2], torch.float32)
+    expected = with_gradients(x, weight, bias, above, fused=False)[1:]
+    leaves = [value.clone().requires_grad_(i != frozen) for i, value in enumerate((x, weight, bias))]
+    dense(*leaves, True).backward(above)
+    for i, (leaf, truth) in enumerate(zip(leaves, expected, strict=True)):
+        assert leaf.grad is None if i == frozen else (leaf.grad - truth).norm() <= 1e-6 * truth.norm()
+
+
+def test_a_single_row():
+    x, weight, bias, _ = given(((), 5, 7), torch.float32)
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+            found = dense(x.requires_grad_(), weight.requires_grad_(), bias, True)
+        assert found.shape == (7,) and found.dtype == dtype
+        found.float().sum().backward()
+    assert x.grad.shape == (5,) and weight.grad.shape == (7, 5)
+
+
 def test_float64_is_left_alone_by_autocast():
     x, weight, bias, above = given(SHAPES[1], torch.float64)
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -79,7 +100,8 @@ def test_what_compilers_are_told():
     for dtype, tensor in ((torch.float32, x), (torch.bfloat16, x.bfloat16())):
         for one, narrow in ((bias, None), (None, None), (bias, weight.to(dtype, copy=True))):
             torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), narrow, one))
-        torch.library.opcheck(gradients, (above.to(dtype), tensor, weight.to(dtype)))
+        for wanted in ((True, True), (True, False), (False, True)):
+            torch.library.opcheck(gradients, (above.to(dtype), tensor, weight.to(dtype), *wanted))
 
 
 COMPILED = """
@@ -111,7 +133,8 @@ def compiled(function):
 
 
 expected = gradients(layers, True)
-for function in (compiled(layers), compiled(partial(checkpoint, layers, use_reentrant=False)), torch.compile(layers)):
+functions = [compiled(layers), compiled(partial(checkpoint, layers, use_reentrant=False))]
+for function in functions + ([torch.compile(layers)] if device == "cuda" else []):
     for one, other in zip(gradients(function, True), expected, strict=True):
         assert (one - other).norm() <= 0.01 * other.norm(), function
 forward, backward = graphs[:2]

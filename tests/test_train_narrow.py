@@ -1,11 +1,15 @@
 """Weights kept in bf16 beside those in float32 are always those, rounded."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from small_runs import random_rows, small
 from torch import nn
 
 from m2s.model import DiT, DiTConfig
+from m2s.model.dit import Dense
 from m2s.train import resolve
 from m2s.train.build import make_objects
 from m2s.train.config import replace
@@ -46,6 +50,26 @@ def test_whatever_torch_does_to_a_weight_is_seen():
     model.blocks[0].mlp[0].weight.data = torch.randn_like(model.blocks[0].mlp[0].weight)
     narrow.refresh()
     assert rounded(narrow)
+
+
+def test_copies_have_none():
+    """Nobody would keep it: a copy that is trained would see no change."""
+    model = DiT(DiTConfig(8, width=16, depth=1, heads=2))
+    narrow = Narrow(model)
+    assert rounded(narrow)  # from the start
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(layer.narrow is None for layer in copied.modules() if isinstance(layer, Dense))
+    assert all(layer.narrow is not None for layer in narrow.layers)
+
+
+def test_layers_that_share_a_weight():
+    model = DiT(DiTConfig(8, width=16, depth=2, heads=2))
+    model.blocks[1].mlp[0].weight = model.blocks[0].mlp[0].weight
+    narrow = Narrow(model)
+    assert len(narrow.weights) == 7 and model.blocks[1].mlp[0].narrow is model.blocks[0].mlp[0].narrow
+    model.blocks[0].mlp[2].weight = nn.Parameter(torch.randn_like(model.blocks[0].mlp[2].weight))
+    narrow.refresh()
+    assert all(torch.equal(layer.narrow, layer.weight.detach().bfloat16()) for layer in narrow.layers)
 
 
 def test_nothing_is_done_where_nothing_has_changed():

@@ -25,7 +25,7 @@ from m2s.train.loop import Stopper, update
 from m2s.train.noise import corrupt
 from m2s.train.parallel import World
 from m2s.train.replay import WARM, Replay, room_for
-from m2s.train.update import Learner
+from m2s.train.update import Learner, dealt
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -155,6 +155,7 @@ def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeyp
         return max(1, count)
 
     monkeypatch.setattr(updates, "room_for", tight)
+    monkeypatch.setattr(updates, "dealt", lambda t, _: torch.arange(len(t)))  # calls differ in their counts
     if DEVICE == "cpu":
         monkeypatch.setattr(updates, "Replay", Stand)
         for module, name in ((adamw, "fused"), (philox, "fused"), (dit, "is_fused")):  # they would be interpreted for long
@@ -179,6 +180,27 @@ def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeyp
     assert all(a < b for a, b in itertools.pairwise(sizes)) and learner.room == sizes[-1]
     assert isinstance(learner.step, Stand if DEVICE == "cpu" else Replay) and learner.step.recorded
     assert all(old() is None for old in before[1:]), "a recording was kept that is of no use"
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 12])
+def test_every_call_gets_early_and_late_times(micro_batch):
+    t = (torch.randperm(12) + torch.rand(12)) / 12
+    order = dealt(t, 12 // micro_batch)
+    assert order.sort().values.tolist() == list(range(12))
+    means = t[order].unflatten(0, (-1, micro_batch)).mean(1)
+    assert micro_batch == 1 or float(means.max() - means.min()) <= (2 if micro_batch % 2 else 1) / micro_batch / 2 + 1e-6
+    if micro_batch % 2 == 0:
+        assert float(means.max() - means.min()) <= 1 / 12  # but for the places of times in their own twelfths
+
+
+def test_a_room_lasts(tmp_path):
+    """Times are spread over a call as over a batch, so that one recording does for nearly all updates."""
+    learner = learner_of(
+        tmp_path, random_rows(length=128), method="md4", batch=32, micro_batch=4, steps=60, kernels="reference"
+    )
+    learner.counts = True
+    counts = [max(learner.share(step).masked()) for step in range(60)]
+    assert room_for(round(counts[0]), 512) <= 0.75 * 512 and max(counts) <= room_for(round(counts[0]), 512)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 4, 2])

@@ -107,6 +107,22 @@ class Dense(nn.Linear):
     def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
         return dense(x, self.weight, self.bias, fused, self.narrow)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the narrow weight: nobody would keep a copy's."""
+        return {**self.__dict__, "narrow": None}
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is no more than its weight and bias, which a kernel may read in its place: not replaced, not wrapped, and
+    nobody listens."""
+    return type(layer) is Dense and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def called(layer: nn.Module, x: Tensor, fused: bool) -> Tensor:
+    """Any layer; one of ours is told what kernels it may take."""
+    result: Tensor = layer(x, fused) if isinstance(layer, Dense) else layer(x)
+    return result
+
 
 class Modulation(nn.Module):
     """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
@@ -134,11 +150,14 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
     ) -> Float[Tensor, "B L D"]:
         if cache is None or at is None:
-            q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
+            if fused and is_plain(self.qkv):
+                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
+            else:
+                q, k, v = rotary(called(self.qkv, x, fused), cos, sin, self.heads)
             mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
-            mixed = self._extended(self.qkv(x), cos, sin, cache, at)
-        return self.out(mixed.transpose(1, 2).flatten(-2), fused)
+            mixed = self._extended(called(self.qkv, x, fused), cos, sin, cache, at)
+        return called(self.out, mixed.transpose(1, 2).flatten(-2), fused)
 
     def _extended(
         self,
@@ -192,9 +211,13 @@ class Block(nn.Module):
         x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused)
         branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
         x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
-        first, _, last = self.mlp
-        assert isinstance(first, Dense) and isinstance(last, Dense)
-        return x, self.dropout(last(linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)), gate2
+        return x, self.dropout(self._mlp(y, fused)), gate2
+
+    def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
+        first, gelu, last = self.mlp
+        if fused and isinstance(first, Dense) and is_plain(first):
+            return called(last, linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)
+        return called(last, gelu(called(first, y, fused)), fused)
 
 
 class DiT(nn.Module):

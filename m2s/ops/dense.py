@@ -13,7 +13,9 @@ from torch.nn.functional import linear
 
 from m2s.belief.output import product
 
-__all__ = ["dense", "gradients", "kept", "multiplied", "operands", "shapes"]
+__all__ = ["dense", "found", "gradients", "kept", "multiplied", "operands", "shapes"]
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 def dense(
@@ -43,8 +45,8 @@ def multiplied(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | 
     made = weight.new_empty(0) if _is_there(x, weight, narrow) else weight.to(x.dtype)
     factor = kept(weight, narrow, made)
     with torch.autocast(x.device.type, enabled=False):
-        if x.dtype == torch.bfloat16 and not x.is_cuda:
-            result = product(x.flatten(0, -2), factor.t()).unflatten(0, x.shape[:-1])
+        if x.dtype in HALF and not x.is_cuda:
+            result = product(x.reshape(-1, x.shape[-1]), factor.t()).reshape(*x.shape[:-1], len(factor))
             return (result if bias is None else result + bias).to(x.dtype), made
         return linear(x, factor, None if bias is None else bias.to(x.dtype)), made
 
@@ -75,20 +77,35 @@ def _(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | None) -> 
 
 
 @torch.library.custom_op("m2s::dense_backward", mutates_args=())
-def gradients(above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of x, in its dtype, and of the weight, in float32 at least."""
-    above, rows = above.flatten(0, -2), x.flatten(0, -2)
+def gradients(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: bool) -> tuple[Tensor, Tensor]:
+    """Of x, in its dtype, and of the weight, in float32 at least; empty where it is not wanted."""
+    above, rows = above.reshape(-1, above.shape[-1]), x.reshape(-1, x.shape[-1])
+    half, first, second = above.dtype in HALF, x.new_empty(0), weight.new_empty(0, dtype=_wide(weight))
     with torch.autocast(x.device.type, enabled=False):
-        if above.dtype != torch.bfloat16:
-            return (above @ weight).reshape(x.shape), above.t() @ rows
-        at_x = above @ weight if above.is_cuda else product(above, weight).to(x.dtype)
-        return at_x.reshape(x.shape), product(above.t(), rows)
+        if at_x:
+            first = product(above, weight).to(x.dtype) if half and not above.is_cuda else above @ weight
+            first = first.reshape(x.shape)
+        if at_weight:
+            second = product(above.t(), rows) if half else above.t() @ rows
+    return first, second
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.float32 if weight.dtype in HALF else weight.dtype
 
 
 @gradients.register_fake
-def _(above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
-    return x.new_empty(x.shape), weight.new_empty(weight.shape, dtype=wide)
+def _(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if at_x else 0), weight.new_empty(weight.shape if at_weight else 0, dtype=_wide(weight))
+
+
+def found(ctx: Any, above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """`gradients` of an operation whose first inputs are x and the weight, as autograd wants them."""
+    at_x, at_weight = ctx.needs_input_grad[:2]
+    if not (at_x or at_weight):
+        return None, None
+    first, second = gradients(above, x, weight, at_x, at_weight)
+    return first if at_x else None, second if at_weight else None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -102,8 +119,9 @@ def _gradients(ctx: Any, above: Tensor | None, _: Tensor | None) -> tuple[Tensor
     if above is None:
         return None, None, None, None
     wanted = ctx.bias is not None and ctx.needs_input_grad[3]
-    at_bias = above.flatten(0, -2).sum(0, dtype=torch.promote_types(ctx.bias, torch.float32)).to(ctx.bias) if wanted else None
-    return *gradients(above, *ctx.saved_tensors), None, at_bias
+    rows = above.reshape(-1, above.shape[-1])
+    at_bias = rows.sum(0, dtype=torch.promote_types(ctx.bias, torch.float32)).to(ctx.bias) if wanted else None
+    return *found(ctx, above, *ctx.saved_tensors), None, at_bias
 
 
 _dense.register_autograd(_gradients, setup_context=_setup)

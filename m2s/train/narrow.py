@@ -8,24 +8,22 @@ from m2s.model.dit import Dense
 
 class Narrow:
     """What the layers of `model` read as their `narrow` weights. The optimizer's kernel writes them; `refresh` does so where
-    something else has changed a weight: a state that was loaded, the average that was validated, an optimizer of torch's."""
+    torch has changed a weight otherwise: a state that was loaded, the average that was validated, an optimizer of torch's.
+    (Not where a weight's `.data` was changed in place: torch does not count that.)"""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, Dense)]
+        self.weights: dict[Tensor, Tensor] = {}
+        for layer in self.layers:  # some may share a weight
+            layer.narrow = self.weights.setdefault(layer.weight, torch.empty_like(layer.weight, dtype=torch.bfloat16))
         self.seen: list[tuple[int, int]] = []
-        for layer in self.layers:
-            layer.narrow = torch.empty_like(layer.weight, dtype=torch.bfloat16)
-        self.weights: dict[Tensor, Tensor] = {layer.weight: _narrow(layer) for layer in self.layers}
+        self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """A weight that torch changes counts its changes; the kernel does not, for it writes by address."""
-        seen = [(weight._version, weight.data_ptr()) for weight in self.weights]
-        if self.layers and seen != self.seen:
-            torch._foreach_copy_(list(self.weights.values()), list(self.weights))
+        pairs = [(layer.weight, layer.narrow) for layer in self.layers if layer.narrow is not None]
+        seen = [(weight._version, weight.data_ptr()) for weight, _ in pairs]
+        if pairs and seen != self.seen:
+            torch._foreach_copy_([narrow for _, narrow in pairs], [weight for weight, _ in pairs])
             self.seen = seen
-
-
-def _narrow(layer: Dense) -> Tensor:
-    assert layer.narrow is not None
-    return layer.narrow

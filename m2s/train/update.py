@@ -78,6 +78,13 @@ def reading(numbers: Tensor) -> Callable[[], list[float]]:
     return read
 
 
+def dealt(t: Tensor, calls: int) -> Tensor:
+    """The rows in an order in which every call gets early and late times alike: so its masks are about as many as another's."""
+    order = t.argsort().unflatten(0, (-1, calls))
+    order[1::2] = order[1::2].flip(1)
+    return order.t().flatten()
+
+
 def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
     """That of update `step`, counted from 0."""
     if step < optimizer.warmup:
@@ -154,6 +161,9 @@ class Learner:
         t = settled(self.head.process, t)
         if self.head.exact:  # there is no integral over times
             weight = torch.ones_like(weight)
+        if self.counts and run.micro_batch:
+            order = dealt(t, len(rows) // run.micro_batch)
+            indices, rows, t, weight = (value[order] for value in (indices, rows, t, weight))
         batch, device = self.source.train(indices), world.device
         given = (None if value is None else sent(value, device) for value in (batch.weight, batch.label))
         rows, t, batch = sent(rows, device), sent(t, device), Batch(sent(batch.x_0, device), *given)
