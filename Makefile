@@ -14,7 +14,7 @@ demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .
