@@ -11,7 +11,7 @@ import torch
 import m2s
 from m2s.belief.output import Unprojected
 from m2s.objective import total
-from m2s.ops import form, linear, linear_loss
+from m2s.ops import choice, form, linear, linear_loss
 from m2s.ops.bridged import reference as bridged
 from m2s.ops.free import reference as free
 
@@ -98,7 +98,7 @@ def test_rows_against_the_definition(kind, name, vocab, count):
     given = [value.to(DEVICE) for value in (wide, x_t.reshape(-1), x_0.reshape(-1), scalars)]
     for name in ("reference", "fused"):
         with form(name):
-            operation = linear_loss.operation(kind, given[0])
+            operation = choice.operation(kind, given[0])
             told = (given[0], *operation.prepare(*given[1:]), head.process.mask is not None, vocab)
             value, none = operation.rows(*told, None, torch.float32)
             loss, gradient = operation.rows(given[0].clone(), *told[1:], weight.to(DEVICE), torch.float32)
@@ -189,7 +189,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     given = (x_t.reshape(-1), x_0.reshape(-1), scalars)
     weight = torch.ones(6, dtype=torch.float64)
     with form("fused"):
-        operation = linear_loss.operation("bridged", logits.to(DEVICE))
+        operation = choice.operation("bridged", logits.to(DEVICE))
         logits, weight, *given = (value.to(DEVICE) for value in (logits, weight, *given))
         told = operation.prepare(*given)
         whole = operation.rows(logits.clone(), *told, False, 1001, weight, torch.float32)

@@ -234,7 +234,12 @@ def test_results_are_those_of_the_files() -> None:
     fastest, masked = parts["steps"]["train"]["contenders"]["kernels fused"], parts["steps-mdlm"]["train"]
     says(page.replace("\n", " "), f"fastest of the 21 updates took {fastest['best_ms']:.1f} ms")
     says(page.replace("\n", " "), f"These add up to {sum(shares(profile).values()):.1f} ms")
+    before = (folder / "profile-owt-before.txt").read_text()
     says(page_of_kernels, f"an update's kernels add up to {sum(shares(profile).values()):.1f} ms")
+    says(page_of_kernels, f"and to {sum(shares(before).values()):.1f} ms before")
+    for text, version in ((before, "36 to 42 us each way | {:.1f} us |"), (profile, "24 and 38 us | {:.1f} us on average")):
+        (turn,) = re.findall(r"^ +_turn .* (\d+\.\d+)ms +\S+ +(\d+) *$", text, re.MULTILINE)
+        says(page_of_kernels, version.format(1e3 * float(turn[0]) / int(turn[1])))
     once = json.loads((folder / "steps-mdlm-first.json").read_text())["parts"]["train"]["contenders"]["kernels fused"]
     says(page_of_kernels, f"One update of MDLM: {once['median_ms']:.1f} ms without a graph")
     says(page_of_kernels, f"found {masked['contenders']['kernels fused']['median_ms']:.1f}.")

@@ -48,7 +48,7 @@ class Unprojected:
 # Opaque to a compiler, which may not know a product of bf16 that is returned in float32.
 @torch.library.custom_op("m2s::product", mutates_args=())
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a b of bf16 matrices, added up and returned in float32."""
+    """a b of matrices in bf16 or float16, added up and returned in float32."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 

@@ -1,7 +1,7 @@
 """The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -112,9 +112,9 @@ class Dense(nn.Linear):
         return {**self.__dict__, "narrow": None}
 
 
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is no more than its weight and bias, which a kernel may read in its place: not replaced, not wrapped, and
-    nobody listens."""
+def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
+    """Whether a layer is no more than its weight and bias, which an operation may read in its place: not replaced, not wrapped,
+    and nobody listens."""
     return type(layer) is Dense and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
     ) -> Float[Tensor, "B L D"]:
         if cache is None or at is None:
-            if fused and is_plain(self.qkv):
+            if is_plain(self.qkv):
                 q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
             else:
                 q, k, v = rotary(called(self.qkv, x, fused), cos, sin, self.heads)
@@ -215,7 +215,7 @@ class Block(nn.Module):
 
     def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
         first, gelu, last = self.mlp
-        if fused and isinstance(first, Dense) and is_plain(first):
+        if is_plain(first):
             return called(last, linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)
         return called(last, gelu(called(first, y, fused)), fused)
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -38,6 +40,11 @@ def fused(x: Tensor) -> bool:
     if name == "fused" and (why := lacking(x.device)):
         raise RuntimeError(f"a fused operation was asked for, but {why}")
     return name == "fused" or (name == "auto" and x.is_cuda and HAS_TRITON and not _broken)
+
+
+def operation(kind: str, x: Tensor) -> ModuleType:
+    """An operation's module, in the form that fits x."""
+    return importlib.import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}")
 
 
 def settle(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from m2s.belief.output import product
 
-__all__ = ["dense", "found", "gradients", "kept", "multiplied", "operands", "shapes"]
+__all__ = ["dense", "for_autograd", "gradients", "kept", "multiplied", "operands", "shapes"]
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -99,7 +99,7 @@ def _(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: bool) -> 
     return x.new_empty(x.shape if at_x else 0), weight.new_empty(weight.shape if at_weight else 0, dtype=_wide(weight))
 
 
-def found(ctx: Any, above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def for_autograd(ctx: Any, above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """`gradients` of an operation whose first inputs are x and the weight, as autograd wants them."""
     at_x, at_weight = ctx.needs_input_grad[:2]
     if not (at_x or at_weight):
@@ -121,7 +121,7 @@ def _gradients(ctx: Any, above: Tensor | None, _: Tensor | None) -> tuple[Tensor
     wanted = ctx.bias is not None and ctx.needs_input_grad[3]
     rows = above.reshape(-1, above.shape[-1])
     at_bias = rows.sum(0, dtype=torch.promote_types(ctx.bias, torch.float32)).to(ctx.bias) if wanted else None
-    return *found(ctx, above, *ctx.saved_tensors), None, at_bias
+    return *for_autograd(ctx, above, *ctx.saved_tensors), None, at_bias
 
 
 _dense.register_autograd(_gradients, setup_context=_setup)

@@ -5,14 +5,12 @@ least. The bias rides in the product, so that its gradient comes out of the one 
 """
 
 from collections.abc import Iterator
-from importlib import import_module
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from m2s.belief.output import HALF_EXTRA, Unprojected, full, half_operands, product
-from m2s.ops.choice import fused
+from m2s.ops.choice import operation
 
 CHUNK = 50_304 * 3328  # logits alive at once: 0.6 GiB
 
@@ -26,11 +24,6 @@ def is_half(hidden: Tensor) -> bool:
     return hidden.dtype == torch.bfloat16 and hidden.is_cuda
 
 
-def form(x: Tensor) -> ModuleType:
-    """`m2s.ops.columns` in the form that fits x."""
-    return import_module(f"m2s.ops.columns.{'triton' if fused(x) else 'reference'}")
-
-
 class Layer:
     """Hidden states [N, D] and a last layer [V, D], as the products want them."""
 
@@ -39,7 +32,7 @@ class Layer:
         self.half = is_half(hidden)
         hidden = hidden.reshape(-1, self.width)
         if self.half:
-            hidden, columns = half_operands(hidden, weight, bias, form(hidden).beside)
+            hidden, columns = half_operands(hidden, weight, bias, operation("columns", hidden).beside)
         else:
             hidden, columns = full(hidden), full(weight)
             if bias is not None:

@@ -4,8 +4,6 @@ Where the weights of the losses are known beforehand, their gradients are found 
 (`total`). Where they come from outside (`losses`), the backward pass makes the logits once more.
 """
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,15 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from m2s.belief.output import Unprojected
-from m2s.ops.choice import fused
-from m2s.ops.linear import Gradient, Layer, extra, form
+from m2s.ops.choice import operation
+from m2s.ops.linear import Gradient, Layer, extra
 from m2s.process import Process
-
-
-def operation(kind: str, x: Tensor) -> ModuleType:
-    """A loss of rows of logits (bridged, free or masked), in the form that fits x: what is told of all rows is made ready once
-    by its `prepare`, then its `rows` are asked for, some at a time."""
-    return import_module(f"m2s.ops.{kind}.{'triton' if fused(x) else 'reference'}")
 
 
 @torch.library.custom_op("m2s::linear_loss", mutates_args=())
@@ -39,7 +31,8 @@ def linear_loss(
     row_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses [N] in float64, and, where rows have a weight, the gradients of their weighted sum with respect to hidden,
-    weight and bias (empty without)."""
+    weight and bias (empty without). By a loss of rows of logits (bridged, free or masked): what is told of all rows is made
+    ready once by its `prepare`, then its `rows` are asked for, some at a time."""
     layer, loss_of = Layer(hidden, weight, bias), operation(kind, hidden)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
@@ -98,7 +91,7 @@ class _Total(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         hidden, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, bias))
-        weight = form(weight).alone(weight, upstream)
+        weight = operation("columns", weight).alone(weight, upstream)
         return hidden, weight, bias if ctx.bias else None, *(None for _ in range(7))
 
 

@@ -78,4 +78,4 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        return *dense.found(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None
+        return *dense.for_autograd(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None
