@@ -2,6 +2,7 @@
 
     python experiments/mnist.py out/mnist              # on a GPU; rows that are done are not done again
     python experiments/mnist.py out/mnist --table      # from the rows' files: mnist.json, mnist.png, pictures of samples
+    python experiments/mnist.py out/mnist --rows experiments/results/mnist.json   # go on from a table, on whatever machine
 
 A row is what these commands do, in one process: `m2s train mnist --method NAME --seed 1` (fewer updates, a tenth of them
 warm-up); `m2s evaluate bpd` on all test images; `m2s sample` of 5,000 images by the sampler of the method's authors; `m2s
@@ -224,6 +225,21 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def take_over(table: Path, out: Path) -> None:
+    """The rows of a mnist.json that have no file in the folder get one."""
+    try:
+        rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+        found = {row["method"]: row for row in rows if "error" not in row and row["method"] in METHODS}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
+    there = read_rows(out)
+    refuse_others(out, {**found, **there}, next(iter({**found, **there}.values()), {"settings": {}})["settings"])
+    folder(out)
+    for name, row in found.items():
+        if "error" in there.get(name, {"error": "not done"}):
+            write_json(out / f"{name}.json", row)
+
+
 def refuse_others(out: Path, rows: dict[str, dict[str, Any]], settings: dict[str, Any]) -> None:
     """All rows were made alike."""
     for name, row in rows.items():
@@ -359,7 +375,10 @@ def summarise(out: Path) -> None:
     write_json(out / "mnist.json", {"command": command(), "settings": rows[0]["settings"], "rows": rows})
     made = [row for row in rows if "error" not in row]
     for row in made:
-        with np.load(out / f"{row['method']}.npz", allow_pickle=False) as file:
+        samples = out / f"{row['method']}.npz"
+        if not samples.exists():  # of a row that came here without them: no picture
+            continue
+        with np.load(samples, allow_pickle=False) as file:
             tokens = torch.from_numpy(file["tokens"].astype(np.int64))
         shape = (round(tokens.shape[1] ** 0.5),) * 2
         write_pictures(out / f"{row['method']}.png", tokens, shape, 256)
@@ -376,6 +395,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=UPDATES, help="updates of a row, the same for all (%(default)s)")
     parser.add_argument("--limit", type=int, help="a rehearsal: so many images of a batch, of the test set, of the samples")
     parser.add_argument("--inception", type=Path, metavar="FILE", help="as m2s evaluate fid takes it")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="a mnist.json: its rows are done, but for those done here")
     parser.add_argument("--table", action="store_true", help="make the table and the figures from the rows' files")
     options = parser.parse_args(arguments)
     options.methods = options.methods.split(",")
@@ -393,6 +413,8 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         options = parse(arguments)
+        if options.rows:
+            take_over(options.rows, options.out)
         if options.table:
             summarise(options.out)
             return 0

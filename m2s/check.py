@@ -91,15 +91,37 @@ def instance(name: str, value: object, kind: type, example: str) -> None:
         raise TypeError(f"{name} must be {example}, not {value!r}")
 
 
+def each(name: str, value: Tensor, other: str, x: Tensor) -> None:
+    """`value` is a tensor with a row for each of `x`."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        raise TypeError(f"{name} must be a torch.Tensor with a row for each of {other}, not {value!r}")
+    if len(value) != len(x):
+        raise ValueError(f"{name} has {len(value)} rows, but {other} has {len(x)}: there must be one for each")
+
+
 def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:
     if x.shape != y.shape:
         raise ValueError(f"{name} has shape {list(x.shape)}, but {other} has shape {list(y.shape)}: they must agree")
 
 
+def tensor(name: str, value: object) -> None:
+    """`value` is a tensor, and not something that holds one as its logits."""
+    if not isinstance(value, Tensor):
+        held = isinstance(getattr(value, "logits", None), Tensor)
+        advice = ": hand over its .logits, as model = lambda x_t, t, condition=None: net(x_t).logits does" if held else ""
+        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}{advice}")
+
+
+def without_mask(columns: int, states: int) -> str:
+    """The end of a complaint about too few columns, where the one that is lacking may be the mask's."""
+    if columns != states - 1:
+        return ""
+    return "; if the process has a mask, that is its last state, and the network needs a column for it too: vocab + 1 in all"
+
+
 def belief(name: str, value: Tensor, x_t: Tensor, states: int, wider: bool = False) -> None:
     """`value` is [*sites, states] over the sites of `x_t`; `wider` allows padded columns."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    tensor(name, value)
     if not value.dtype.is_floating_point:
         raise TypeError(f"{name} must hold floats, but its dtype is {value.dtype}")
     if value.shape[:-1] != x_t.shape:
@@ -110,6 +132,7 @@ def belief(name: str, value: Tensor, x_t: Tensor, states: int, wider: bool = Fal
         atleast = "at least " if wider else ""
         raise ValueError(
             f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {atleast}{states}"
+            f"{without_mask(value.shape[-1], states)}"
         )
     not_nan(name, value)
 

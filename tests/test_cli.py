@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -92,6 +93,11 @@ def test_help_names_every_method(capsys):
         main(["train", "--help"])
     words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
     assert set(METHODS) <= words
+
+
+def test_help_names_a_method_that_was_added_to_the_list(monkeypatch):
+    monkeypatch.setitem(METHODS, "brand-new", METHODS["m2s"])
+    assert "brand-new" in runpy.run_path(m2s.cli.train.__file__)["Train"].__doc__
 
 
 def test_cite_all(capsys):

@@ -154,7 +154,8 @@ out, network, micro_batch, compiled = sys.argv[1:]
 changes = {"steps": 8, "log_every": 1, "precision": "float32", "network__dropout": 0.0, "micro_batch": int(micro_batch)}
 if network == "duo":  # sixteen updates, of which the first eight see softened tokens
     changes |= {"method": "duo", "steps": 16}
-if network in ("md4", "sedd-absorb", "radd", "tauldr-absorb"):  # the first two with masked sites picked out
+# of those with masks the first two have masked sites picked out; of those between levels kernels come from tables
+if network in ("md4", "sedd-absorb", "radd", "tauldr-absorb", "tauldr", "m2s-gaussian"):
     changes |= {"method": network}
 if network == "unet":
     changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
@@ -175,7 +176,8 @@ print("the same losses")
 @pytest.mark.parametrize(
     ("network", "compiled"),
     [(network, compiled) for network in ("dit", "unet", "duo") for compiled in ("no", "yes")]
-    + [("md4", "yes"), ("sedd-absorb", "yes"), ("radd", "no"), ("tauldr-absorb", "no")],
+    + [("md4", "yes"), ("sedd-absorb", "yes"), ("radd", "no"), ("tauldr-absorb", "no")]
+    + [(network, compiled) for network in ("tauldr", "m2s-gaussian") for compiled in ("no", "yes")],
 )
 def test_updates_that_are_compiled_and_replayed_are_those_of_a_cpu(tmp_path, network, micro_batch, compiled) -> None:
     """Eight updates, of which a GPU records the fourth call; with padding."""

@@ -167,6 +167,43 @@ def test_a_free_score_is_answered_in_options(command, option, value, advice, fre
     assert not any(word in said for word in ("m2s.Projected", "sampler=", "top_k"))
 
 
+CHAINS = {"uniform": m2s.Chain.uniform, "absorbing": m2s.Chain.absorbing}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("sampler", ["analytic", "ancestral", "euler", "adaptive", "remasking", "forward_backward"])
+def test_a_chain_is_answered_with_what_serves_it(kind, sampler, tmp_path, capsys):
+    chain = saved(tmp_path / "chain", m2s.Posterior(CHAINS[kind](5, torch.full((4,), 0.3)), "exact"))
+    options = ("--n", "2", "--steps", "2", "--device", "cpu", "--out", str(tmp_path / "new.npz"))
+    said = refused(capsys, "sample", chain, "--sampler", sampler, *options)
+    advice = re.search(r"use --sampler (.*)$", said)
+    assert advice is not None and advice[1] == "bayes"
+    main(["sample", chain, "--sampler", advice[1], *options])
+
+
+@pytest.mark.parametrize(
+    ("process", "sampler", "advice"),
+    [
+        (
+            m2s.Uniform(5, m2s.Linear()),
+            "confidence",
+            "it needs m2s train --process.kind absorbing; use --sampler bayes or euler",
+        ),
+        (m2s.RateMatrix.uniform(5, m2s.Linear()), "analytic", "(uniform, absorbing, hybrid)"),
+        (m2s.RateMatrix.uniform(5, m2s.Linear()), "analytic", "use --sampler euler"),
+        (
+            m2s.Absorbing(5, m2s.Linear()),
+            "self_correcting",
+            "m2s train --process.kind hybrid or uniform; use --sampler remasking",
+        ),
+    ],
+)
+def test_no_sampler_is_refused_with_a_class(process, sampler, advice, tmp_path, capsys):
+    run = saved(tmp_path / "run", m2s.Posterior(process))
+    said = refused(capsys, "sample", run, "--sampler", sampler, "--out", str(tmp_path / "new.npz"))
+    assert advice in said and not re.search(r"m2s\.[A-Z]", said)
+
+
 def test_every_option_is_named_as_it_is_typed():
     options = {"sampler", "top_k", "steps", "project"}
     assert typed("steps is 0: use top_k=1", options) == "--steps is 0: use --top-k 1"
@@ -174,6 +211,10 @@ def test_every_option_is_named_as_it_is_typed():
     assert typed("did you mean 'top_k'?", options) == "did you mean 'top_k'?"
     nested = m2s.LogScore(m2s.Uniform(5, m2s.Linear()))
     assert typed(f"use m2s.Projected({nested})", options) == "use --project"
+    assert typed("it needs m2s.Hybrid or m2s.Uniform", options) == "it needs m2s train --process.kind hybrid or uniform"
+    assert typed("LogScore has none, but Uniform(5, Linear()) has: use 'euler'", options) == (
+        "log-score has none, but Uniform(5, Linear()) has: use --sampler euler"
+    )
 
 
 @pytest.mark.parametrize(("method", "said"), [("ar", "exact likelihood of held-out data"), ("m2s", "bound on held-out data")])

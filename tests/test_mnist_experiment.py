@@ -151,3 +151,31 @@ def test_rows_of_one_table_are_alike(mnist, capsys):
     Path("out/sedd.json").write_text(json.dumps({"method": "sedd", "settings": {"updates": 8}, "error": "x"}))
     assert mnist.main(["out", "--table"]) == 2
     assert "was made with updates 8, not 9" in capsys.readouterr().err
+
+
+def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
+    """Its rows are taken for done, those of the folder stay, and a row without samples has no picture."""
+    assert mnist.main(["first", "--methods", "sedd,md4", *COMMON]) == 0
+    assert mnist.main(["first", "--table"]) == 0
+    Path("out").mkdir()
+    mine = {**json.loads(Path("first/md4.json").read_text()), "mine": True}
+    Path("out/md4.json").write_text(json.dumps(mine))
+    failed = {"method": "sedd", "settings": mine["settings"], "error": "x"}
+    Path("out/sedd.json").write_text(json.dumps(failed))
+    monkeypatch.setattr(mnist, "train", None)
+    assert mnist.main(["out", "--rows", "first/mnist.json", "--methods", "sedd,md4", *COMMON]) == 0
+    assert "all rows are done" in capsys.readouterr().out
+    assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd.json").read_text())
+    assert mnist.main(["out", "--table"]) == 0
+    assert Path("out/mnist.png").exists() and not Path("out/sedd.png").exists()
+
+    for name, text in {"none.json": "[]", "bad.json": "{"}.items():
+        Path(name).write_text(text)
+    for name in ("none.json", "bad.json", "missing.json"):
+        assert mnist.main(["third", "--rows", name, "--table"]) == 2
+        assert f"--rows is {name}, but no rows can be read there" in capsys.readouterr().err
+    mine["settings"] = {**mine["settings"], "updates": 9}
+    Path("out/md4.json").write_text(json.dumps(mine))
+    assert mnist.main(["out", "--rows", "first/mnist.json", "--table"]) == 2
+    assert "must be alike" in capsys.readouterr().err
+    assert not Path("third").exists()

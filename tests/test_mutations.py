@@ -64,7 +64,7 @@ MUTANTS = {
         "test_identities.py::test_chapman_kolmogorov",
     ),
     "expm: a short step doubled with the wrong sign": Mutant(
-        "process/rate_matrix.py",
+        "process/exponential.py",
         "(2 - leave.unsqueeze(-1) - leave.unsqueeze(-2))",
         "(2 - leave.unsqueeze(-1) + leave.unsqueeze(-2))",
         "test_theorems.py::test_bridge_theorem",

@@ -222,13 +222,14 @@ def test_what_stays_anyway_is_not_read(name: str, sampler: m2s.sampler.Sampler) 
 
 
 def model(states: int, unprojected: bool) -> Callable[..., Tensor | m2s.Unprojected]:
-    """A fixed random network."""
+    """A fixed random network, which says something else at every site: no two are equally sure."""
     generator = torch.Generator().manual_seed(4)
     sizes = (states, 8), (states + 3, 8), (states + 3,)
     embed, weight, bias = (2 * torch.randn(*size, generator=generator).to(DEVICE) for size in sizes)
 
     def network(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor | m2s.Unprojected:
-        hidden = torch.tanh(embed[x_t] + embed[x_t].mean(1, keepdim=True) + t[:, None, None])
+        place = torch.arange(x_t.shape[1], device=DEVICE)[:, None] / 3
+        hidden = torch.tanh(embed[x_t] + embed[x_t].mean(1, keepdim=True) + t[:, None, None] + place)
         output = m2s.Unprojected(hidden, weight, bias)
         return output if unprojected else output.project()
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from scipy.special import betainc
 
 import m2s
 from m2s.cli import main
@@ -18,10 +19,17 @@ NODES, WEIGHTS = (value / 2 for value in np.polynomial.legendre.leggauss(24))
 NODES = NODES + 0.5
 
 
-def logits(x: np.ndarray, seed: int = 3) -> np.ndarray:
+TABLE = np.random.default_rng(3).normal(size=((VOCAB + 1) ** LENGTH, LENGTH, VOCAB + 1))
+HIDDEN = np.array(list(itertools.product([False, True], repeat=LENGTH)))  # all subsets of masked sites
+
+
+def place(x: np.ndarray) -> np.ndarray:
+    return x @ (VOCAB + 1) ** np.arange(LENGTH)[::-1]
+
+
+def logits(x: np.ndarray) -> np.ndarray:
     """A network that is not told the time: one row for each of all noisy sequences."""
-    table = np.random.default_rng(seed).normal(size=((VOCAB + 1) ** LENGTH, LENGTH, VOCAB + 1))
-    return table[x @ (VOCAB + 1) ** np.arange(LENGTH)[::-1]]
+    return TABLE[place(x)]
 
 
 def surprise(x_0: np.ndarray, masked: tuple[int, ...]) -> np.ndarray:
@@ -41,19 +49,29 @@ def over_orders(x_0: np.ndarray) -> float:
     return float(np.mean(each))
 
 
-def expected(loss, schedule: m2s.Schedule, x_0: np.ndarray) -> float:
-    """The integral over t of E[loss | x_0], over all subsets of masked sites; quadrature of an analytic function."""
+def chances(schedule: m2s.Schedule, t: float) -> np.ndarray:
+    """Of every subset of masked sites at time t."""
+    share = float(1 - schedule.alpha(torch.tensor(t, dtype=torch.float64)))
+    return np.where(HIDDEN, share, 1 - share).prod(-1)
+
+
+def integral(loss, schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """The integral over t in [low, high] of E[loss | x_0], over all subsets of masked sites; quadrature of an analytic
+    function."""
     head = m2s.Posterior(m2s.Absorbing(VOCAB, schedule))
-    hidden = np.array(list(itertools.product([False, True], repeat=LENGTH)))
-    x_t = np.where(hidden, VOCAB, x_0)
-    total = 0.0
-    for node, weight in zip(NODES, WEIGHTS, strict=True):
+    x_t = np.where(HIDDEN, VOCAB, x_0)
+    tokens = torch.from_numpy(np.tile(x_0, (len(x_t), 1))), torch.from_numpy(x_t)
+    total = torch.zeros((), dtype=torch.float64)
+    for node, weight in zip(low + (high - low) * NODES, (high - low) * WEIGHTS, strict=True):
         t = torch.full((len(x_t),), node, dtype=torch.float64)
-        share = float(1 - schedule.alpha(t[0]))
-        chance = np.where(hidden, share, 1 - share).prod(-1)
-        tokens = torch.from_numpy(np.tile(x_0, (len(x_t), 1))), torch.from_numpy(x_t)
-        total += weight * float(chance @ loss(head, torch.from_numpy(logits(x_t)), *tokens, t).sum(-1).numpy())
+        chance = torch.from_numpy(chances(schedule, node))
+        total = total + weight * (chance @ loss(head, table[place(x_t)], *tokens, t).sum(-1))
     return total
+
+
+def expected(loss, schedule: m2s.Schedule, x_0: np.ndarray) -> float:
+    """Over all times."""
+    return float(integral(loss, schedule, x_0, torch.from_numpy(TABLE), 0.0, 1.0))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -63,6 +81,59 @@ def test_it_is_on_average_the_masked_objective_and_the_mean_over_all_orders(sche
         wanted = over_orders(x_0)
         assert expected(any_order, schedule, x_0) == pytest.approx(wanted, rel=1e-10)
         assert expected(m2s.masked_cross_entropy, schedule, x_0) == pytest.approx(wanted, rel=1e-10)
+
+
+def surprise_at_a_mask(schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Tensor, t: float) -> torch.Tensor:
+    """E[(1/n) sum_{i masked} -log mu_{x_0^i} | x_0] at time t, by hand; a sequence without masks counts for nothing."""
+    log_mu = torch.log_softmax(table[place(np.where(HIDDEN, VOCAB, x_0))][..., :VOCAB], -1)[:, range(LENGTH), x_0]
+    weight = chances(schedule, t)[:, None] * HIDDEN / np.maximum(HIDDEN.sum(-1, keepdims=True), 1)
+    return -(torch.from_numpy(weight) * log_mu).sum()
+
+
+@pytest.mark.parametrize(
+    "schedule", [*SCHEDULES, m2s.LogLinear(), m2s.LogLinear(0.2), m2s.Exponential(3.0), m2s.Geometric(0.05, 3.0)], ids=str
+)
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1e-3, 1.0), (1e-3, 1 - 1e-3), (0.2, 0.7)])
+def test_over_any_times_it_differs_from_the_masked_objective_by_its_ends(
+    schedule: m2s.Schedule, low: float, high: float
+) -> None:
+    """masked - any-order = [alpha_t E_t[mean of -log mu_{x_0} over the masked sites]] from t = low to high; so the gradients.
+
+    For d/dlambda (1 - lambda) Pr(n) = Pr(n) (n/lambda - (L + 1)). It is 0 where lambda fills [0, 1]; the log-linear schedule,
+    over all times, has eps E_1[...] more in the masked objective.
+    """
+    x_0 = np.random.default_rng(5).integers(VOCAB, size=LENGTH)
+    table = torch.from_numpy(TABLE).requires_grad_()
+    masked, found = (integral(loss, schedule, x_0, table, low, high) for loss in (m2s.masked_cross_entropy, any_order))
+    left = [float(schedule.alpha(torch.tensor(t, dtype=torch.float64))) for t in (low, high)]
+    first, last = (alpha * surprise_at_a_mask(schedule, x_0, table, t) for alpha, t in zip(left, (low, high), strict=True))
+    difference, ends = masked - found, last - first
+    torch.testing.assert_close(difference, ends, rtol=1e-9, atol=1e-13)
+    one, two = (torch.autograd.grad(value, table)[0] for value in (difference, ends))
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-13)
+    if (low, high) == (0, 1) and isinstance(schedule, m2s.LogLinear):
+        at_the_end = surprise_at_a_mask(schedule, x_0, table, 1.0).item()
+        assert at_the_end > 0.5
+        assert difference.item() == pytest.approx(schedule.eps * at_the_end, rel=1e-9)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 0.2])
+def test_each_number_of_masks_under_the_log_linear_schedule(eps: float) -> None:
+    """With S_n the mean over the sets of n sites of their summed -log mu, Lambda = 1 - eps and I the incomplete beta function:
+
+    all orders: sum_n S_n/n,   masked: sum_n S_n/n I_Lambda(n, L - n + 1),   any-order: sum_n S_n/n I_Lambda(n + 1, L - n + 1).
+    """
+    schedule, x_0, n = m2s.LogLinear(eps), np.array([1, 0, 2, 1]), np.arange(1, LENGTH + 1)
+    sets = [list(itertools.combinations(range(LENGTH), count)) for count in n]
+    each = np.array([np.mean([surprise(x_0, hidden)[list(hidden)].sum() for hidden in some]) for some in sets]) / n
+    assert each.sum() == pytest.approx(over_orders(x_0), rel=1e-12)
+    wanted = {
+        m2s.masked_cross_entropy: each @ betainc(n, LENGTH - n + 1, 1 - eps),
+        any_order: each @ betainc(n + 1, LENGTH - n + 1, 1 - eps),
+    }
+    assert wanted[any_order] < wanted[m2s.masked_cross_entropy] < each.sum()
+    for loss, value in wanted.items():
+        assert expected(loss, schedule, x_0) == pytest.approx(value, rel=1e-12)
 
 
 def test_given_the_number_of_masks_it_is_what_the_authors_write() -> None:

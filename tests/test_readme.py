@@ -176,6 +176,12 @@ def test_results_are_those_of_the_files() -> None:
         bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
         says(page, f"| `{row['method']}` | {bits} | {row['distance']:.3f} | {row['samples_per_second']:.1f} |")
     says(page, f"images is {methods['held_out_distance']:.3f})")
+    first = json.loads((ROOT / "experiments" / "results" / "methods-first.json").read_text())
+    old, new = ({row["method"]: row for row in found["rows"]} for found in (first, methods))
+    far, near = (found["neural-ctmc"]["distance"] for found in (old, new))
+    says(page, f"`neural-ctmc` at a distance of {far:.3f} ([methods-first.json]")
+    says(page, f"where `euler` has {near:.3f}")
+    says(page, f"without the offset `tauldr` was at {old['tauldr']['bits']:.3f} bits")
     mnist = json.loads((ROOT / "experiments" / "results" / "mnist.json").read_text())
     for row in mnist["rows"]:
         bits, distances = row["bound"]["bound"], " | ".join(f"{each['fid']:.2f}" for each in row["samples"])
@@ -184,6 +190,19 @@ def test_results_are_those_of_the_files() -> None:
     plain = next(row["bound"] for row in mnist["rows"] if row["method"] == "m2s")
     values = (plain[name]["value"] for name in ("reconstruction", "bound"))
     says(page, "{:.2f} of its {:.2f} bits are the reconstruction".format(*values))
+    ladder = json.loads((folder / "ladder.json").read_text())
+    for name, one in ladder["times"].items():
+        error = "-" if name == "doubling" else f"{ladder['relative_error'][name]:.1e}"
+        says(page, f"| {one['median_ms']:,.0f} | {error} |")
+    faster = ladder["tables_times_faster_than"]
+    says(page, f"{faster['doubling']:.1f} times as fast as doubling and {faster['matrix_exp']:.1f} times as fast as PyTorch's")
+    levels = next(row["bound"] for row in mnist["rows"] if row["method"] == "d3pm-gaussian")
+    says(page, "{:.2f} of its {:.2f} bits there".format(*(levels[name]["value"] for name in ("reconstruction", "bound"))))
+    broke = json.loads((ROOT / "experiments" / "results" / "mnist-tauldr-no-offset.json").read_text())
+    last = broke["last_record_of_log.jsonl"]
+    says(page, f"{last['bits']:.1f} bits after {last['step']} updates, and a loss of infinity at update 765")
+    says((ROOT / "docs" / "methods.md").read_text(), f"{last['bits']:.1f} bits a pixel after {last['step']} updates")
+    assert "at step 765 the loss is inf" in broke["error"]
     kernels = json.loads((folder / "resources.json").read_text())["kernels"]
     for name in ("bridged", "masked", "free"):
         one = kernels[f"{name}, no mask"]

@@ -19,6 +19,7 @@ from m2s.cli import main
 from m2s.data import Characters
 from m2s.model import DiT, DiTConfig
 from m2s.report.samples import picture_grid
+from m2s.sampler import Adaptive, ForwardBackward, PredictorCorrector, Sampler
 
 LETTERS = Characters(" abcdefg")
 
@@ -181,6 +182,44 @@ def test_a_damaged_part_is_named(images: str, tmp_path: Path, capsys: pytest.Cap
     assert "settings.json is damaged" in capsys.readouterr().err and not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ("forward_backward", ForwardBackward()),
+        ("forward_backward --corrections 2 --leap 0.05 --entry 0.9", ForwardBackward(corrections=2, leap=0.05, entry=0.9)),
+        ("predictor_corrector --corrections 3 --sites 2", PredictorCorrector(corrections=3, sites=2)),
+        ("adaptive --sites 2", Adaptive(sites=2)),
+    ],
+)
+def test_the_numbers_of_a_sampler(text: str, tmp_path: Path, options: str, sampler: Sampler) -> None:
+    """On masks, by the command and by the library."""
+    tokens = draw(text, tmp_path / "a.npz", "--n", "5", "--sampler", *options.split())
+    model, head = m2s.hub.load(text)
+    assert np.array_equal(tokens, m2s.sample(model, head, (5, 10), steps=4, sampler=sampler).numpy())
+    with np.load(tmp_path / "a.npz") as file:
+        settings = json.loads(str(file["settings"]))
+    assert settings["sampler"] == sampler.name
+    for name in ("corrections", "sites", "leap", "entry"):
+        assert settings.get(name) == getattr(sampler, name, None)
+
+
+def test_the_numbers_of_a_sampler_decide_what_goes_on(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, more = tmp_path / "a.npz", ("--n", "8", "--steps", "4", "--batch-size", "4", "--sampler", "forward_backward")
+    main(["sample", text, "--out", str(out), *more, "--shard", "0/2"])
+    capsys.readouterr()
+    for option, value, said in (
+        ("--corrections", "3", "corrections 10 there and 3 here"),
+        ("--leap", "0.01", "leap 0.003 there and 0.01 here"),
+        ("--entry", "0.5", "entry 0.1 there and 0.5 here"),
+    ):
+        assert said in refused(capsys, tmp_path, text, "--out", str(out), *more, option, value)
+    main(["sample", text, "--out", str(out), *more, "--corrections", "10", "--entry", "0.1"])  # what it has by itself
+    assert "going on: 4 of 8" in capsys.readouterr().out
+    model, head = m2s.hub.load(text)
+    with np.load(out) as file:
+        assert np.array_equal(file["tokens"], m2s.sample(model, head, (8, 10), steps=4, sampler="forward_backward").numpy())
+
+
 def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a.npz"
     unfinished(images, out)
@@ -196,7 +235,14 @@ def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, caps
         (("--steps", "-3"), "steps is -3"),
         (("--n", "0"), "--n is 0"),
         (("--sampler", "eulr"), "did you mean 'euler'?"),
-        (("--sampler", "ancestral"), "needs m2s.Absorbing"),
+        (("--sampler", "ancestral"), "needs m2s train --process.kind absorbing; use --sampler bayes or euler"),
+        (("--leap", "0.1"), "--leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
+        (("--sampler", "predictor_corrector", "--entry", "0.5"), "--entry is 0.5, but sampler 'predictor_corrector' does not"),
+        (("--sampler", "euler", "--corrections", "2"), "only forward_backward, predictor_corrector, self_correcting"),
+        (("--sampler", "forward_backward", "--sites", "2"), "--sites is 2, but sampler 'forward_backward' does not read it"),
+        (("--sampler", "forward_backward", "--corrections", "0"), "--corrections is 0, but it must be at least 1"),
+        (("--sampler", "forward_backward", "--leap", "nan"), "--leap is nan, but it must be a positive number"),
+        (("--sampler", "forward_backward", "--entry", "1.5"), "--entry is 1.5, but it must lie in (0, 1]"),
         (("--grid", "log"), "linear, cosine"),
         (("--temperature", "0"), "temperature is 0"),
         (("--seed", "-1"), "seed is -1"),

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import m2s
+from m2s.belief import NextToken, Shifted
 from m2s.ops.philox.reference import LOW, philox, uniform
 from m2s.sampler import (
     GRIDS,
@@ -40,7 +41,7 @@ from m2s.sampler.random import PURPOSES
 K, L, STEPS, CORRECTIONS = 5, 6, 2, 3
 FIRST, COUNT = 14, 4  # samples 14..17: they lie in two micro-batches of 16
 MASKED = ("ancestral", "first_hitting", "confidence", "remasking")
-LEVELS = ("ordinal_tau_leaping", "forward_backward")  # a mask is none
+LEVELS = ("ordinal_tau_leaping",)  # a mask is none
 OWN_TIMES = ("first_hitting", "self_correcting")
 
 PROCESSES: dict[str, m2s.Process] = {
@@ -578,6 +579,9 @@ def test_who_serves_whom(sampler: str, process: str, head: str) -> None:
     with pytest.raises(TypeError, match=r"sampler|head|chain|Projected") as caught:
         run(never, build(process, head), sampler=sampler)
     assert re.search("use |it needs", str(caught.value)), caught.value
+    for advice in re.findall(r"use (?:sampler=)?('\w+'(?:(?:, | or )'\w+')*)", str(caught.value)):
+        for name in re.findall(r"\w+(?=')", advice):
+            assert serves(name, process, head), f"another refusal: {caught.value}"
 
 
 def test_the_network_of_these_tests_shows_its_batch() -> None:
@@ -1172,7 +1176,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "head is a process": (call(PROCESSES["uniform"]), TypeError, r"head must be a head such as m2s.Posterior"),
     "model is nothing": (call(model=None), TypeError, r"model"),
     "bayes from a free score": (
-        call(free_score),
+        call(free_score, sampler="bayes"),
         TypeError,
         r"'bayes' draws from a posterior.*LogScore is a free score.*'analytic', 'euler' or 'tau_leaping', or m2s.Projected",
     ),
@@ -1241,7 +1245,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "guidance is no number": (call(guidance=math.nan, condition=two), ValueError, r"guidance is nan"),
     "guidance without bound": (call(guidance=math.inf, condition=two), ValueError, r"guidance is inf"),
     "guidance on rates for bayes": (
-        call(guidance=2.0, guide="rates", condition=two),
+        call(guidance=2.0, guide="rates", condition=two, sampler="bayes"),
         TypeError,
         r"guidance on rates.*sampler 'bayes' draws from a posterior",
     ),
@@ -1337,3 +1341,28 @@ def test_a_network_that_says_nan_is_caught_in_checked_mode(lazy: bool) -> None:
 
     with m2s.checked(), pytest.raises(ValueError, match=r"output\[3, 1, 2\] is NaN"):
         run(model, head)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (m2s.Posterior(m2s.Uniform(5, m2s.Linear())), "bayes"),
+        (m2s.LogScore(m2s.Uniform(5, m2s.Linear())), "analytic"),
+        (m2s.FactorizedRate(m2s.RateMatrix.gaussian(5, m2s.Linear())), "tau_leaping"),
+        (m2s.Projected(m2s.LogScore(m2s.Uniform(5, m2s.Linear()))), "bayes"),
+        (NextToken(Shifted(5)), "autoregressive"),
+    ],
+    ids=str,
+)
+def test_what_is_not_said_is_chosen_by_the_head(head, name):
+    """And the samples are those of that name."""
+
+    def network(x_t, t, condition=None):
+        return torch.sin(torch.arange(head.process.states) + x_t.unsqueeze(-1))
+
+    drawn, named = (m2s.sample(network, head, (3, 4), steps=5, **given) for given in ({}, {"sampler": name}))
+    assert torch.equal(drawn, named)
+    if name == "bayes" and type(head) is m2s.Posterior:
+        guided = {"condition": torch.zeros(3), "guidance": 2.0, "guide": "rates", "steps": 5}
+        drawn, named = (m2s.sample(network, head, (3, 4), **guided, **given) for given in ({}, {"sampler": "analytic"}))
+        assert torch.equal(drawn, named)

@@ -344,7 +344,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(name: str, tmp_
 
 
 REFUSED_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
-    "scale without a mask": ({"method": "sedd", "head__scale": "sigma"}, r"is for m2s\.Absorbing, not .*Uniform"),
+    "scale without a mask": (
+        {"method": "sedd", "head__scale": "sigma"},
+        r"is for m2s\.Absorbing \(--process\.kind absorbing\), not .*Uniform",
+    ),
     "scale of a posterior": ({"method": "md4", "head__scale": "sigma"}, r"for head\.kind log-score, not posterior"),
     "clock of a U-Net": ({"network__clock": "sigma", "network__kind": "unet"}, r"network\.clock is for network\.kind dit"),
     "clock without time": ({"network__clock": "sigma", "network__time": "no"}, "clock is Linear.* but time is False"),

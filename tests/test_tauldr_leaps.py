@@ -190,13 +190,46 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=name):
             ForwardBackward(**{name: wrong})
     masks, chain = m2s.Absorbing(3, m2s.Linear()), m2s.Chain.uniform(3, torch.full((3,), 0.2))
-    for sampler in ("ordinal_tau_leaping", "forward_backward"):
+    for sampler in ("ordinal_tau_leaping", ForwardBackward(ordinal=True)):
         with pytest.raises(TypeError, match="a mask has no place in an order"):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), m2s.Posterior(masks), (1, 2), sampler=sampler)
+    for sampler in ("ordinal_tau_leaping", "forward_backward"):
         with pytest.raises(TypeError, match="a finite chain has none"):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 3), m2s.Posterior(chain), (1, 2), sampler=sampler)
-    x = m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), m2s.Posterior(masks), (2, 5), 4, ForwardBackward(ordinal=False))
-    assert int(x.max()) < 3
+
+
+@pytest.mark.parametrize("name", ["absorbing-linear", "hybrid-0.2", "uniform-linear", "gaussian"])
+def test_the_process_says_whether_jumps_add_up(name: str) -> None:
+    """By its name the sampler walks with jumps that add up where there is no mask, and without where there is one; the two
+    differ, so that it is no other's walk."""
+    case = CASES[name]
+    oracle, head = Oracle(case.noise, 2), m2s.Posterior(case.process)
+
+    def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        (time,) = t.double().unique().tolist()
+        return torch.from_numpy(log(oracle.posterior(x_t.numpy(), time)))
+
+    def draws(sampler: str | m2s.sampler.Sampler) -> torch.Tensor:
+        return m2s.sample(model, head, (256, 2), steps=6, sampler=sampler, micro_batch=256)
+
+    found, one = draws("forward_backward"), draws(ForwardBackward(ordinal=False))
+    assert int(found.max()) < case.process.vocab
+    if case.process.mask is not None:
+        assert torch.equal(found, one)
+    else:
+        assert torch.equal(found, draws(ForwardBackward(ordinal=True))) and not torch.equal(found, one)
+
+
+def test_the_corrector_on_masks_by_its_name_jumps_at_both_rates() -> None:
+    """One leap at a time where half is masked, against the closed form: what is masked is revealed at the reverse rate, what is
+    not is masked at the forward one."""
+    case, t, leap = CASES["absorbing-linear"], 0.5, 0.1
+    oracle = Oracle(case.noise, 2)
+    found = whole(ForwardBackward(leap=leap), case, oracle, t, ["route", "token"])
+    rates = corrector(oracle, oracle.noisy, t)
+    masked, wanted = oracle.noisy == case.process.mask, rates.sum(-1)
+    np.testing.assert_allclose(wanted, np.where(masked, 1 / t, 1 / (1 - t)), rtol=1e-12)  # alpha = 1 - t
+    np.testing.assert_allclose(found, walk.parallel(walk.tau_leap(rates, oracle.noisy, leap)), atol=1e-11)
 
 
 def test_hundreds_of_jumps_add_up() -> None:

@@ -98,9 +98,17 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"gpt2: put vocab\.bpe or merges\.txt .* set \$M2S_DATA"):
         GPT2().encode("a")
+    with pytest.raises(
+        FileNotFoundError, match=r"--merges FILE.*https://\S+openai-community/gpt2/\S+merges\.txt\b.* not needed"
+    ):
+        GPT2(str(tmp_path / "elsewhere")).encode("a")
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nh e\n")
     with pytest.raises(ValueError, match="gives 257 tokens, but GPT-2 has 50256"):
         GPT2(str(tmp_path)).encode("a")
+    for name, text in (("vocab.json", '{"h": 0, "e": 1}'), ("encoder.json", '{\n\t"h": 0\n}')):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=rf"{name} .*not GPT-2's list of merges, vocab\.bpe or merges\.txt"):
+            GPT2(str(tmp_path / name)).encode("a")
     with pytest.raises(ValueError, match=r"text\[1\] is 'B', which is not in the alphabet"):
         Characters().encode("aB")
     with pytest.raises(ValueError, match=r"ids holds 27, but the ids of Characters lie in 0\.\.26"):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from m2s.model import build
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
 from m2s.train import OptimizerConfig, resolve, train
+from m2s.train import config as config_module
 from m2s.train.build import describe_network, make_head, make_objects, make_process
 from m2s.train.noise import corrupt, times
 from m2s.train.parallel import World
@@ -137,7 +139,38 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"network__layers": 3}, "network.layers is a number of a unet"),
         ({"network__heads": 3}, "network: width is 16"),
         ({"network__labels": True}, "the data has no labels"),
-        ({"method": "gidd", "process__p_uniform": 1.5}, "p_uniform is 1.5"),
+        ({"method": "gidd", "process__p_uniform": 1.5}, r"p_uniform is 1.5, but it must lie in \[0, 1\)$"),
+        ({"method": "gidd", "process__p_uniform": -0.1}, r"p_uniform is -0.1, but it must lie in \[0, 1\)$"),
+        ({"method": "gidd", "process__p_uniform": math.nan}, r"p_uniform is nan, but it must lie in \[0, 1\)$"),
+        ({"method": "gidd", "process__p_uniform": 1.0}, "give --process.kind uniform in its place"),
+        (
+            {"method": "gidd", "process__schedule": "cosine"},
+            "process.schedule is cosine, which is for .*, not hybrid: leave it",
+        ),
+        ({"method": "d3pm-uniform", "process__schedule": "cosine"}, "process.schedule is cosine.*, not chain-uniform"),
+        ({"method": "ar", "process__schedule": "cosine"}, "process.schedule is cosine.*, not none"),
+        (
+            {"method": "md4", "process__p_uniform": 5.0},
+            "process.p_uniform is 5.0, which is for process.kind hybrid, not absorb",
+        ),
+        ({"method": "md4", "process__p_uniform": math.nan}, "process.p_uniform is nan, which is for process.kind hybrid"),
+        ({"method": "md4", "process__chain_steps": -3}, "process.chain_steps is -3, which is for process.kind chain-uniform, "),
+        ({"method": "md4", "process__jump_width": -2.0}, "process.jump_width is -2.0, which is for process.kind gaussian, not"),
+        (
+            {"method": "m2s", "process__stationary_width": 3.0},
+            "process.stationary_width is 3.0, which is for process.kind gauss",
+        ),
+        ({"method": "md4", "process__horizon": 3.0}, "process.horizon is 3.0, which is for process.schedule exponential, not"),
+        ({"method": "md4", "process__eps": 0.1}, "process.eps is 0.1, which is for process.schedule log-linear, not linear"),
+        ({"method": "md4", "process__sigma_min": 0.1}, "process.sigma_min is 0.1, which is for process.schedule geometric"),
+        ({"method": "md4", "process__sigma_max": 9.0}, "process.sigma_max is 9.0, which is for process.schedule geometric"),
+        ({"method": "d3pm-uniform", "process__horizon": 3.0}, "for process.schedule exponential, not that of chain-uniform"),
+        (
+            {"method": "d3pm-uniform", "head__loss": "score-entropy"},
+            "a finite chain has no rates.*give --head.loss chain or d3pm$",
+        ),
+        ({"method": "neural-ctmc", "process__kind": "chain-uniform"}, "--head.loss chain or d3pm, with --head.kind posterior$"),
+        ({"head__loss": "udlm", "process__kind": "absorbing"}, r"over m2s.Uniform \(--process.kind uniform\), not for"),
         ({"device": "abacus"}, "device is 'abacus', but it must be cpu, cuda"),
         ({"method": "sedd", "head__offset": "exact"}, "head.offset is exact, which is for a posterior, not log-score"),
         ({"init": "nowhere"}, "--init nowhere"),
@@ -147,6 +180,73 @@ def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
     with pytest.raises(Refused, match=message):
         train(small(tmp_path / "run", **changes), random_rows())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "gidd", "process__p_uniform": 0.3},
+        {"method": "m2s", "process__kind": "hybrid", "process__p_uniform": 0.3},
+        {"method": "d3pm-absorbing", "process__chain_steps": 7},
+        {"method": "tauldr", "process__jump_width": 2.0, "process__stationary_width": 9.0, "process__sigma_max": 5.0},
+        {"method": "md4", "process__schedule": "exponential", "process__horizon": 3.0},
+        {"method": "sedd", "process__schedule": "log-linear", "process__eps": 0.01},
+        {"method": "d3pm-uniform", "process__kind": "uniform", "head__loss": "score-entropy"},
+    ],
+)
+def test_what_the_process_reads_is_taken_and_a_resolved_run_is_itself(changes):
+    config = resolve(small(Path("x"), **changes))
+    made = repr(make_process(config.process, 9))
+    for key, value in changes.items():
+        if key.startswith("process__") and isinstance(value, float) and "width" not in key:
+            assert str(value) in made
+    assert resolve(config) == config
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["auto", "uniform", "absorbing", "hybrid", "chain-absorbing", "none"])
+def test_a_method_on_another_process_has_no_option_that_nothing_reads(method, kind):
+    """What a method says of its own process does not count as given, resolved once or twice."""
+    config = resolve(small(Path("x"), method=method, process__kind=kind))
+    assert resolve(config) == config
+    make_process(config.process, 9)
+
+
+def test_gidd_without_masks_is_what_the_refusal_says(tmp_path, capsys):
+    """`--process.p-uniform 1` is answered with an option, and that trains: on the uniform process, with GIDD's own loss too."""
+    out = str(tmp_path / "run")
+    said = refused(capsys, "train", "digits", "--method", "gidd", "--process.p-uniform", "1", "--out", out, *QUICK)
+    option = re.search(r"give (--process\.kind \w+) in its place", said)
+    assert option is not None and not (tmp_path / "run").exists()
+    main(
+        ["train", "digits", "--method", "gidd", *option[1].split(), "--head.loss", "gidd", "--steps", "1", "--out", out, *QUICK]
+    )
+    assert repr(m2s.load(out).head) == "Posterior(Uniform(17, Linear()), offset='exact')"
+
+
+def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):
+    chain = ["train", "digits", "--method", "neural-ctmc", "--process.kind", "chain-uniform", "--steps", "1", *QUICK]
+    said = refused(capsys, *chain, "--out", str(tmp_path / "run"))
+    advice = re.search(r"give (--head.loss chain) or d3pm, with (--head.kind posterior)$", said.strip())
+    assert advice is not None and not (tmp_path / "run").exists()
+    main([*chain, *advice[1].split(), *advice[2].split(), "--out", str(tmp_path / "run")])
+
+
+def test_a_run_that_was_begun_with_an_option_that_nothing_reads_goes_on(tmp_path, monkeypatch):
+    config = small(tmp_path / "run", method="gidd", process__schedule="cosine", steps=2)
+    monkeypatch.setattr(config_module, "_refuse_unread", lambda _: None)  # as it was begun
+    train(config, random_rows())
+    monkeypatch.undo()
+    assert train(config, random_rows()).step == 2
+    with pytest.raises(Refused, match=r"holds another run: process\.schedule was cosine and is now linear"):
+        train(small(tmp_path / "run", method="gidd", steps=2), random_rows())
+
+
+@pytest.mark.parametrize("method", ["md4", "mdlm", "radd"])
+def test_masked_methods_on_ordered_levels(tmp_path, method):
+    out = tmp_path / "run"
+    main(["train", "digits", "--method", method, "--head.kind", "ordinal", "--steps", "2", "--out", str(out), *QUICK])
+    assert isinstance(m2s.load(out).head, m2s.Ordinal) and all(math.isfinite(x) for x in losses(out) or [1.0])
 
 
 def test_data_that_is_missing_or_damaged_is_refused(tmp_path):
@@ -442,3 +542,10 @@ def test_a_log_whose_package_is_missing_says_what_to_install(tmp_path, monkeypat
     with pytest.raises(Refused, match=f"--{option} needs {option}: pip install {option}"):
         train(small(tmp_path / "run", **{option: True}), random_rows())
     assert not any(tmp_path.iterdir())
+
+
+def test_a_rate_that_would_rise_to_the_end_is_said(tmp_path, capsys):
+    train(small(tmp_path / "short", optimizer__warmup=12), random_rows())
+    assert "rises over 12 updates, and there are 12" in (said := capsys.readouterr().err) and "--optimizer.warmup 1" in said
+    train(small(tmp_path / "long", optimizer__warmup=11), random_rows())
+    assert "rises over" not in capsys.readouterr().err

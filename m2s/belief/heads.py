@@ -49,6 +49,10 @@ class Head(ABC):
         """Unnormalised log mu over the clean tokens, where there is a posterior."""
         raise TypeError(f"{self} is a free score, which need not have a posterior: m2s.Projected(head) has the nearest one")
 
+    def log_said(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
+        """log of the law that the network itself gives of the clean tokens, where it does: mu, or nu with an exact offset."""
+        raise TypeError(f"the output under {self} is no law of the clean token")
+
     def shown(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """What the network is shown of a sequence that is being drawn: all of it as it is."""
         return x
@@ -95,6 +99,11 @@ class Posterior(Head):
         if self.offset == "none":
             return clean.where(log_likelihood > -torch.inf, -torch.inf)
         return clean + log_likelihood
+
+    def log_said(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
+        if self.offset == "none":
+            return torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
+        return torch.log_softmax(self._logits(output, x_t, t)[..., : self.process.vocab], -1)
 
     def own_offset(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
         """What is added to the logit of the current token under a rank-one process: log1p(alpha/m_t(k)); 0 without an offset.
@@ -165,7 +174,7 @@ class _FreeScore(Head):
         return affine_inverse(self.log_score(output, x_t, t).exp(), x_t, t, self.process)
 
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """log of s_y P_t(k|y), normalised over clean y: positive for every score, and the posterior itself as t tends to 0."""
+        """log of s_y P_t(k|y), normalised over clean y: positive where the score is, the posterior itself as t tends to 0."""
         log_score = self.log_score(output, x_t, t)
         joint = log_score + safe_log(self.process.columns(x_t, wide(t))).to(log_score.dtype)
         if self.process.mask is not None:

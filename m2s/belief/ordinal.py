@@ -46,6 +46,9 @@ class Ordinal(Head):
     def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
         return self.plain.posterior_logits(self.log_law(output, x_t, t), x_t, t)
 
+    def log_said(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
+        return self.plain.log_said(self.log_law(output, x_t, t), x_t, t)
+
     def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         return self.plain.posterior(self.log_law(output, x_t, t), x_t, t)
 

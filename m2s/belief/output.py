@@ -1,16 +1,18 @@
-"""What a network hands over: logits, or hidden states with the last layer not yet applied."""
+"""What a network hands over: logits, or hidden states with the last layer not yet applied; and how it is asked for them."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from m2s import check
 from m2s.ops.columns import reference
+from m2s.process import Process
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Unprojected:
     def wide_enough(self, states: int) -> Float[Tensor, "V D"]:
         """The weight, which must have a row for every state."""
         if self.weight.shape[0] < states:
-            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states")
+            lacking = check.without_mask(self.weight.shape[0], states)
+            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states{lacking}")
         return self.weight
 
     def project(self) -> Float[Tensor, "*site V"]:
@@ -122,3 +125,52 @@ def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*s
 def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {states}"]:
     """The columns that mean something, in float32 at least. The one place where padding is cut off."""
     return padded_logits(output, x_t, states)[..., :states]
+
+
+def readable(model: object, process: Process) -> None:
+    """The network's table of tokens, where it is seen to have one, has a row for the mask too."""
+    rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
+    if rows == process.vocab < process.states:
+        raise ValueError(f"the network's embedding has {rows} rows: {_takes(process)}")
+
+
+def ask(
+    model: Callable[..., Output], process: Process, x_t: Tensor, t: Tensor, condition: Tensor | None = None, **cached: Tensor
+) -> Output:
+    """What the network says: model(x_t, t), or model(x_t, t, condition) where there is one; or why it says nothing of use."""
+    given = (x_t, t) if condition is None else (x_t, t, condition)
+    try:
+        output = model(*given, **cached)
+    except IndexError as error:
+        also = "" if condition is None else f" and a condition {list(condition.shape)}"
+        raise IndexError(f"the network failed at tokens {list(x_t.shape)}{also} ({error}): {_takes(process)}") from error
+    except TypeError as error:
+        if not _refuses(model, given, cached):
+            raise
+        call = f"model(x_t, t{'' if condition is None else ', condition'})"
+        raise TypeError(
+            f"the network cannot be called as {call} ({error}): it must take (x_t, t, condition=None); for one that reads "
+            "tokens alone give lambda x_t, t, condition=None: net(x_t)"
+        ) from error
+    if not isinstance(output, Unprojected):
+        check.tensor("the network's output", output)
+    return output
+
+
+def _takes(process: Process) -> str:
+    """What a network must be able to read."""
+    mask = "" if process.mask is None else ", the last one the mask"
+    return f"under {process} it must take process.states = {process.states} states, 0..{process.states - 1}{mask}"
+
+
+def _refuses(model: Callable[..., Output], given: tuple[Tensor, ...], cached: dict[str, Tensor]) -> bool:
+    """Whether the arguments do not fit the network; else an error comes from its inside."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(*given, **cached)
+    except TypeError:
+        return True
+    return False

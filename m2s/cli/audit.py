@@ -31,7 +31,7 @@ class Watched(Drawing):
         try:
             refuse(checkpoint.head)
         except TypeError as error:
-            raise Refused(f"{self.checkpoint} cannot be audited: {error}") from error
+            raise Refused(f"{self.checkpoint} cannot be audited: {self.typed(error)}") from error
         return checkpoint
 
     def parts(self, out: Path, checkpoint: "Checkpoint", options: "Options") -> "Parts":

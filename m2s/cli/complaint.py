@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Collection
 
-from m2s.train.config import near
+from m2s.train.config import CLASSES, near, rename
 
 KINDS = {"INT": "whole number", "FLOAT": "number"}
 
@@ -44,11 +44,17 @@ def _plain(said: str, boxed: str) -> str:
 def typed(said: str, options: Collection[str]) -> str:
     """What the library says of its arguments, as who typed a command with these options must type it.
 
-    sampler='bayes' or 'euler' is --sampler bayes or euler, m2s.Projected(head) is --project, a condition is --labels.
+    sampler='bayes' or 'euler' is --sampler bayes or euler, m2s.Projected(head) is --project, a condition is --labels,
+    m2s.Hybrid or m2s.Uniform is m2s train --process.kind hybrid or uniform, and a bare LogScore is log-score.
     """
     said = re.sub(r"m2s\.Projected\((?:head\)|.*\)$)", "--project" if "project" in options else "m2s sample --project", said)
     if "labels" in options:
         said = said.replace("there is no condition", "there are no --labels")
+    said = rename(said, lambda _, option: f"m2s train {option}")
+    said = re.sub(r"(,| or) m2s train --(?:process|head)\.kind", r"\1", said)
+    said = re.sub(r"(?<![\w.])([A-Z]\w+)\b(?!\()", lambda found: CLASSES.get(found[1], found[1]).rpartition(" ")[2], said)
+    if "sampler" in options:
+        said = re.sub(r"\buse '(\w+)'", r"use --sampler \1", said)
 
     def given(found: re.Match[str]) -> str:
         return f"{_option(found[1])} {found[2].replace(chr(39), '')}" if found[1] in options else found[0]

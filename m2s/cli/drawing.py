@@ -13,11 +13,11 @@ from m2s.cli.complaint import typed
 from m2s.device import usable
 from m2s.ops.choice import Form
 from m2s.report import Refused, whole
+from m2s.train.config import Count, Number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from m2s.belief import Head
     from m2s.hub import Checkpoint
     from m2s.sampler import Step
     from m2s.sampler.options import Options
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 # What of the options a sample depends on, beside the network, the clamp, the labels and projection.
-SETTINGS = ("steps", "sampler", "grid", "seed", "start", "guidance", "temperature", "top_p", "top_k", "on", "micro_batch")
+SETTINGS = ("steps", "grid", "seed", "start", "guidance", "temperature", "top_p", "top_k", "on", "micro_batch")
+NUMBERS = ("corrections", "sites", "leap", "entry")  # options of some samplers, on which their samples depend too
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,22 @@ class Drawing:
     steps: int = 128
     """Steps from noise to data; each is one call of the network. autoregressive: a call for each token, whatever is given."""
     sampler: str = "auto"
-    """How to take a step: euler, analytic (SEDD's release), tau_leaping, predictor_corrector; for levels ordinal_tau_leaping,
-    forward_backward; with a posterior also bayes (the exact finite step), adaptive and, but for masks alone, self_correcting
-    (GIDD's), with masks besides ancestral, first_hitting, confidence, remasking; for a next-token model autoregressive.
+    """How to take a step: euler, analytic (SEDD's release), tau_leaping, forward_backward (the same with Campbell's corrector),
+    predictor_corrector; for levels ordinal_tau_leaping; with a posterior also bayes (the exact finite step), adaptive and, but
+    for masks alone, self_correcting (GIDD's), with masks besides ancestral, first_hitting, confidence, remasking; for a
+    next-token model autoregressive.
     auto: bayes where there is a posterior; for a free score analytic, or tau_leaping where rates are tabulated; for a
     next-token model autoregressive."""
+    corrections: Count = None
+    """forward_backward, predictor_corrector: calls of the corrector after a step, by default 10 and 1; self_correcting: after
+    the last step, by default 128."""
+    sites: Count = None
+    """predictor_corrector, self_correcting: sites that a call of the corrector may change, by default 1; adaptive: those of a
+    step, by default as many as fill all in the steps there are."""
+    leap: Number = None
+    """forward_backward: how long a leap of the corrector is, in units of time; by default 0.003."""
+    entry: Number = None
+    """forward_backward: the time from which on there are any; by default 0.1."""
     grid: str = "cosine"
     """Where the times lie: cosine (small steps first) or linear (as in SEDD's release)."""
     seed: int = 0
@@ -98,7 +110,7 @@ class Drawing:
         """What decides the last digits of a network's answers, and so now and then a token."""
         return {"bf16": self.bf16(checkpoint), "compile": self.compile, "kernels": self.kernels}
 
-    def sites(self, checkpoint: "Checkpoint") -> int:
+    def tokens(self, checkpoint: "Checkpoint") -> int:
         """The tokens of a sample."""
         trained = trained_length(checkpoint)
         length = self.length or trained
@@ -112,14 +124,18 @@ class Drawing:
         """What is asked for, of all samples together, or why it cannot be done."""
         from m2s.realizability import Projected
         from m2s.sampler.options import Options
+        from m2s.sampler.registry import make, natural
 
-        length, trained = self.sites(checkpoint), trained_length(checkpoint)
+        head = Projected(checkpoint.head) if project else checkpoint.head
+        length, trained = self.tokens(checkpoint), trained_length(checkpoint)
+        sampler = natural(head) if self.sampler == "auto" else self.sampler
+        numbers = {name: getattr(self, name) for name in NUMBERS if getattr(self, name) is not None}
         try:
             return Options(
-                head=Projected(checkpoint.head) if project else checkpoint.head,
+                head=head,
                 shape=(self.n, length),
                 steps=self.steps,
-                sampler=self.sampler if self.sampler != "auto" else natural(checkpoint.head, project),
+                sampler=make(sampler, **numbers),
                 grid=self.grid,
                 seed=self.seed,
                 window=trained if trained and length > trained else None,
@@ -133,17 +149,6 @@ class Drawing:
         return typed(str(error), {field.name for field in fields(self)})
 
 
-def natural(head: "Head", project: bool) -> str:
-    """The sampler that a head is drawn from if nobody says which."""
-    from m2s.process import RankOne
-
-    if head.sampler is not None:
-        return head.sampler
-    if head.has_posterior or project:
-        return "bayes"
-    return "analytic" if isinstance(head.process, RankOne) else "tau_leaping"
-
-
 def trained_length(checkpoint: "Checkpoint") -> int | None:
     data = checkpoint.data or {}
     return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
@@ -154,9 +159,11 @@ def settings(drawing: Drawing, checkpoint: "Checkpoint", options: "Options", lab
     from m2s.realizability import Projected
     from m2s.report.origin import fingerprint
 
-    clamp = options.clamp
+    clamp, sampler = options.clamp, options.chosen
     return {
         **{name: getattr(options, name) for name in SETTINGS},
+        "sampler": sampler.name,
+        **{name: getattr(sampler, name) for name in NUMBERS if hasattr(sampler, name)},
         "project": isinstance(options.head, Projected),
         "labels": list(labels),
         "clamp": None if clamp is None else hashlib.sha256(clamp.numpy().tobytes()).hexdigest(),

@@ -140,7 +140,7 @@ class Sample(Drawing):
         return self.options(
             checkpoint,
             self.project,
-            clamp=self._clamp(checkpoint, self.sites(checkpoint)),
+            clamp=self._clamp(checkpoint, self.tokens(checkpoint)),
             condition=torch.tensor([self.labels[i % len(self.labels)] for i in range(self.n)]) if self.labels else None,
             guidance=self.guidance,
             temperature=self.temperature,

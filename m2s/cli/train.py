@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from m2s.cli.complaint import one_line
+from m2s.method import METHODS
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
 from m2s.train.config import Config, nearest, plain, resolve
@@ -30,14 +31,12 @@ else:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a network from a preset, every number of which can be changed; see m2s train PRESET --help.
+    __doc__ = f"""Train a network from a preset, every number of which can be changed; see m2s train PRESET --help.
 
     The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states to go on from. Interrupt it at any
     time: the same command goes on, and ends as if it had not been interrupted. Under torchrun it uses every process.
 
-    Methods: m2s (the paper), m2s-offset (with the exact offset), m2s-hybrid, m2s-gaussian; sedd, sedd-absorb, md4, mdlm, radd,
-    gidd, gidd-clipped, udlm, duo, neural-ctmc, d3pm-uniform, d3pm-absorbing, d3pm-gaussian, tauldr, tauldr-absorb, ar. What
-    each computes: docs/methods.md.
+    Methods: {", ".join(METHODS)}. What each computes: docs/methods.md.
 
     Example: m2s train digits --method m2s --steps 1000 --out runs/digits
     """

@@ -108,8 +108,9 @@ class Characters(Tokenizer):
 class GPT2(Tokenizer):
     """GPT-2's byte-level BPE: 50,256 tokens and <|endoftext|> = 50256, from its list of merges.
 
-    `path` is that list (`vocab.bpe`, or `merges.txt` of Hugging Face's gpt2) or a folder with it; by default the folder `gpt2`
-    in $M2S_DATA (~/.cache/m2s). It is read when first needed, so that a checkpoint loads on a machine without it.
+    `path` is that list (OpenAI's `vocab.bpe`, or `merges.txt` of openai-community/gpt2 on the Hugging Face hub) or a folder
+    with it; by default the folder `gpt2` in $M2S_DATA (~/.cache/m2s). The table of tokens beside it (`encoder.json`,
+    `vocab.json`) is not needed. It is read when first needed, so that a checkpoint loads on a machine without it.
     """
 
     path: str | None = None
@@ -137,6 +138,7 @@ class GPT2(Tokenizer):
 
 
 NAMES = ("vocab.bpe", "merges.txt")
+PUBLIC = "https://huggingface.co/openai-community/gpt2/resolve/main/merges.txt"
 # GPT-2's way of cutting text into words, before any merge
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -149,7 +151,9 @@ def _merges(path: str | None) -> Path:
             return candidate
     raise FileNotFoundError(
         f"GPT-2's merges are not at {start}: put {' or '.join(NAMES)} of GPT-2 there, set $M2S_DATA to a folder that holds "
-        "gpt2/vocab.bpe, or give m2s.data.tokenizer.GPT2(path=...)"
+        "gpt2/vocab.bpe, or say where it is: m2s data prepare --merges FILE, m2s.data.tokenizer.GPT2(path=...). It is at "
+        f"{PUBLIC} (OpenAI's vocab.bpe is the same list; vocab.json and encoder.json are not needed). "
+        "--tokenizer bytes needs no file"
     )
 
 
@@ -164,13 +168,14 @@ def _gpt2(merges: Path) -> "Encoding":
     hidden = [byte for byte in range(256) if byte not in shown]  # written in the file as the characters from 256 on
     byte_of = {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
     ranks = {bytes([byte]): i for i, byte in enumerate([*shown, *hidden])}
-    lines = merges.read_text(encoding="utf-8").split("\n")
-    for line in (line for line in lines if line and not line.startswith("#version")):
+    text = merges.read_text(encoding="utf-8")
+    wrong = f"it is not GPT-2's list of merges, {' or '.join(NAMES)} (encoder.json and vocab.json are lists of tokens)"
+    if foreign := set(text) - set(byte_of) - {" ", "\n"}:
+        raise ValueError(f"{merges} holds {min(foreign)!r}, which stands for no byte: {wrong}")
+    for line in (line for line in text.split("\n") if line and not line.startswith("#version")):
         ranks[bytes(byte_of[character] for character in line if character != " ")] = len(ranks)
     if len(ranks) != 50_256:
-        raise ValueError(
-            f"{merges} gives {len(ranks)} tokens, but GPT-2 has 50256 before <|endoftext|>: it is not GPT-2's file"
-        )
+        raise ValueError(f"{merges} gives {len(ranks)} tokens, but GPT-2 has 50256 before <|endoftext|>: {wrong}")
     return Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50_256})
 
 

@@ -16,11 +16,11 @@ GIDD = Method(
     "GIDD, its bound",
     {**SETTINGS, "head.loss": "score-entropy"},
     r"""$P_t(y\mid z) = \alpha_t\,[y=z] + m_t(y)$ with $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$, $B =
-2p/(1-p)$; `--process.p-uniform` is $p$. The network's law $\nu$ has not seen the token, and stands for $x_0$ in
-$q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and the weight $w_t(k) = n_t(k)/P_t(k\mid x_0)$ the
-bound is $\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k), q_t(k))\big)\big]\,dt$, $D(a, b) = a/b - \log(a/b)
-- 1$. It is the score entropy of $\nu$ (`tests/test_equivalences.py`), which is what is computed; `--head.loss gidd`
-computes it as written.
+2p/(1-p)$; `--process.p-uniform` is $p$, below 1 (without masks it is `--process.kind uniform`). The network's law $\nu$ has
+not seen the token, and stands for $x_0$ in $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and the weight
+$w_t(k) = n_t(k)/P_t(k\mid x_0)$ the bound is $\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k),
+q_t(k))\big)\big]\,dt$, $D(a, b) = a/b - \log(a/b) - 1$. It is the score entropy of $\nu$ (`tests/test_equivalences.py`),
+which is what is computed; `--head.loss gidd` computes it as written.
 
 Samplers, besides `bayes` (the authors' ancestral step): `--sampler adaptive` draws, at each step, the sites where
 $(\max_z\nu_z - \nu_k)\,\pi_t(k)$ is greatest, $\pi_t = m_t/(1-\alpha_t)$, anew from $\nu$: masks and tokens that look wrong
@@ -33,10 +33,11 @@ steps. Neither has the law of the reverse process.""",
 )
 CLIPPED = Method(
     "gidd-clipped",
-    "GIDD, the loss it trains with",
+    "GIDD, clipped weights",
     {**SETTINGS, "head.loss": "gidd-clipped"},
     r"""`gidd` with the weight $w_t(k)$ no greater than 1: no bound, but steadier to train with. The weight knows
 $x_0$, so that clipping it moves the minimum away from the posterior: little where
-tokens are many, much where they are three. Validation is by the bound.""",
+tokens are many, much where they are three. Validation is by the bound. It is one of the two weights that the authors train
+with; their other, which depends on the kind of the token alone, is not here.""",
     BIBTEX,
 )

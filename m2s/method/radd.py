@@ -18,7 +18,9 @@ RADD = Method(
 that of `md4` with the share of masks $\lambda = 1-\alpha_t$ for the clock,
 $\frac{1}{\lambda}(-\log\mu_{x_0})\,\frac{d\lambda}{dt}$ ($\lambda$-DCE); `--head.loss score-entropy` is the other of
 its equivalent losses ($t$-DSE). `--head.loss any-order` weighs a sample by the number $n$ of its $L$ sites that are masked,
-$\frac{L+1}{n}$ in place of $\frac1\lambda$, of which it is the mean given $n$: the same gradient on average, with less noise.
+$\frac{L+1}{n}$ in place of $\frac1\lambda$, of which it is the mean given $n$ if $\lambda$ is spread over all of $[0, 1]$: the
+same gradient on average, with less noise. Over times from $s$ to $T$ the two integrals differ by $\alpha_T E_T[m] - \alpha_s
+E_s[m]$, $m$ the mean of $-\log\mu_{x_0}$ over the masked sites, a share of about $(\alpha_T + 1-\alpha_s)/L$.
 As a sum over $n$ it is the likelihood of a network that fills the sites one by one, in a random order,
 
 $$\sum_{n=1}^{L}\frac1n\,E\Big[\sum_{i\text{ masked}} -\log\mu_{x_0^i}\Big] = E_{\text{order}}\Big[\sum_j -\log

@@ -33,16 +33,20 @@ def chain(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
     """`chain_kl` with the first step, T (-log p(x_0|x_1)), in it: what is trained. Nats per site."""
-    divergence, _ = _terms(head, output, x_0, x_t, t)
-    return _chain(head).steps * divergence
+    return _chain(head).steps * _divergence(head, output, x_0, x_t, t)
 
 
 def d3pm(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """`chain` with the auxiliary cross entropy, T lambda (-log mu_{x_0}), lambda = 0.001: for training, no bound."""
-    divergence, entropy = _terms(head, output, x_0, x_t, t)
-    return _chain(head).steps * (divergence + AUXILIARY * entropy)
+    """`chain` with the auxiliary cross entropy, T lambda (-log nu_{x_0}), lambda = 0.001: for training, no bound.
+
+    nu is the law that the network gives, as in the paper: it has not seen the site's own token (mu, if the head has no offset).
+    """
+    values, time = logits(output, x_t, _chain(head).states), wide(t)
+    said = head.log_said(values.to(time.dtype), x_t, time)
+    entropy = -own(said, x_0).squeeze(-1).to(values.dtype)
+    return chain(head, values, x_0, x_t, t) + _chain(head).steps * AUXILIARY * entropy
 
 
 def _chain(head: Head) -> Chain:
@@ -51,8 +55,8 @@ def _chain(head: Head) -> Chain:
     return head.process
 
 
-def _terms(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}, and -log mu_{x_0}.
+def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    """KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}.
 
     With nu ∝ mu / P_n(k|.), both laws are Q_n(k|y) times another, normalised: P_{n-1}(y|x_0) and (nu P_{n-1})_y. The share of
     x_0 in the latter is added in logarithms, so that it stays positive however small nu_{x_0} is. All in float64.
@@ -79,6 +83,4 @@ def _terms(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> t
     log_q = torch.log(q.where(q > 0, 1))
     weights = law + safe_log(arrival)
     log_p = (weights - torch.logsumexp(weights, -1, keepdim=True)).where(q > 0, 0)
-    divergence = (q * (log_q - log_p)).sum(-1)
-    entropy = -own(torch.log_softmax(log_mu, -1), x_0).squeeze(-1)
-    return divergence.to(values.dtype), entropy.to(values.dtype)
+    return (q * (log_q - log_p)).sum(-1).to(values.dtype)

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief import Head
+from m2s.belief import Head, Output
+from m2s.belief.output import ask, readable
 from m2s.objective.module import Loss, Model, stratified_times, weighted
 from m2s.objective.score_entropy import score_entropy
 from m2s.process.chain import settled, span
@@ -58,10 +59,16 @@ def elbo(
     loss: Loss = score_entropy,
     generator: torch.Generator | None = None,
     weight: Float[Tensor, "B *site"] | None = None,
+    condition: Tensor | None = None,
 ) -> Elbo:
     """Estimate the bound with `passes` times for each sample, stratified over the batch within a pass.
 
-    `weight` multiplies the terms of each site (zero for padding).
+    With `passes=1`, the default, the standard error of each sample is NaN: one draw does not show its own spread. Take two
+    passes at least, or `mean()`, whose error is then the one over samples.
+
+    `weight` multiplies the terms of each site (zero for padding). A `condition` [B, ...] is the network's third argument, and
+    what is bounded is -log p(x_0 | condition). The network is called as it is, all rows at once: `model.eval()` before, where
+    it has dropout or hides labels. `m2s.evaluate.bpd.bound` takes a whole set, some rows at a time.
     """
     check.positive_int("passes", passes)
     check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
@@ -69,7 +76,13 @@ def elbo(
     check.tokens("x_0", x_0, process.vocab)
     if not 0 < t_min < 0.5:
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
+    if condition is not None:
+        check.each("condition", condition, "x_0", x_0)
+    readable(model, process)
     low, end = span(process, t_min)
+
+    def said(x_t: Tensor, t: Tensor) -> Output:
+        return ask(model, process, x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype()), condition)
 
     def total(terms: Tensor) -> Tensor:
         return weighted(terms.double(), weight).flatten(1).sum(-1)
@@ -78,12 +91,11 @@ def elbo(
     for _ in range(passes):
         t = settled(process, stratified_times(len(x_0), low, end, generator, x_0.device))
         x_t = process.corrupt(x_0, t, generator)
-        output = model(x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype()))
-        integral.append(total((end - low) * loss(head, output, x_0, x_t, t)))
+        integral.append(total((end - low) * loss(head, said(x_t, t), x_0, x_t, t)))
 
         t = settled(process, torch.full((len(x_0),), low, dtype=torch.float64, device=x_0.device))
         x_t = process.corrupt(x_0, t, generator)
-        law = head.last_step(model(x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype())), x_t, t)
+        law = head.last_step(said(x_t, t), x_t, t)
         reconstruction.append(total(-law.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)))
 
     prior = total(process.prior_kl(x_0, torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)))

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief import Head, Output, Posterior
+from m2s.belief import Head, Output
 from m2s.objective.score_entropy import pair
 from m2s.process import Absorbing
 from m2s.process.base import wide
@@ -29,6 +29,6 @@ def masked_cross_entropy(
 
 def absorbing(head: Head) -> Absorbing:
     """The head's process, if this objective is for it."""
-    if not (isinstance(head, Posterior) and isinstance(head.process, Absorbing)):
+    if not (head.has_posterior and isinstance(head.process, Absorbing)):
         raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
     return head.process

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from m2s import check
 from m2s.belief import Head, Output
+from m2s.belief.output import ask, readable
 from m2s.objective.score_entropy import score_entropy
-from m2s.process import Process
 
 Loss = Callable[[Head, Output, Tensor, Tensor, Tensor], Tensor]
 Model = Callable[..., Output]
@@ -39,17 +39,12 @@ def weighted(terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] |
     return torch.where(weight == 0, 0, weight * terms)
 
 
-def _takes(process: Process) -> str:
-    """What a network must be able to read."""
-    mask = "" if process.mask is None else ", the last one the mask"
-    return f"under {process} it must take process.states = {process.states} states, 0..{process.states - 1}{mask}"
-
-
 class Objective(nn.Module):
     """forward(x_0, t) -> nats per site [B, L]: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
 
     The network sees times in torch's default dtype and never outside [t_min, 1 - t_min]; the process does. `weight` [B, L]
-    multiplies the loss of each site (zero for padding). `loss` is any function of (head, output, x_0, x_t, t).
+    multiplies the loss of each site (zero for padding). A `condition` [B, ...] is the network's third argument: hiding it now
+    and then, as guidance needs, is the network's business. `loss` is any function of (head, output, x_0, x_t, t).
     """
 
     def __init__(
@@ -64,18 +59,20 @@ class Objective(nn.Module):
         check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
         if not 0 < t_min < 0.5:
             raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
-        rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
-        if rows == head.process.vocab < head.process.states:  # of tokens, without the mask's
-            raise ValueError(f"the network's embedding has {rows} rows: {_takes(head.process)}")
+        readable(model, head.process)
         self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
 
     def forward(
-        self, x_0: Int[Tensor, "B *site"], t: Float[Tensor, "B"], weight: Float[Tensor, "B *site"] | None = None
+        self,
+        x_0: Int[Tensor, "B *site"],
+        t: Float[Tensor, "B"],
+        weight: Float[Tensor, "B *site"] | None = None,
+        condition: Tensor | None = None,
     ) -> Float[Tensor, "B *site"]:
         process = self.head.process
+        if condition is not None:
+            check.each("condition", condition, "x_0", x_0)
         x_t = process.corrupt(x_0, t, self.generator)
-        try:
-            output = self.model(x_t, t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype()))
-        except IndexError as error:
-            raise IndexError(f"the network failed at tokens {list(x_t.shape)} ({error}): {_takes(process)}") from error
+        seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+        output = ask(self.model, process, x_t, seen, condition)
         return weighted(self.loss(self.head, output, x_0, x_t, t), weight)

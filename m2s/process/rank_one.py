@@ -212,7 +212,8 @@ class Hybrid(RankOne):
     def __init__(self, vocab: int, p_uniform: float) -> None:
         check.positive_int("vocab", vocab, low=2)
         if not 0 <= p_uniform < 1:
-            raise ValueError(f"p_uniform is {p_uniform}, but it must lie in [0, 1); for pure uniform noise use m2s.Uniform")
+            uniform = "; for pure uniform noise use m2s.Uniform" if p_uniform == 1 else ""
+            raise ValueError(f"p_uniform is {p_uniform}, but it must lie in [0, 1){uniform}")
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
         self.p_uniform = p_uniform
         self._b = 2 * p_uniform / (1 - p_uniform)

@@ -1,14 +1,4 @@
-"""The tabulated family: P_t = expm(sigma_t Q) for any rate matrix Q on up to about 512 states.
-
-The exponential is entrywise non-negative and accurate to a small relative error in every entry, tiny ones included. A short
-step is summed by uniformization, then doubled. While the step is short its off-diagonal part O is squared by itself,
-
-    O <- O (2 - r_i - r_j) + offdiag(O O),   r = row sums of O,
-
-which adds only positive terms, so that no digit of a small entry is lost to the ones on the diagonal.
-"""
-
-import math
+"""The tabulated family: P_t = expm(sigma_t Q) for any rate matrix Q on up to about 512 states."""
 
 import torch
 from jaxtyping import Float
@@ -16,59 +6,12 @@ from torch import Tensor
 
 from m2s import check
 from m2s.process.base import Process
+from m2s.process.exponential import expm
+from m2s.process.ladder import Ladder
 from m2s.process.schedule import Schedule
 
-TERMS = 16  # of the uniformization series for one short step
+NONE = 1e-200  # as good as no rate; the inverse of one, and what is multiplied by that, must be a number
 KNOWN = 3  # kernels that are kept: a sampler's step has those of t, of s and from s to t
-SHORT = 0.25  # a step in which less than this is expected to leave any state
-
-
-def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-    """expm(sigma Q) for a generator Q and times sigma >= 0 (infinity allowed: the limit), by positive terms only."""
-    states = rates.shape[-1]
-    fastest = -rates.diagonal().min()
-    flat, place = sigma.reshape(-1).to(rates).unique(return_inverse=True)  # each time once: a sampler's are all equal
-    if fastest == 0:
-        return torch.eye(states, dtype=rates.dtype, device=rates.device).expand(*sigma.shape, states, states).clone()
-    jumps = (flat * fastest).clamp(max=2.0**60)  # expected number of uniformized jumps; past this the chain is at its limit
-    # Enough doublings that a path between any two states is found by joining short ones, and that the first step is short.
-    least = math.ceil(math.log2(max(states / TERMS, 1))) + 6
-    doublings = torch.ceil(torch.log2(jumps.clamp(min=1e-300) / SHORT)).clamp(min=0).long() + least
-    out = torch.empty(len(flat), states, states, dtype=rates.dtype, device=rates.device)
-    for count in doublings.unique().tolist():  # one batched product for all the times that double equally often
-        chosen = doublings == count
-        out[chosen] = _double(_short_step(rates / fastest, jumps[chosen] * 2.0**-count), count, jumps[chosen] * 2.0**-count)
-    return out[place].reshape(*sigma.shape, states, states)
-
-
-def _short_step(unit_rates: Tensor, jumps: Tensor) -> Tensor:
-    """Off-diagonal part of e^{-h} sum_n h^n/n! U^n, U = I + Q/fastest, for small h = `jumps`."""
-    eye = torch.eye(unit_rates.shape[-1], dtype=unit_rates.dtype, device=unit_rates.device)
-    jump = (unit_rates + eye).clamp(min=0)
-    power, total = eye, torch.zeros(len(jumps), *eye.shape, dtype=eye.dtype, device=eye.device)
-    weight = torch.exp(-jumps)
-    for n in range(1, TERMS + 1):
-        power = power @ jump
-        weight = weight * jumps / n
-        total += weight[:, None, None] * power
-    total.diagonal(dim1=-2, dim2=-1).zero_()
-    return total
-
-
-def _double(off: Tensor, count: int, jumps: Tensor) -> Tensor:
-    """The kernel over 2^count short steps from the off-diagonal part of one."""
-    done = 0
-    while done < count and float(jumps.max()) * 2**done < SHORT:
-        leave = off.sum(-1)
-        joined = off @ off
-        joined.diagonal(dim1=-2, dim2=-1).zero_()
-        off = off * (2 - leave.unsqueeze(-1) - leave.unsqueeze(-2)) + joined
-        done += 1
-    kernel = off + torch.diag_embed(1 - off.sum(-1))
-    for _ in range(count - done):
-        kernel = kernel @ kernel
-        kernel = kernel / kernel.sum(-1, keepdim=True)
-    return kernel
 
 
 class RateMatrix(Process):
@@ -102,6 +45,7 @@ class RateMatrix(Process):
         self.generator = off - torch.diag(total)
         self._copies = {self.generator.device: self.generator}
         self._known: list[tuple[Tensor, Tensor]] = []  # times and their kernels, the last few
+        self._ladders: dict[torch.device, Ladder | None] = {}
         self.schedule = schedule
         self.states = rates.shape[0]
         self.vocab = self.states - 1 if mask else self.states
@@ -112,8 +56,22 @@ class RateMatrix(Process):
             self._copies[device] = self.generator.to(device)
         return self._copies[device]
 
+    def prepare(self, device: torch.device) -> bool:
+        """Make tables there by which the kernels of a batch of times, each another, take a few products and no look at any of
+        them; from then on they are used on that device. False where the chain has none: it does not forget where it began, or
+        takes too many jumps from one end to the other."""
+        if device.type == "mps":  # without float64
+            return False
+        place = torch.empty(0, device=device).device
+        if place not in self._ladders:
+            self._ladders[place] = Ladder.of(self._on(place))
+        return self._ladders[place] is not None
+
     def _expm(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         """`expm`, remembered: the loss and the noise of an update, or the parts of a batch, ask for the same times again."""
+        ladder = self._ladders.get(sigma.device)
+        if ladder is not None:
+            return ladder(sigma)
         for known, kernel in self._known:
             if known.device == sigma.device and known.shape == sigma.shape and torch.equal(known, sigma):
                 return kernel
@@ -175,6 +133,7 @@ class RateMatrix(Process):
         distance = (level[:, None] - level[None, :]).abs()
         rates = torch.exp(-(((distance - 1) / jump_width) ** 2)) * torch.exp((log_law[None, :] - log_law[:, None]).clamp(max=0))
         rates.fill_diagonal_(0.0)
+        rates[rates < NONE] = 0.0
         return cls(rates - torch.diag(rates.sum(-1)), schedule)
 
     def __repr__(self) -> str:

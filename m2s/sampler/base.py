@@ -61,7 +61,7 @@ def needs_posterior(sampler: Sampler, head: Head) -> None:
     if not head.has_posterior:
         raise TypeError(
             f"sampler {sampler.name!r} draws from a posterior, and {type(head).__name__} is a free score that need not have "
-            "one: use sampler='analytic', 'euler' or 'tau_leaping', or m2s.Projected(head)"
+            f"one: use {_served(head)}, or m2s.Projected(head)"
         )
 
 
@@ -70,10 +70,18 @@ def needs_mask(sampler: Sampler, head: Head) -> None:
     if not (isinstance(process, RankOne) and process.only_masks):
         raise TypeError(
             f"sampler {sampler.name!r} is for masks alone, but the process is {process}: it needs m2s.Absorbing; "
-            "use sampler='bayes' or 'euler'"
+            f"use {_served(head)}"
         )
 
 
 def needs_rates(sampler: Sampler, head: Head) -> None:
     if isinstance(head.process, Chain):
         raise TypeError(f"sampler {sampler.name!r} needs rates, and a finite chain has none: use sampler='bayes'")
+
+
+def _served(head: Head) -> str:
+    """Samplers that serve a head, for who chose one that does not."""
+    if head.has_posterior:
+        return "sampler='bayes'" if isinstance(head.process, Chain) else "sampler='bayes' or 'euler'"
+    also = "'analytic', " if isinstance(head.process, RankOne) else ""
+    return f"sampler={also}'euler' or 'tau_leaping'"

@@ -1,4 +1,4 @@
-"""Tau-leaping as Campbell et al. (2022) sample images: jumps between levels add up, and leaps forward and back mend the law."""
+"""Tau-leaping as Campbell et al. (2022) sample: jumps between levels add up, and leaps forward and back mend the law."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from m2s import check
 from m2s.belief import Head
 from m2s.belief.maps import mixing_vector, set_own
-from m2s.process import RankOne
+from m2s.process import Process, RankOne
 from m2s.process.base import pick
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
@@ -32,8 +32,9 @@ class ForwardBackward(Sampler):
 
     name = "forward_backward"
     open_start = True
-    ordinal: bool = True
-    """Several jumps add up, as for grey levels; without, a site with more than one stays."""
+    ordinal: bool | None = None
+    """Several jumps add up, as for grey levels; without, a site with more than one stays. By default they do but where there is
+    a mask, which has no place in an order."""
     corrections: int = 10
     leap: float = 0.003
     """How long one is, in units of time: the authors' 1.5 steps of 1/500."""
@@ -48,7 +49,10 @@ class ForwardBackward(Sampler):
             raise ValueError(f"entry is {self.entry}, but it must lie in (0, 1]")
 
     def refuse(self, head: Head) -> None:
-        needs_levels(self, self.ordinal, head)
+        needs_levels(self, self._adds(head.process), head)
+
+    def _adds(self, process: Process) -> bool:
+        return process.mask is None if self.ordinal is None else self.ordinal
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
         rows: list[tuple[Tensor, Tensor]] = []
@@ -60,9 +64,10 @@ class ForwardBackward(Sampler):
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
         if bool((move.s <= 0).all()):
             return belief.map(_last, noise("token"))[0]
+        ordinal = self._adds(belief.process)
         if bool((move.s < move.t).any()):
-            return OrdinalTauLeaping(self.ordinal).step(belief, move, noise)
-        return leap(belief, both_ways, torch.full_like(belief.t, self.leap), self.ordinal, noise)[0]
+            return OrdinalTauLeaping(ordinal).step(belief, move, noise)
+        return leap(belief, both_ways, torch.full_like(belief.t, self.leap), ordinal, noise)[0]
 
 
 def _last(part: Belief, u: Tensor) -> tuple[Tensor]:

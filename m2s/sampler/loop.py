@@ -11,8 +11,10 @@ from tqdm import tqdm
 
 from m2s import check
 from m2s.belief import Head
-from m2s.belief.output import Output, Unprojected
+from m2s.belief.output import Output, Unprojected, ask, readable
+from m2s.device import usable
 from m2s.ops import settle
+from m2s.process import Process
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
@@ -69,7 +71,7 @@ def sample(
     head: Head,
     shape: tuple[int, int],
     steps: int = 128,
-    sampler: str | Sampler = "bayes",
+    sampler: str | Sampler = "auto",
     grid: str = "cosine",
     seed: int = 0,
     clamp: Int[Tensor, "n L"] | None = None,
@@ -96,7 +98,8 @@ def sample(
     model         any callable (x_t [B, L], t [B], condition=None) -> output, or m2s.Unprojected; from left to right, one with
                   a cache of keys and values (`new_cache`, as a causal DiT has) is called on new sites alone
     steps         calls of the network for each sample (predictor-corrector and the released sampler make a few more)
-    sampler       a name (see m2s.sampler.SAMPLERS) or an object such as m2s.sampler.Euler()
+    sampler       a name (see m2s.sampler.SAMPLERS) or an object such as m2s.sampler.Euler(); "auto": bayes for a posterior, for
+                  a free score analytic, or tau_leaping where rates are tabulated
     grid          "linear" or "cosine": where the times lie
     seed, start   sample number i, counted from `start`, is the same whatever the batch, the process or the run it is drawn in
     clamp         [n, L]: tokens that stay as they are, -1 where free
@@ -110,6 +113,7 @@ def sample(
     window        the length the network was trained on, where shape[1] is longer: windows are filled one after another, each
                   given the last `overlap` tokens (half a window) of the one before
     t_min         the network never sees a time outside [t_min, 1 - t_min]
+    device        where it is called; by default where its parameters are, and the CPU where they cannot be seen (a function)
     """
     if not callable(model):
         raise TypeError(f"model must be a network, callable as model(x_t, t, condition=None), not {model!r}")
@@ -135,7 +139,8 @@ def sample(
         overlap=overlap,
         t_min=t_min,
     )
-    device = torch.device(device) if device is not None else _device_of(model)
+    readable(model, head.process)
+    device = _device_of(model) if device is None else torch.device(usable(str(device)))
     settle(device)
     run = _Run(model, options, callback, Diagnostics() if diagnostics else None, device)
     with _evaluating(model):
@@ -219,7 +224,7 @@ class _Run:
         group.x = torch.where(group.free, draw(self.head.process.reference().to(u), u), group.clamp)
         group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
         conditions = [group.condition] if self.shaping.guidance == 1 else [group.condition, None]
-        group.networks = [_Network(self.model, given, self.head.process.states) for given in conditions]
+        group.networks = [_Network(self.model, given, self.head.process) for given in conditions]
         return group
 
     def _noise(self, group: "_Group", step: int) -> Noise:
@@ -289,8 +294,8 @@ class _Network:
 
     cached: Tensor  # [B, L]: the tokens that the cache was made of, -1 past them
 
-    def __init__(self, model: Callable[..., Output], condition: Tensor | None, states: int) -> None:
-        self.model, self.condition, self.states = model, condition, states
+    def __init__(self, model: Callable[..., Output], condition: Tensor | None, process: Process) -> None:
+        self.model, self.condition, self.process = model, condition, process
         self.cache: Tensor | None = None  # [layers, 2, B, ...]
         self.said: Tensor | None = None  # [B, L, ...]: of the sites that were asked for; NaN elsewhere
 
@@ -323,17 +328,17 @@ class _Network:
 
     def _call(self, x_t: Tensor, t: Tensor, **cached: Tensor) -> Output:
         """What the network says, looked at while it still has its shape."""
-        given = (x_t, t) if self.condition is None else (x_t, t, self.condition)
-        output = self.model(*given, **cached)
+        output, states = ask(self.model, self.process, x_t, t, self.condition, **cached), self.process.states
         if isinstance(output, Unprojected):
-            if output.hidden.shape[:-1] != x_t.shape or output.weight.shape[0] < self.states:
+            rows = output.weight.shape[0]
+            if output.hidden.shape[:-1] != x_t.shape or rows < states:
                 raise ValueError(
-                    f"the network's output has shape {[*output.hidden.shape[:-1], output.weight.shape[0]]} (its last layer has "
-                    f"{output.weight.shape[0]} rows), expected {[*x_t.shape, self.states]} or more columns"
+                    f"the network's output has shape {[*output.hidden.shape[:-1], rows]} (its last layer has {rows} rows), "
+                    f"expected {[*x_t.shape, states]} or more columns{check.without_mask(rows, states)}"
                 )
             check.not_nan("the network's output", output.hidden)
         else:
-            check.belief("the network's output", output, x_t, self.states, wider=True)
+            check.belief("the network's output", output, x_t, states, wider=True)
         return output
 
 

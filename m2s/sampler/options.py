@@ -13,10 +13,10 @@ from m2s import check
 from m2s.belief import Head, LogScore, NextToken
 from m2s.process import Chain
 from m2s.realizability import Projected
-from m2s.sampler.base import Sampler
+from m2s.sampler.base import Sampler, needs_posterior, needs_rates
 from m2s.sampler.belief import Shaping
 from m2s.sampler.grid import GRIDS
-from m2s.sampler.registry import find
+from m2s.sampler.registry import find, natural
 
 MICRO_BATCH = 16
 
@@ -28,7 +28,7 @@ class Options:
     head: Head
     shape: tuple[int, int]
     steps: int = 128
-    sampler: str | Sampler = "bayes"
+    sampler: str | Sampler = "auto"
     grid: str = "cosine"
     seed: int = 0
     clamp: Tensor | None = None
@@ -52,7 +52,7 @@ class Options:
             raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
         if self.head.sampler not in (None, self.chosen.name):
             raise TypeError(f"{self.head} is drawn from by sampler={self.head.sampler!r} alone, not by {self.chosen.name!r}")
-        self.chosen.refuse(self.head)
+        self._refuse(self.head)
         n, _ = self._checked_shape()
         check.positive_int("steps", self.steps)
         check.positive_int("start", self.start, low=0)
@@ -77,7 +77,19 @@ class Options:
 
     @cached_property
     def chosen(self) -> Sampler:
-        return find(self.sampler)
+        return find(natural(self.acts_as) if self.sampler == "auto" else self.sampler)
+
+    def _refuse(self, head: Head) -> None:
+        """Raise TypeError where the sampler cannot serve a head. Over a finite chain, whatever else is lacking, there are no
+        rates, and what does without needs a posterior."""
+        try:
+            return self.chosen.refuse(head)
+        except TypeError as error:
+            refusal = error
+        if isinstance(head.process, Chain):
+            needs_posterior(self.chosen, head)
+            needs_rates(self.chosen, head)
+        raise refusal
 
     @property
     def shaping(self) -> Shaping:
@@ -130,7 +142,7 @@ class Options:
             raise ValueError(f"guidance is {self.guidance}, but there is no condition to exaggerate")
         if self.acts_as is not self.head:
             try:
-                self.chosen.refuse(self.acts_as)
+                self._refuse(self.acts_as)
             except TypeError as error:
                 raise TypeError(f"guidance on rates makes a free score of every head: {error}") from None
         if self.shaping.sharpens and self.shaping.guide == "rates":

@@ -42,7 +42,7 @@ from m2s.process import (
 )
 from m2s.process.chain import cosine_betas, even_betas, linear_betas
 from m2s.report import Refused
-from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest
+from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest, rename
 from m2s.train.noise import derived_seed
 from m2s.train.source import Source
 
@@ -59,6 +59,7 @@ LOSSES: dict[str, Loss] = {
     "ct-elbo": ct_elbo,
     "likelihood": likelihood,
 }
+CHAIN_LOSSES = ("chain", "d3pm")  # all there are for a finite chain
 LEVELS = 512  # the most that are tabulated
 # what stands in for a loss that is no bound, or holds the reconstruction too, when the bound is wanted
 BOUNDS = {
@@ -88,6 +89,8 @@ def make_schedule(config: ProcessConfig) -> Schedule:
 
 def make_process(config: ProcessConfig, vocab: int) -> Process:
     if config.kind == "hybrid":
+        if config.p_uniform == 1:
+            raise ValueError("p_uniform is 1, but then no token outlasts t = 0: give --process.kind uniform in its place")
         return Hybrid(vocab, config.p_uniform)
     if config.kind in CHAINS:
         make, betas = CHAINS[config.kind]
@@ -203,7 +206,7 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
         part = "head"
         head = make_head(config.head, process)
     except (ValueError, TypeError) as error:
-        raise Refused(f"{part}: {error}") from error
+        raise Refused(f"{part}: {_both(error)}") from error
     _try_loss(config.head.loss, head)
     given = None if config.run.init is None else _open(config.run.init)
     network = config.network if given is None else inherit(config.network, head, given)
@@ -215,7 +218,7 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
         try:
             duo.refuse(model, head)
         except TypeError as error:
-            raise Refused(f"head.curriculum is duo: {error}") from error
+            raise Refused(f"head.curriculum is duo: {_both(error)}") from error
     if given is not None:
         _put(model, description, given, str(config.run.init))
     return model, head, description
@@ -229,7 +232,18 @@ def _try_loss(name: str, head: Head) -> None:
     try:
         LOSSES[name](head, torch.zeros(1, 1, head.process.states), token, token, torch.tensor([0.5]))
     except (TypeError, ValueError) as error:
-        raise Refused(f"head.loss is {name}: {error}") from error
+        if isinstance(head.process, Chain) and name not in CHAIN_LOSSES:
+            also = "" if head.has_posterior else ", with --head.kind posterior"
+            raise Refused(
+                f"head.loss is {name}, but a finite chain has no rates, and so losses of its own (m2s.objective.chain): give "
+                f"--head.loss {' or '.join(CHAIN_LOSSES)}{also}"
+            ) from error
+        raise Refused(f"head.loss is {name}: {_both(error)}") from error
+
+
+def _both(error: Exception) -> str:
+    """What the library says, and for each of its classes the option that chooses it."""
+    return rename(str(error), lambda name, option: f"{name} ({option})")
 
 
 def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> None:

@@ -7,7 +7,8 @@ given outright wins over it. `resolve` fills the gaps, and only what it returns 
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,7 +73,7 @@ class ProcessConfig:
     sigma_max: float = 7.0
     """geometric: total noise at t = 1."""
     p_uniform: float = 0.1
-    """hybrid: the uniform mass at t = 1/2."""
+    """hybrid: the uniform mass at t = 1/2, less than 1; where there shall be no mask, the kind is uniform."""
     chain_steps: int = 100
     """chain-...: how many steps it has (D3PM: 1000)."""
     jump_width: Number = None
@@ -232,9 +233,41 @@ def replace(config: Config, key: str, value: Any) -> Config:
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
 
 
+# what Python calls them, and the options that choose them
+CLASSES = {
+    "Uniform": "process.kind uniform",
+    "Absorbing": "process.kind absorbing",
+    "Hybrid": "process.kind hybrid",
+    "RateMatrix": "process.kind gaussian",
+    "Chain": "process.kind chain-uniform, chain-absorbing or chain-gaussian",
+    "Posterior": "head.kind posterior",
+    "Ordinal": "head.kind ordinal",
+    "LogScore": "head.kind log-score",
+    "FactorizedRate": "head.kind factorized-rate",
+}
+
+
+def rename(said: str, word: Callable[[str, str], str]) -> str:
+    """What the library says, with `word` of its name and its option in the place of every class of the library."""
+    return re.sub(rf"\bm2s\.({'|'.join(CLASSES)})\b(?![(.])", lambda found: word(found[0], f"--{CLASSES[found[1]]}"), said)
+
+
 TRANSFORMERS = {"mnist": "tiny", "md4": "small"}  # in place of U-Nets, which see what is to come
 # what few methods care to say
 DEFAULTS = {"head.offset": "none", "head.scale": "none", "head.curriculum": "none", "network.time": "yes"}
+SCHEDULED = ("uniform", "absorbing", "gaussian")  # processes that have a schedule, and not their own
+# what not every process reads: by which option it is chosen who does, and who does
+READERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "schedule": ("kind", SCHEDULED),
+    "horizon": ("schedule", ("exponential",)),
+    "eps": ("schedule", ("log-linear",)),
+    "sigma_min": ("schedule", ("geometric",)),
+    "sigma_max": ("schedule", ("geometric",)),
+    "p_uniform": ("kind", ("hybrid",)),
+    "chain_steps": ("kind", ("chain-uniform", "chain-absorbing", "chain-gaussian")),
+    "jump_width": ("kind", ("gaussian",)),
+    "stationary_width": ("kind", ("gaussian",)),
+}
 
 
 def resolve(config: Config) -> Config:
@@ -247,6 +280,8 @@ def resolve(config: Config) -> Config:
             config = replace(config, key, value)
     if given.head.offset == "auto" and config.head.kind not in ("posterior", "ordinal"):  # the method's was for its own head
         config = replace(config, "head.offset", "none")
+    if config.process.kind in SCHEDULED and config.process.schedule == "auto":  # the method's process has none
+        config = replace(config, "process.schedule", "linear")
     if config.process.kind == "none" and config.network.kind == "unet":
         size = TRANSFORMERS.get(config.network.size, config.network.size)
         config = replace(replace(config, "network.kind", "dit"), "network.size", size)
@@ -265,6 +300,7 @@ def _check(config: Config) -> None:
         raise Refused(f"micro_batch is {run.micro_batch}, but it must divide batch = {run.batch}")
     if not 0 < run.t_min < 0.5:
         raise Refused(f"t_min is {run.t_min}, but it must lie in (0, 0.5)")
+    _refuse_unread(config)
     count = config.process.chain_steps
     if config.process.kind.startswith("chain-") and count * run.t_min > 1 + 1e-6:
         raise Refused(
@@ -283,6 +319,22 @@ def _check(config: Config) -> None:
     for name in ("warmup", "clip", "weight_decay"):
         if not getattr(optimizer, name) >= 0:
             raise Refused(f"optimizer.{name} is {getattr(optimizer, name)}, but it must not be negative")
+
+
+def _refuse_unread(config: Config) -> None:
+    """Options of the process that are neither as they come nor as the method has them, and that nothing would read."""
+    from m2s.train.folder import RECORD
+
+    if (config.run.out / RECORD).exists():  # begun with the same options, or refused as another run
+        return
+    process = config.process
+    usual = {**vars(ProcessConfig()), "schedule": METHODS[config.method].settings.get("process.schedule", "auto")}
+    for name, (by, readers) in READERS.items():
+        value = getattr(process, name)
+        chosen = getattr(process, by) if by == "kind" or process.kind in SCHEDULED else f"that of {process.kind}"
+        if chosen not in readers and value != usual[name]:
+            some = " or ".join(filter(None, [", ".join(readers[:-1]), readers[-1]]))
+            raise Refused(f"process.{name} is {value}, which is for process.{by} {some}, not {chosen}: leave it out")
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -53,6 +53,13 @@ def train(config: Config, source: Source | None = None) -> Result:
         if world.first and given.network.kind != config.network.kind:
             size = config.network.size
             print(f"a U-Net sees what is to come: {config.method} is trained with a transformer (dit {size})", file=sys.stderr)
+        warmup, steps = config.optimizer.warmup, config.run.steps
+        if world.first and warmup >= steps > 1:
+            print(
+                f"the learning rate rises over {warmup} updates, and there are {steps}: it will not reach "
+                f"{config.optimizer.lr:g}. A tenth of them would be --optimizer.warmup {max(1, steps // 10)}",
+                file=sys.stderr,
+            )
         return _train(config, source, world)  # a call of its own: what holds on to the connections is gone when it returns
 
 

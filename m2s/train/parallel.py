@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from m2s.device import refuse, usable
-from m2s.process import RateMatrix
 from m2s.train.scored import Scored
 
 T = TypeVar("T")
@@ -143,9 +142,9 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [block for members in lists for block in members if next(block.parameters(), None) is not None]
 
 
-def compile_parts(scored: Scored) -> Callable[[], None]:
-    """Compile the blocks of the network, alike ones once, and the loss with the last layer of a transformer, but over a
-    tabulated process: how often its kernels are doubled depends on the times. Returns what takes it back."""
+def compile_parts(scored: Scored, loss: bool = True) -> Callable[[], None]:
+    """Compile the blocks of the network, alike ones once, and the `loss` with the last layer of a transformer, but where it
+    looks at the times. Returns what takes it back."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
     mine = [block for block in blocks(scored.model) if not isinstance(block, nn.Conv2d)]
     before = [block.forward for block in mine]
@@ -154,7 +153,7 @@ def compile_parts(scored: Scored) -> Callable[[], None]:
     unprojected = getattr(scored.model, "unprojected", None)
     if unprojected is not None:
         scored.model.unprojected = True  # type: ignore[assignment]
-    if not isinstance(scored.head.process, RateMatrix):
+    if loss:
         scored.compiled = torch.compile(scored.score, dynamic=False)
 
     def undo() -> None:

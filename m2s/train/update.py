@@ -18,7 +18,7 @@ from m2s.objective.duo import latent, softened, temperature
 from m2s.objective.total import picks
 from m2s.ops import form, fused
 from m2s.ops.adamw import Step
-from m2s.process import RateMatrix, Uniform
+from m2s.process import Process, RateMatrix, Uniform
 from m2s.process.chain import settled, span
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import Config, OptimizerConfig
@@ -94,6 +94,12 @@ def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
     return optimizer.lr * 0.5 * (1 + math.cos(math.pi * (step - optimizer.warmup) / max(1, steps - optimizer.warmup)))
 
 
+def traceable(process: Process, device: torch.device) -> bool:
+    """Whether its kernels are found without a look at the times, so that a graph can hold it: those of a tabulated process by
+    tables, which are made here, and where there are none by doubling, some times more often than others."""
+    return not isinstance(process, RateMatrix) or process.prepare(device)
+
+
 class Learner:
     """The network, its average, its optimizer, and how far they have come."""
 
@@ -105,6 +111,7 @@ class Learner:
         self.loss = LOSSES[config.head.loss]
         self.bound = BOUNDS.get(config.head.loss, self.loss)
         self.model = model.to(world.device).train()
+        traced = traceable(head.process, world.device)
         if run.recompute:
             recompute(self.model)
         scored = Scored(self.model, head, self.loss, run.t_min)
@@ -114,11 +121,10 @@ class Learner:
             self.model.unprojected = True  # type: ignore[assignment]
         self.uncompile: Callable[[], None] | None = None  # until the first gradient is found, where compiling may fail
         if run.compile == "yes" or (run.compile == "auto" and kind in COMPILED):
-            undo = compile_parts(scored)
+            undo = compile_parts(scored, traced)
             self.uncompile = undo if run.compile == "auto" and world.size == 1 else None
         self.wrapped = world.wrap(scored, run.parallel)
-        tabulated = isinstance(head.process, RateMatrix)  # how often its kernels are doubled is known to no graph
-        replays = kind == "cuda" and world.size == 1 and not tabulated
+        replays = kind == "cuda" and world.size == 1 and traced
         # masked sites are picked out before a fused last layer: they are counted first, for a graph has room for so many
         self.counts = replays and fuses and picks(self.loss, head)
         self.room: int | None = None
