@@ -3,7 +3,7 @@
     python experiments/methods.py out/methods [NAME ...]
 
 For each name that `m2s train --method` knows: 1,000 updates (`m2s train digits`), the bound on the held-out images
-(`m2s evaluate bpd`), 512 samples in 64 steps of its authors' sampler (`m2s sample`). Their distance is Frechet's between
+(`m2s evaluate bpd`), 512 samples in 64 steps of its sampler (`m2s sample`). Their distance is Frechet's between
 Gaussians fitted to the pixels of the samples and of the training images; 256 held-out images stand beside it. What was done
 before is not done again. Prints a table and writes methods.json into the folder; with names, only does these, and if there is a
 methods.json in the folder already puts their rows in their places there, with when they were made.

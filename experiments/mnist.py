@@ -5,7 +5,7 @@
     python experiments/mnist.py out/mnist --rows experiments/results/mnist.json   # go on from a table, on whatever machine
 
 A row is what these commands do, in one process: `m2s train mnist --method NAME --seed 1` (fewer updates, a tenth of them
-warm-up); `m2s evaluate bpd` on all test images; `m2s sample` of 5,000 images by the sampler of the method's authors; `m2s
+warm-up); `m2s evaluate bpd` on all test images; `m2s sample` of 5,000 images by the method's sampler; `m2s
 evaluate fid --protocol mnist-5k`. The autoregressive row has a transformer for network, and one call for each pixel.
 OUT/NAME.json appears when a row is done; one that failed holds its error, and the next call tries it again, after all others.
 

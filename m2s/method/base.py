@@ -14,7 +14,7 @@ class Method:
     settings: Mapping[str, Any]  # keys of the configuration that are "auto" unless given
     text: str  # what it computes, with its equations (Markdown): its part of docs/methods.md
     bibtex: str = field(repr=False)
-    sampler: str = "bayes"  # the sampler of its authors, as `m2s sample` names it
+    sampler: str = "bayes"  # that of its authors where it is known, as `m2s sample` names it
 
     def __post_init__(self) -> None:
         if self.bibtex.count("{") != self.bibtex.count("}"):

@@ -29,7 +29,7 @@ def page() -> str:
     """The whole page."""
     rows = [f"| [`{m.name}`](#{m.name}) | {m.title} | {' | '.join(_cells(m.settings))} |" for m in METHODS.values()]
     table = "\n".join([f"| name | what it is | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS), *rows])
-    sections = [f"## {m.name}\n\n{m.title}. Sampler of its authors: `{m.sampler}`.\n\n{m.text}\n" for m in METHODS.values()]
+    sections = [f"## {m.name}\n\n{m.title}. Sampler: `{m.sampler}`.\n\n{m.text}\n" for m in METHODS.values()]
     return "\n".join([INTRODUCTION, table + "\n", *sections])
 
 
