@@ -24,6 +24,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head
+from m2s.belief.output import ask, readable
 from m2s.data.encode import encode_document
 from m2s.data.files import BadData
 from m2s.data.sources import Source
@@ -164,6 +165,7 @@ def bound(
     if not 0 < t_min < 0.5:
         raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
     count, process, device = len(rows), head.process, world.device
+    readable(model, process)
     settle(device)
     check.positive_int("len(rows)", count)
     low, end = span(process, t_min)
@@ -180,7 +182,7 @@ def bound(
     def network(x_t: Tensor, t: Tensor, label: Tensor | None) -> Any:
         seen = t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype())
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            return model(x_t, seen) if label is None else model(x_t, seen, label)
+            return ask(model, process, x_t, seen, label)
 
     with tqdm(total=count * passes, desc="bound", unit="row", disable=None if world.first else True) as bar:
         for first in range(world.rank * batch_size, count, world.size * batch_size):
