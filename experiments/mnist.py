@@ -233,7 +233,8 @@ def take_over(table: Path, out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
     there = read_rows(out)
-    refuse_others(out, {**found, **there}, next(iter({**found, **there}.values()), {"settings": {}})["settings"])
+    if rows := {**found, **there}:
+        refuse_others(out, rows, next(iter(rows.values()))["settings"])
     folder(out)
     for name, row in found.items():
         if "error" in there.get(name, {"error": "not done"}):

@@ -2,12 +2,14 @@
 
 import os
 import threading
+from collections.abc import Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidiactl"):  # then kernels are interpreted; triton asks when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import jaxtyping
 from jaxtyping import install_import_hook
 
 hook = install_import_hook("m2s", "beartype.beartype")
@@ -23,3 +25,11 @@ tqdm.set_lock(threading.RLock())  # by default forked processes share a bar's lo
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_shape_hook() -> Iterator[None]:
+    """Users run without the tests' own shape checker: the library's errors must stand by themselves."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

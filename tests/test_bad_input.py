@@ -1,23 +1,16 @@
 """Bad input is met at the door by an error that names the argument and the value."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import pytest
 import torch
 
 import m2s
 
+pytestmark = pytest.mark.usefixtures("without_shape_hook")
+
 K, B, L = 5, 2, 3
-
-
-@pytest.fixture(autouse=True)
-def _without_shape_hook() -> Iterator[None]:
-    """Users run without the tests' own shape checker: the library's errors must stand by themselves."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 uniform = m2s.Uniform(K, m2s.Linear())

@@ -1,16 +1,17 @@
 """A condition in training and likelihood: the network's third argument, each row with its own sample."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
 
 import m2s
 from m2s.evaluate.bpd import bound
+
+pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 K, B, L = 5, 12, 4
 HEADS = {
@@ -19,14 +20,6 @@ HEADS = {
     "score": m2s.LogScore(m2s.Uniform(K, m2s.Linear())),
 }
 EVERY = pytest.mark.parametrize("name", HEADS)
-
-
-@pytest.fixture(autouse=True)
-def _without_shape_hook() -> Iterator[None]:
-    """Users run without the tests' own shape checker: the library's errors must stand by themselves."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Labelled(nn.Module):

@@ -4,11 +4,10 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -236,14 +235,6 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def without_shape_hook() -> Iterator[None]:
-    """Users run without the tests' own shape checker: the library's errors must stand by themselves."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def config(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -262,15 +261,7 @@ def test_a_mistyped_folder_is_answered_with_its_neighbours(ar, free, tmp_path, m
 # --- processes and objectives ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _without_shape_hook():
-    """As users run it: the tests' own checker of shapes has words of its own."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("_without_shape_hook")
+@pytest.mark.usefixtures("without_shape_hook")
 @pytest.mark.parametrize("kind", [m2s.Uniform, m2s.Absorbing])
 def test_a_schedule_is_asked_for_by_name(kind):
     with pytest.raises(TypeError) as error:

@@ -2,16 +2,17 @@
 
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
 
 import m2s
 from m2s.evaluate.bpd import bound
+
+pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 K, B, L = 5, 4, 50
 head = m2s.Posterior(m2s.Absorbing(K, m2s.Linear()))
@@ -24,14 +25,6 @@ CALLERS: dict[str, Callable[..., Any]] = {
     "bound": lambda net, c=None: bound(net, head, x_0, passes=2, labels=c),
 }
 EVERYONE = pytest.mark.parametrize("caller", CALLERS)
-
-
-@pytest.fixture(autouse=True)
-def _without_shape_hook() -> Iterator[None]:
-    """Users run without the tests' own shape checker: the library's errors must stand by themselves."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Table(nn.Module):

@@ -7,11 +7,10 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -37,6 +36,8 @@ from m2s.sampler import (
 )
 from m2s.sampler import belief as belief_module
 from m2s.sampler.random import PURPOSES
+
+pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 K, L, STEPS, CORRECTIONS = 5, 6, 2, 3
 FIRST, COUNT = 14, 4  # samples 14..17: they lie in two micro-batches of 16
@@ -90,14 +91,6 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lamb
 
 def cases(chosen: list[tuple[str, str, str]]) -> Any:
     return pytest.mark.parametrize(("sampler", "process", "head"), chosen, ids=["-".join(case) for case in chosen])
-
-
-@pytest.fixture(autouse=True)
-def _without_shape_hook() -> Iterator[None]:
-    """Users run without the tests' own shape checker: the library's errors must stand by themselves (and runs are quicker)."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Rounding(torch.nn.Module):

@@ -18,7 +18,7 @@ from m2s.process.exponential import expm
 BASE = 64
 MOST_DIGITS = 4
 MOST_TERMS = 96  # of the series for less than one jump
-MOST_STATES = 320  # the tables of 256 states take 150 MB
+MOST_STATES = 320  # the tables of 256 states take 118 MiB
 ROUNDING = 1e-17  # what a last term may add to any entry, as a share of it
 SETTLED = 1e-13  # how far the rows of a kernel may differ that is called the limit, as a share
 

@@ -58,8 +58,8 @@ class RateMatrix(Process):
 
     def prepare(self, device: torch.device) -> bool:
         """Make tables there by which the kernels of a batch of times, each another, take a few products and no look at any of
-        them; from then on they are used on that device. False where the chain has none: it does not forget where it began, or
-        takes too many jumps from one end to the other."""
+        them; from then on they are used on that device. False where the chain has none: it has too many states, does not
+        forget where it began, or takes too many jumps from one end to the other."""
         if device.type == "mps":  # without float64
             return False
         place = torch.empty(0, device=device).device

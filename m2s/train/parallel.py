@@ -142,7 +142,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [block for members in lists for block in members if next(block.parameters(), None) is not None]
 
 
-def compile_parts(scored: Scored, loss: bool = True) -> Callable[[], None]:
+def compile_parts(scored: Scored, loss: bool) -> Callable[[], None]:
     """Compile the blocks of the network, alike ones once, and the `loss` with the last layer of a transformer, but where it
     looks at the times. Returns what takes it back."""
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
