@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.image import imread, imsave
 from small_runs import random_rows, small
 
 from m2s.cli import main
 from m2s.data import Characters
 from m2s.evaluate.genppl import PROTOCOLS, Samples, Scores, difference, summary
-from m2s.report.curves import gradient, label, loss, over_time, smooth, window
+from m2s.report.curves import apart, gradient, label, loss, over_time, smooth, window
 from m2s.report.markup import number, prose, svg, table
 from m2s.report.page import Section, write
 from m2s.report.run import Run, read_runs
@@ -692,3 +694,20 @@ def test_the_browser_would_have_noticed(chrome: str, page: Path, tmp_path: Path)
     assert stopped.requests == [] and len(stopped.console) == 1 and "Content Security Policy" in stopped.console[0]
     free = Visit(chrome, re.sub(r"<meta http-equiv[^>]*>", "", text), tmp_path)
     assert free.requests == ["http://127.0.0.1:9/x.png"] and min(free.widths) == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_labels_stand_apart_as_near_to_their_lines_as_they_can(places: list[float]) -> None:
+    least = 0.1
+    found = np.array(apart(places, least))
+    assert found.min() >= 0 and found.max() <= 1 + 1e-12
+    order = np.argsort(places, kind="stable")
+    assert np.all(np.diff(found[order]) >= least - 1e-12)
+    # the nearest: no small step of any run of neighbours, alone or together, that stays allowed comes nearer
+    for first in range(len(places)):
+        for last in range(first, len(places)):
+            for step in (-1e-4, 1e-4):
+                moved = found.copy()
+                moved[order[first : last + 1]] += step
+                if moved.min() >= 0 and moved.max() <= 1 and np.all(np.diff(moved[order]) >= least):
+                    assert np.sum((moved - places) ** 2) >= np.sum((found - places) ** 2) - 1e-12

@@ -29,6 +29,22 @@ def label(name: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
+def apart(places: list[float], least: float) -> list[float]:
+    """The nearest places between 0 and 1, in the same order, of which no two are closer than `least`."""
+    order, steps = np.argsort(places, kind="stable"), least * np.arange(len(places))
+    pooled: list[tuple[float, int]] = []  # what must rise is out of order in these: its mean, and how many they are
+    for mean in np.asarray(places)[order] - steps:
+        count = 1
+        while pooled and pooled[-1][0] > mean:
+            before, many = pooled.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        pooled.append((mean, count))
+    found = np.empty(len(places))
+    means = np.repeat([mean for mean, _ in pooled], [count for _, count in pooled])
+    found[order] = means.clip(0, max(0, 1 - least * (len(places) - 1))) + steps
+    return found.tolist()
+
+
 def window(records: int) -> int:
     """Odd, so that the mean is about its own place."""
     return 2 * (records // RECORDS // 2) + 1
@@ -61,7 +77,8 @@ def settle(axes: Axes, across: str, up: str, seen: Sequence[np.ndarray] = ()) ->
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)
 
 
 def column(records: Iterable[dict[str, Any]], key: str) -> Float[np.ndarray, "n"]:
