@@ -1,7 +1,7 @@
 """Every method on MNIST, with the same U-Net, batches and number of updates: bound, FID at 25, 50 and 100 steps, speed, memory.
 
     python experiments/mnist.py out/mnist              # on a GPU; rows that are done are not done again
-    python experiments/mnist.py out/mnist --table      # from the rows' files: mnist.json, mnist.png, pictures of samples
+    python experiments/mnist.py out/mnist --table      # from the rows' files: mnist.json, mnist.png, samples.png
     python experiments/mnist.py out/mnist --rows experiments/results/mnist.json   # go on from a table, on whatever machine
 
 A row is what these commands do, in one process: `m2s train mnist --method NAME --seed 1` (fewer updates, a tenth of them
@@ -17,6 +17,7 @@ import argparse
 import concurrent.futures
 import gc
 import json
+import math
 import shutil
 import sys
 import time
@@ -53,7 +54,7 @@ STEPS = (25, 50, 100)
 UPDATES, SEED = 3000, 1
 PASSES, ROWS = 2, 250  # of the bound: times of an image, images of a call
 MICRO = 500  # samples of a call
-SHOWN = 64  # samples of a picture
+SHOWN, ACROSS = 64, 20  # samples that are kept, and of these in a line of the picture
 WARM = 20  # updates before training is timed
 NOISE = {
     "uniform": "any level",
@@ -393,9 +394,7 @@ def bits(row: dict[str, Any]) -> float:
 
 
 def summarise(out: Path) -> None:
-    """mnist.json, mnist.png and a picture of each method's samples, from the rows' files; the table to the screen."""
-    from m2s.report.samples import write_pictures
-
+    """mnist.json, mnist.png and samples.png from the rows' files; the table to the screen."""
     rows = list(read_rows(out).values())
     if not rows:
         raise Refused(f"{out} holds no rows: make them with python experiments/mnist.py {out}")
@@ -406,17 +405,35 @@ def summarise(out: Path) -> None:
         print(f"\nNot the U-Net but a causal transformer, with one call for each pixel: {', '.join(transformers)}.")
     write_json(out / "mnist.json", {"command": command(), "settings": rows[0]["settings"], "rows": rows})
     made = [row for row in rows if "error" not in row]
-    for row in made:
-        samples = out / f"{row['method']}.npz"
-        if not samples.exists():  # of a row that came here without them: no picture
-            continue
-        with np.load(samples, allow_pickle=False) as file:
-            tokens = torch.from_numpy(file["tokens"].astype(np.int64))
-        shape = (round(tokens.shape[1] ** 0.5),) * 2
-        write_pictures(out / f"{row['method']}.png", tokens, shape, 256)
-    if made:
-        with whole(out / "mnist.png") as temporary:
-            draw(made).savefig(temporary, dpi=200)
+    pictures = {}
+    for name in (row["method"] for row in made):
+        if (out / f"{name}.npz").exists():  # a row that came here by itself has none
+            with np.load(out / f"{name}.npz", allow_pickle=False) as file:
+                pictures[name] = file["tokens"][:ACROSS].reshape(-1, *(math.isqrt(file["tokens"].shape[1]),) * 2)
+    for name, figure in (("mnist.png", made and draw(made)), ("samples.png", pictures and sheet(pictures))):
+        if figure:
+            with whole(out / name) as temporary:
+                figure.savefig(temporary, dpi=200, bbox_inches="tight")
+
+
+def sheet(pictures: dict[str, np.ndarray]) -> Any:
+    """Samples of the methods under each other, those of the most steps: a line for each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from m2s.report.curves import label
+    from m2s.report.toy import INK, SMALL
+
+    lines = np.stack([np.concatenate(list(images), 1) for images in pictures.values()])
+    count, side, width = lines.shape
+    figure = Figure(figsize=(7, 0.35 * count))
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.imshow(lines.reshape(-1, width), cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
+    axes.set_yticks((np.arange(count) + 0.5) * side, [label(name) for name in pictures], fontsize=SMALL, color=INK)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    return figure
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -99,7 +99,7 @@ def test_rows_go_from_training_to_a_table(mnist, monkeypatch, capsys):
     assert {line.count("|") for line in said[:4]} == {len(mnist.STEPS) + 7}
     assert "causal transformer" in said[-1] and "`ar`" in said[-1]
     assert json.loads(Path("out/mnist.json").read_text())["rows"] == [ours, ar]
-    assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "m2s-offset", "ar"))
+    assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "samples"))
 
 
 def test_a_row_that_fails_is_written_down_and_the_others_go_on(mnist, monkeypatch, capsys):
