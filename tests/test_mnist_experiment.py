@@ -167,7 +167,12 @@ def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
     assert "all rows are done" in capsys.readouterr().out
     assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd.json").read_text())
     assert mnist.main(["out", "--table"]) == 0
-    assert Path("out/mnist.png").exists() and not Path("out/sedd.png").exists()
+    assert Path("out/mnist.png").exists() and not Path("out/samples.png").exists()
+    Path("out/md4.npz").write_bytes(Path("first/md4.npz").read_bytes())
+    drawn = []
+    monkeypatch.setattr(mnist, "sheet", lambda pictures, sheet=mnist.sheet: drawn.append(list(pictures)) or sheet(pictures))
+    assert mnist.main(["out", "--table"]) == 0
+    assert drawn == [["md4"]] and Path("out/samples.png").exists()
 
     for name, text in {"none.json": "[]", "bad.json": "{"}.items():
         Path(name).write_text(text)
