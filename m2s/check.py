@@ -1,7 +1,7 @@
 """What a call may be given, said at the door.
 
-Dtypes and shapes are always checked. Values (tokens, times) are checked on the CPU, where looking costs nothing; on an
-accelerator a look would stop the stream, so there they are checked, as NaN is everywhere, only in checked mode:
+Dtypes and shapes are always checked. Values (tokens, times, the sign of scores) are checked on the CPU, where looking costs
+nothing; on an accelerator a look would stop the stream, so there they are checked, as NaN is everywhere, only in checked mode:
 
     with m2s.checked():          # or M2S_CHECKED=1 in the environment
         loss = m2s.score_entropy(head, output, x_0, x_t, t)
@@ -15,12 +15,13 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-5  # of a score, relative to the greatest of its row
 _checked: ContextVar[bool] = ContextVar("m2s_checked", default=os.environ.get("M2S_CHECKED", "0") not in ("", "0"))
 
 
 @contextlib.contextmanager
 def checked(on: bool = True) -> Iterator[None]:
-    """Inside the block every value is checked, on every device: tokens, times, NaN, the support condition."""
+    """Inside the block every value is checked, on every device: tokens, times, scores, NaN, the support condition."""
     token = _checked.set(on)
     try:
         yield
@@ -147,6 +148,19 @@ def not_negative(name: str, value: Tensor) -> None:
     if value.numel() and _looks_at_values(value) and (value < 0).any():
         at = first(value < 0)
         raise ValueError(f"{name}{list(at)} is {float(value[at]):g}, but it must not be negative")
+
+
+def score(name: str, value: Tensor, x_t: Tensor) -> None:
+    """No entry off x_t is negative, as those of log-scores are, by more than rounding beside the greatest of its row."""
+    if not value.numel() or not _looks_at_values(value):
+        return
+    bad = value < -ROUNDING * value.amax(-1, keepdim=True).clamp(min=0)
+    if bad.any() and bad.scatter_(-1, x_t.long().unsqueeze(-1), False).any():
+        at = first(bad)
+        raise ValueError(
+            f"{name}{list(at)} is {float(value[at]):g}, but a score is a ratio of probabilities: is this log s? "
+            "give score.exp(), or head.log_score(output, x_t, t).exp()"
+        )
 
 
 def positive_int(name: str, value: int, low: int = 1) -> None:

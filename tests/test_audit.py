@@ -268,6 +268,25 @@ def test_scores_that_overflow_are_outside_and_nan_is_an_error():
         audit(lambda x, t: torch.full((*x.shape, 3), torch.nan), head, (2, 2), steps=3)
 
 
+def test_an_audit_prints_as_its_shares():
+    process = m2s.Uniform(6, m2s.Linear())
+    found = m2s.audit(Fixed(6, 5, 0.5), m2s.LogScore(process), (5, 5), steps=4)
+    total = found.overall()
+    shares = ", ".join(f"{n / 100:.2%} {name}" for n, name in zip(total.before.classes, CLASSES, strict=True))
+    assert repr(found) == str(found) == f"Audit({shares} of 100 scores)" and total.sites == 100
+    assert repr(Audit(m2s.LogScore(process), "analytic", 4)) == "Audit(nothing was counted)"
+    assert m2s.audit is audit
+
+
+@pytest.mark.parametrize("kind", [m2s.LogScore, m2s.Posterior, lambda process: m2s.Projected(m2s.LogScore(process))])
+def test_the_sampler_fits_the_process(kind):
+    """SEDD's own where it can be, whether or not there is a posterior; Euler's where rates are tabulated."""
+    network = Fixed(5, 4, 1.0)
+    for process, sampler in ((m2s.Uniform(5, m2s.Linear()), "analytic"), (m2s.RateMatrix.uniform(5, m2s.Linear()), "euler")):
+        found, named = (audit(network, kind(process), (3, 4), steps=3, **more) for more in ({}, {"sampler": sampler}))
+        assert found.summary() == named.summary() and found.weighs == (sampler == "analytic")
+
+
 def test_what_has_no_score_is_refused():
     chain = m2s.Chain(torch.eye(3).expand(4, 3, 3) * 0.9 + 0.1 / 3)
     with pytest.raises(TypeError, match="finite chain, which has no rates"):
@@ -377,6 +396,39 @@ def test_a_sampler_without_weights_says_nothing_of_them(sedd, tmp_path):
     assert found["overall"]["before"]["negative_weights"] is None and found["denoiser"] is None
     assert len(found["steps"]) == 5 and "negative sampler weights" in table(found)
     assert next(line.get_label() for line in draw(found).axes[1].lines) == "scores out of the box"
+
+
+@pytest.fixture(scope="module")
+def tabulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = DiT(DiTConfig(states=5, width=16, depth=1, heads=2, condition_width=8, length=4))
+    head = m2s.LogScore(m2s.RateMatrix.uniform(5, m2s.Linear()))
+    return m2s.hub.save(tmp_path_factory.mktemp("tabulated") / "run", model, head, {"kind": "text", "length": 4})
+
+
+def test_by_default_the_sampler_fits_the_checkpoint(sedd, tabulated, done, tmp_path, capsys):
+    assert read(done / "audit.json")["settings"]["sampler"] == "analytic"
+    assert ask(tabulated, tmp_path / "audit")["settings"]["sampler"] == "euler"
+    main(["repair", str(tabulated), "--n", "3", "--steps", "2", "--measure", "none", "--out", str(tmp_path / "repair")])
+    audits = json.loads((tmp_path / "repair" / "repair.json").read_text())["audits"]
+    assert {arm["settings"]["sampler"] for arm in audits.values()} == {"euler"}
+    assert "use --sampler euler" in refused(
+        capsys, tmp_path, *same_command(tabulated, tmp_path / "new"), "--sampler", "analytic"
+    )
+
+
+def test_an_audit_begun_by_name_goes_on_by_default(sedd, done, tmp_path, monkeypatch):
+    """What is recorded is the sampler itself, so that an audit from before there was a choice goes on."""
+    put = Parts.put
+
+    def killed(self: Parts, first: int, tokens: torch.Tensor) -> None:
+        put(self, first, tokens)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Parts, "put", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ask(sedd, tmp_path / "begun", "--sampler", "analytic")
+    monkeypatch.setattr(Parts, "put", put)
+    assert ask(sedd, tmp_path / "begun") == read(done / "audit.json")
 
 
 def test_a_killed_audit_goes_on_and_ends_the_same(sedd, done, tmp_path, monkeypatch, capsys):

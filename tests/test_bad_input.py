@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import m2s
+from m2s import check
 
 pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
@@ -125,6 +126,14 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "eps": (lambda: m2s.LogLinear(eps=2.0), ValueError, r"eps is 2\.0"),
     "sigma order": (lambda: m2s.Geometric(sigma_min=2.0, sigma_max=1.0), ValueError, r"sigma_min is 2\.0.*sigma_max = 1\.0"),
     "box at an end of time": (lambda: m2s.box(x, ends, uniform), ValueError, r"t\[0\] is 0, .*\(0, 1\)"),
+    **{
+        f"log-score given to {function.__name__}": (
+            lambda function=function: function(half(-0.7, (0, 0, 3), score), x, t, uniform),
+            ValueError,
+            r"score\[0, 0, 3\] is -0\.7, but a score is a ratio of probabilities: is this log s\? give score\.exp\(\)",
+        )
+        for function in (m2s.classify, m2s.diagnose, m2s.project, m2s.affine_inverse)
+    },
     "projection at an end of time": (lambda: m2s.project(score, x, ends, uniform), ValueError, r"t\[0\] is 0, .*\(0, 1\)"),
     "head in place of a process": (lambda: m2s.project(score, x, t, head), TypeError, r"process must be a process such as"),
     "process in place of a head": (
@@ -205,10 +214,41 @@ def test_nan_is_looked_for_only_in_checked_mode() -> None:
 
 @pytest.mark.parametrize("process", [uniform, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=["rank-one", "tabulated"])
 def test_a_score_that_is_no_number_is_outside_the_box(process: m2s.Process) -> None:
-    for value in (torch.nan, torch.inf, -torch.inf):
+    for value in (torch.nan, torch.inf):
         broken = half(value, (0, 1, 3), score).double()
         classes = m2s.classify(broken, x, t.double(), process)
         assert classes[0, 1] == 0 and (classes.flatten()[[0, 2, 3, 4, 5]] == 3).all()
+
+
+JUDGES = (m2s.classify, m2s.diagnose, m2s.project, m2s.affine_inverse)
+
+
+@pytest.mark.parametrize("judge", JUDGES, ids=lambda judge: judge.__name__)
+@pytest.mark.parametrize(
+    "process", [uniform, absorbing, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=["uniform", "absorbing", "tabulated"]
+)
+def test_log_scores_are_refused_where_looking_is_free(judge: Callable, process: m2s.Process) -> None:
+    """SEDD's network returns log s; without checked mode too nobody is told that all of it is unrealizable."""
+    free, noisy, said = m2s.LogScore(process), torch.full((B, L), process.states - 1), torch.randn(B, L, process.states)
+    log_score = free.log_score(said, noisy, t)
+    for wrong in (log_score, log_score.half(), log_score.where(log_score > -1, -torch.inf)):
+        with pytest.raises(ValueError, match=r"score\[\d, \d, \d\] is -.* is this log s\?"):
+            judge(wrong, noisy, t, process)
+    judge(log_score.exp(), noisy, t, process)
+
+
+@pytest.mark.parametrize("judge", JUDGES, ids=lambda judge: judge.__name__)
+def test_rounding_and_the_entry_at_the_current_token_are_no_log_scores(judge: Callable) -> None:
+    for harmless in (half(-1e-7, (0, 0, 3), score), half(-3.0, (0, 0, 1), score), half(-1e-2, (0, 0, 3), 1e4 * score)):
+        judge(harmless, x, t, uniform)
+
+
+def test_on_an_accelerator_the_sign_of_a_score_is_looked_at_in_checked_mode_only() -> None:
+    """Of tensors on `meta` nothing can be read: who looks is caught."""
+    away = torch.empty(B, L, K, device="meta")
+    check.score("score", away, x)
+    with m2s.checked(), pytest.raises((RuntimeError, NotImplementedError)):
+        check.score("score", away, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])

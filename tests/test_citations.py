@@ -8,7 +8,8 @@ import pytest
 
 from m2s.method import METHODS
 
-CFF = (Path(__file__).parents[1] / "CITATION.cff").read_text()
+ROOT = Path(__file__).parents[1]
+CFF = (ROOT / "CITATION.cff").read_text()
 UNDATED = {"li-m2s"}  # the paper that is implemented here: it states no year, nor does CITATION.cff, and none is made up
 
 
@@ -71,6 +72,17 @@ def test_every_method_says_who_what_and_when(name: str) -> None:
             assert re.fullmatch(r"(19|20)\d\d", fields.get("year", "")), f"{key} has no year of four digits"
         if kind != "misc":
             assert fields.get("booktitle") or fields.get("journal"), f"{key} does not say where it appeared"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_section_of_the_page_ends_with_its_references(name: str) -> None:
+    section = (ROOT / "docs" / "methods.md").read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith("Reference: ")]
+    assert not set("{}\\") & set(line)
+    for entry in parse(METHODS[name].bibtex):
+        first = re.sub(r"[^A-Za-z ]", "", family_names(entry.fields["author"])[0].replace('{\\"u}', ""))
+        assert re.sub(r"[{}]", "", entry.fields["title"]) in line
+        assert first in re.sub(r"[^A-Za-z ]", "", line) and entry.fields.get("year", "") in line
 
 
 def test_one_key_is_one_entry() -> None:

@@ -12,6 +12,7 @@ import torch
 
 import m2s
 from m2s.cli import COMMANDS, main
+from m2s.cli.demo import Demo
 from m2s.cli.sample import Sample
 from m2s.method import METHODS
 from m2s.report import Refused, folder, target, toy, whole
@@ -56,7 +57,12 @@ def test_figure_seed_draws_another_law_and_replaces_what_was_there(tmp_path):
     assert json.loads(out.with_suffix(".json").read_text())["law"] == list(toy.random_law(1))
 
 
-def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys):
+def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monkeypatch):
+    """With samplers of 8 steps in place of 64."""
+    whole = Demo.commands
+    monkeypatch.setattr(
+        Demo, "commands", lambda self: [(what, ["8" if x == "64" else x for x in words]) for what, words in whole(self)]
+    )
     out = tmp_path / "demo"
     main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])
     text, page = capsys.readouterr().out, (out / "index.html").read_text()

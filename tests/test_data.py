@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 import torch
 import tyro
+from merges import write_merges
 
 import m2s.data
+from m2s.cli import parse
 from m2s.cli.data import Data
 from m2s.data import DATASETS, GPT2, BadData, Bytes, Characters, Tokenizer, Tokens, cifar10, shards, sources, text
 from m2s.report import Refused
@@ -513,11 +515,19 @@ def test_a_bad_tokenizer_is_refused(corpus, tmp_path, tokenizer, said):
     [
         ("a.txt", b"fine\n\ncaf\xe9\n", r"a\.txt, line 3: byte 0xe9 at column 4 is not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
-        ("a.jsonl", b'{"body": "x"}\n', "line 1: expected an object whose field 'text'"),
+        (
+            "a.jsonl",
+            b'{"body": "x", "n": 1}\n',
+            "a.jsonl, line 1: no field 'text', but body, n: say .* prepare --text-field NAME$",
+        ),
+        ("a.jsonl", b'{"text": 1}\n', "line 1: expected an object whose field 'text'"),
+        ("a.jsonl", b"{}", "line 1: expected an object whose field 'text'"),
         ("a.jsonl", b'\n["text"]\n', "line 2: expected an object"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: 'text' is not valid Unicode"),
         ("a.parquet", b"PAR1", r"parquet"),
-        ("a.txt", b"\n \n", "holds no text"),
+        ("a.txt", b"\n \n", r"a\.txt holds no text: it is empty, or white space alone$"),
+        ("a.txt", b"", r"a\.txt holds no text"),
+        ("a.jsonl", b'{"text": " "}\n', r"a\.jsonl holds no text"),
         ("a.doc", b"word", "must end in .txt"),
     ],
 )
@@ -525,7 +535,58 @@ def test_bad_text_is_named(tmp_path, name, raw, said):
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(Refused, match=said):
         prepare(tmp_path / name, tmp_path / "out")
-    assert "UTF-8" not in said or not (tmp_path / "out").exists()  # found before any work
+    if "line 2: not JSON" not in said:  # found before any work
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_text_is_in_the_field_that_is_named(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = make_documents(12)
+    folder, out = tmp_path / "texts", tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "not this", "body": x}) + "\n" for x in documents))
+    pq.write_table(pa.table({"body": documents, "text": [1] * 12}), folder / "b.parquet")
+    prepare(folder, out, text_field="body")
+    assert unpack(out, "validation", Bytes()) == 2 * documents[::10]
+    assert unpack(out, "train", Bytes()) == 2 * [x for i, x in enumerate(documents) if i % 10]
+    with pytest.raises(Refused, match=r"different preparation .sources: .*\"field\": \"body\""):
+        prepare(folder / "a.jsonl", out)
+    with pytest.raises(BadData, match=r"has columns body, text, expected 'title': say .* --text-field NAME"):
+        prepare(folder / "b.parquet", tmp_path / "title", text_field="title")
+    (tmp_path / "a.txt").write_text("plain")
+    with pytest.raises(Refused, match=r"a\.txt is plain \.txt, which has no fields: leave out --text-field"):
+        prepare(tmp_path / "a.txt", tmp_path / "plain", text_field="body")
+    assert not (tmp_path / "plain").exists() and not (tmp_path / "title").exists()
+
+
+def test_the_merges_are_kept_with_the_tokens(tmp_path, monkeypatch):
+    """Wherever they were given, the tokens can be read without them: here, in another place, and from a checkpoint."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    given, out = write_merges(tmp_path / "given.txt"), tmp_path / "out"
+    (tmp_path / "a.txt").write_text("some words " * 9)
+    said = command("prepare", tmp_path / "a.txt", "--out", out, "--merges", given, "--validation-every", "5")
+    assert "50,257 tokens" in said
+    given.unlink()
+    meta = m2s.data.check_text(out)
+    assert meta["tokenizer"] == {"kind": "GPT2"} and meta["tokenizer_file"]["file"] == "merges.txt"
+    moved = out.rename(tmp_path / "moved")
+    tokens = Tokens(moved, "train", 8)
+    assert tokens.tokenizer.decode(tokens[0].tolist()) == "some words so"
+    assert tokens.description["tokenizer"] == {"kind": "GPT2"}
+    changed = (moved / "merges.txt").read_bytes()[:-1]
+    (moved / "merges.txt").write_bytes(changed)
+    with pytest.raises(BadData, match=r"merges\.txt has SHA-256"):
+        m2s.data.check_text(moved)
+    with pytest.raises(
+        Refused, match=r"not at \S+data/gpt2: put .*\. --merges FILE says where the merges are; --tokenizer bytes"
+    ):
+        command("prepare", tmp_path / "a.txt", "--out", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    write_merges(given)
+    with pytest.raises(Refused, match="all text went to validation"):
+        prepare(tmp_path / "a.txt", tmp_path / "none", GPT2(str(given)), validation_every=1)
+    assert contents(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(("raw", "tokenizer", "every"), [("a\n<|endoftext|>\nb", Bytes(), 1), ("a", Characters("ab"), 2)])
@@ -668,6 +729,9 @@ def test_command(corpus, tmp_path, monkeypatch):
     out = tmp_path / "packed"
     said = command("prepare", corpus[0], "--out", out, "--tokenizer", "bytes", "--validation-every", "10")
     assert "documents" in said and "13" in said and str(out) in said
+    assert said.splitlines()[-1] == f"m2s train owt --data.folder {out} --out runs/packed"
+    none = command("prepare", corpus[0], "--out", tmp_path / "none", "--tokenizer", "bytes", "--validation-every", "0")
+    assert none.splitlines()[-1] == f"m2s evaluate bpd RUN --data {tmp_path / 'none'}"
     assert "every file" in command("check", out) and "1,541 train and 256 test" in command("check", "digits")
     listed = command("list")
     assert "here     digits" in listed and "missing  mnist" in listed and str(out) in listed and "openwebtext" in listed
@@ -676,6 +740,9 @@ def test_command(corpus, tmp_path, monkeypatch):
     said = command("prepare", tmp_path / "one.txt", "--out", tmp_path / "one", "--tokenizer", "bytes")
     assert "the text is one document: its last 11 tokens, one in 100, are validation" in said
     assert "its last 11 tokens" in command("check", tmp_path / "one")
+    assert said.splitlines()[-1] == f"m2s train owt --data.folder {tmp_path / 'one'} --data.length 8 --out runs/one"
+    preset = parse(said.splitlines()[-1].split()[1:]).preset
+    assert len(Tokens(preset.data.folder, "validation", preset.data.length)) == 1
     (out / "test-00000.bin").write_bytes(b"xx")
     for arguments, word in (
         (("check", out), "test-00000.bin"),

@@ -1,6 +1,7 @@
 """The estimator of the bound, term by term, against exact quadrature over t and enumeration of x_t."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy.stats import t as student
 
 import m2s
 from oracle import CASES, Case, Network, Oracle, absorbing_rates, geometric, log_linear, quadrature, tabulated, uniform_rates
+from walk import unchecked
 
 T_MIN = 0.05
 ELBO = {
@@ -112,9 +114,10 @@ def test_elbo_interval_coverage(name: str) -> None:
     exact = float(sum(exact_terms(name, model, oracle, T_MIN))[chosen].mean())
     width, inside, total = student.ppf(0.975, passes - 1), 0, 0.0
     for seed in range(runs):
-        mean, error = m2s.elbo(
-            model, head, x_0, passes=passes, t_min=T_MIN, generator=torch.Generator().manual_seed(seed)
-        ).mean()
+        with unchecked() if seed else nullcontext():
+            mean, error = m2s.elbo(
+                model, head, x_0, passes=passes, t_min=T_MIN, generator=torch.Generator().manual_seed(seed)
+            ).mean()
         inside += abs(mean - exact) < width * error
         total += mean / runs
     assert binom.cdf(inside, runs, 0.95) > 1e-3

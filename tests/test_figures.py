@@ -10,8 +10,10 @@ import torch
 
 import m2s
 import m2s.hub
+from m2s.belief import NextToken, Shifted
 from m2s.cli import main
 from m2s.evaluate.audit import CLASSES
+from m2s.model import DiT, DiTConfig
 from m2s.report import Refused
 from m2s.report.audit import read
 from m2s.report.film import frames, picture
@@ -144,6 +146,19 @@ def test_a_film_begins_with_noise_and_ends_with_samples(run: Path, tmp_path: Pat
     assert (picture(states[0, 0], (8, 8), 17) == np.array([0.27, 0.45, 0.77])).all()
     assert picture(torch.arange(17)[:16], (4, 4), 17)[3, 3].tolist() == [15 / 16] * 3
     main(["figure", "film", "--source", str(run), "--out", str(tmp_path / "film.png")])
+    assert (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["next token", "free score between levels"])
+def test_a_film_of_any_head(name: str, tmp_path: Path) -> None:
+    """By the sampler that serves it, whatever that is."""
+    process = m2s.RateMatrix.gaussian(17, m2s.Exponential(1.0))
+    head = NextToken(Shifted(17)) if name == "next token" else m2s.LogScore(process)
+    model = DiT(
+        DiTConfig(head.process.states, width=16, depth=1, heads=2, time=name != "next token", causal=name == "next token")
+    )
+    m2s.hub.save(tmp_path / "run", model, head, {"kind": "image", "shape": [4, 4], "levels": 17})
+    main(["figure", "film", "--source", str(tmp_path / "run"), "--out", str(tmp_path / "film.png")])
     assert (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG")
 
 

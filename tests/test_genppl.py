@@ -381,6 +381,43 @@ def test_the_checkpoint_decodes(folders: dict[str, Path], tmp_path: Path) -> Non
         run(*more, "--checkpoint", tmp_path / "nowhere")
 
 
+def test_the_samples_say_how_to_decode_them(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `m2s sample` wrote names its tokenizer: files of several, without another word; an option wins over it."""
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+
+    def samples(name: str, tokenizer: Any) -> Path:
+        file = drawn(tmp_path, name)
+        with np.load(file) as held:
+            tokens, settings = held["tokens"], json.loads(str(held["settings"]))
+        data = {"kind": "text", "length": 12, "tokenizer": tokenizer}
+        np.savez(file, tokens=tokens, settings=json.dumps({**settings, "data": data}))
+        return file
+
+    files = [samples("a.npz", Characters().to_dict()), samples("b.npz", Characters("zyxwvutsrqponmlkjihgfedcba ").to_dict())]
+    more = ("--judge", folders["gpt2"], "--resamples", 100, "--out", tmp_path / "all.json")
+    run(*files, *more)
+    apart = {}
+    for file in files:
+        run(file, *more, "--out", tmp_path / "one.json")
+        (apart[str(file)],) = json.loads((tmp_path / "one.json").read_text())["results"]
+    together = {result["file"]: result for result in json.loads((tmp_path / "all.json").read_text())["results"]}
+    assert {name: result["nats_per_token"] for name, result in together.items()} == {
+        name: result["nats_per_token"] for name, result in apart.items()
+    }
+    first, second = (apart[str(file)]["nats_per_token"]["value"] for file in files)
+    assert first != second
+    run(files[1], *more, "--tokenizer", "chars")
+    (given,) = json.loads((tmp_path / "all.json").read_text())["results"]
+    assert given["nats_per_token"]["value"] == pytest.approx(first)
+    for tokenizer, said in (
+        ({"kind": "GPT2"}, "GPT-2's merges are not at .* into .*/data/gpt2.*; or give --checkpoint RUN"),
+        ({"kind": "Words"}, "the tokenizer's kind is 'Words'.*; or give --checkpoint RUN"),
+        (None, "nothing says how to decode them"),
+    ):
+        with pytest.raises(Refused, match=said):
+            run(samples("c.npz", tokenizer), "--judge", folders["gpt2"])
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from merges import write_merges
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -154,12 +156,26 @@ def test_what_the_data_are_comes_back(tmp_path: Path) -> None:
 
 def test_gpt2_is_needed_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = m2s.Posterior(m2s.Uniform(50_257, m2s.Linear()))
-    hub.save(tmp_path, network(50_257, width=4), head, tokenizer=GPT2())
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
+    hub.save(tmp_path, network(50_257, width=4), head, tokenizer=GPT2())
     tokenizer = hub.load(tmp_path).tokenizer
     assert tokenizer is not None
     with pytest.raises(FileNotFoundError, match="GPT-2's merges are not at"):
         tokenizer.encode("a")
+
+
+def test_a_checkpoint_takes_its_merges_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moved to where nothing else is, it reads text as before; and it names no place of the machine that wrote it."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "nothing"))
+    given = GPT2(str(write_merges(tmp_path / "given" / "merges.txt")))
+    hub.save(tmp_path / "run", network(50_257, width=4), m2s.Posterior(m2s.Uniform(50_257, m2s.Linear())), tokenizer=given)
+    ids = given.encode("a word of text")
+    shutil.rmtree(tmp_path / "given")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    found = hub.load(tmp_path / "moved").tokenizer
+    assert found is not None and found.encode("a word of text") == ids and found.decode(ids) == "a word of text"
+    assert str(tmp_path) not in (tmp_path / "moved" / "config.json").read_text()
 
 
 def test_a_folder_holds_two_readable_files_and_no_pickle(tmp_path: Path) -> None:
@@ -275,7 +291,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "weights empty": (cut("model.safetensors", 0), ValueError, r"model\.safetensors is damaged or cut short"),
     "newer format": (config(lambda c: c.update(format=99, m2s="9.0")), ValueError, r"has format 99 \(m2s 9\.0\), .* newer m2s"),
     "no model": (config(lambda c: c.pop("model")), ValueError, "does not describe the model"),
-    "unknown network": (config(lambda c: c["model"].update(kind="mlp")), ValueError, r"'mlp', .* dit, unet"),
+    "unknown network": (
+        config(lambda c: c["model"].update(kind="mlp")),
+        ValueError,
+        r"'mlp', .* dit, unet; a network of your own",
+    ),
     "unknown setting": (config(lambda c: c["model"].update(layers=3)), ValueError, "dit has no setting layers"),
     "unknown head": (config(lambda c: c["head"].update(kind="Tail")), ValueError, r"kind is 'Tail', .* Posterior, LogScore"),
     "a process for a head": (config(lambda c: c.update(head=c["head"]["process"])), ValueError, "head must be .* RateMatrix"),

@@ -133,6 +133,7 @@ def test_training_does_not_begin_where_it_cannot_sum(monkeypatch):
         ("train digits --process.schedule cosin", "did you mean cosine?"),
         ("train digits steps=abc", "'steps=abc' cannot be read: --steps is 'abc', but it must be a whole number"),
         ("train digits process.schedule=cosin", "did you mean cosine?"),
+        ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --process.kind?"),
     ],
 )
 def test_an_option_that_cannot_be_read(arguments, said, tmp_path, monkeypatch, capsys):

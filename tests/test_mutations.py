@@ -1,13 +1,16 @@
 """The tests can fail: each of these single changes to a formula is caught by the test that is named beside it.
 
 A mutant is a copy of the package with one piece of text replaced; the named tests run against the copy and must fail, by an
-assertion or an error inside a test, not because the copy cannot be imported.
+assertion or an error inside a test, not because the copy cannot be imported. All mutants of a process change the same copy, one
+after the other, so that what they leave alone is compiled once.
 """
 
+import contextlib
 import multiprocessing
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +19,9 @@ import pytest
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "m2s"
 SERVER = multiprocessing.get_context("forkserver")  # from which mutants start with all loaded but the package and the tests
-SERVER.set_forkserver_preload(["beartype", "hypothesis", "jaxtyping", "numpy", "pytest", "torch"])
+SERVER.set_forkserver_preload(
+    ["beartype", "hypothesis", "jaxtyping", "numpy", "pytest", "safetensors.torch", "scipy.integrate", "scipy.stats", "torch"]
+)
 
 
 class Mutant(NamedTuple):
@@ -270,34 +275,50 @@ MUTANTS = {
 }
 
 
-def write(mutant: Mutant, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package in it."""
+    folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(PACKAGE, folder / "m2s", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@contextlib.contextmanager
+def changed(name: str, folder: Path) -> Iterator[None]:
+    """The mutant in place of the copy. Its date is its own, so that nobody takes it for another that was compiled before."""
+    mutant = MUTANTS[name]
     target = folder / "m2s" / mutant.file
     text = target.read_text()
     assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
     target.write_text(text.replace(mutant.old, mutant.new))
+    date = 1 + list(MUTANTS).index(name)
+    os.utime(target, (date, date))
+    try:
+        yield
+    finally:
+        shutil.copy2(PACKAGE / mutant.file, target)
 
 
-def judge(folder: str, named: str, log: str) -> None:
+def judge(folder: str, named: str, here: str) -> None:
     """Run the named tests against the package in `folder`, and exit as pytest does; with 9 if it was another package."""
-    with open(log, "w") as file:
+    os.chdir(here)
+    with open("log", "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.chdir(folder)
-    os.environ["PYTEST_ADDOPTS"] = ""
+    os.environ |= {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, folder)
+    sys.dont_write_bytecode, sys.pycache_prefix = False, f"{folder}/compiled"
     code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"{TESTS}/{named}"])
     seen = sys.modules.get("m2s")
     sys.exit(int(code) if seen is not None and str(seen.__file__).startswith(folder) else 9)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_single_change_is_caught(name: str, tmp_path: Path) -> None:
-    mutant = MUTANTS[name]
-    write(mutant, tmp_path)
-    child = SERVER.Process(target=judge, args=(str(tmp_path), mutant.caught_by, str(tmp_path / "log")))
-    child.start()
-    child.join()
+def test_single_change_is_caught(name: str, copy: Path, tmp_path: Path) -> None:
+    with changed(name, copy):
+        child = SERVER.Process(target=judge, args=(str(copy), MUTANTS[name].caught_by, str(tmp_path)))
+        child.start()
+        child.join()
     said = (tmp_path / "log").read_text()
     assert child.exitcode == 1, f"exit code {child.exitcode}: the change went unnoticed\n{said[-4000:]}"
     assert "FAILED" in said and "::test_" in said

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,3 +65,78 @@ def test_a_method_is_one_file_and_one_name(copied: Path) -> None:
     )
     resolved = json.loads((copied / "run" / "train.json").read_text())["config"]
     assert (resolved["method"], resolved["process"]["schedule"], resolved["head"]["offset"]) == (name[1], "cosine", "exact")
+
+
+def test_every_part_is_there_after_one_import() -> None:
+    """As the documents name them; and what is heavy waits until it is asked for."""
+    page = (ROOT / "docs" / "own.md").read_text()
+    assert "`m2s.evaluate.bound(" in page and "`m2s.train.train(" in page
+    heavy = ("triton", "matplotlib", "torch._dynamo", "m2s.train", "m2s.benchmark", "m2s.cli", "m2s.evaluate.bpd")
+    code = f"""
+import sys, m2s
+assert not [name for name in {heavy} if name in sys.modules]
+assert callable(m2s.evaluate.bpd.bound) and m2s.evaluate.bound is m2s.evaluate.bpd.bound and callable(m2s.train.train)
+assert m2s.audit is m2s.evaluate.audit.audit
+for name in m2s.PARTS:
+    assert getattr(m2s, name).__name__ == "m2s." + name
+for name in m2s.evaluate.PARTS:
+    assert getattr(m2s.evaluate, name).__name__ == "m2s.evaluate." + name
+for package in (m2s, m2s.evaluate):
+    assert all(hasattr(package, name) for name in package.__all__) and not hasattr(package, "trian")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)
+
+
+def test_a_list_of_parts_is_what_there_is() -> None:
+    import m2s as package
+
+    for folder, parts, eager in (
+        (ROOT / "m2s", package.PARTS, {"belief", "hub", "objective", "ops", "process", "realizability", "sampler"}),
+        (ROOT / "m2s" / "evaluate", package.evaluate.PARTS, set()),
+    ):
+        there = {path.parent.name for path in folder.glob("*/__init__.py")} or {path.stem for path in folder.glob("*.py")}
+        assert there - {"__init__"} == {*parts} | eager and all(hasattr(package, name) for name in eager)
+
+
+KIND = """
+import m2s, sys, torch
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Config:
+    states: int
+
+class Own(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.table = config, torch.nn.Embedding(config.states, config.states)
+
+    def forward(self, x_t, t):
+        return self.table(x_t)
+
+m2s.model.NETWORKS["own"] = (Config, Own)
+"""
+
+
+def test_a_network_of_ones_own_in_another_program(tmp_path: Path) -> None:
+    import m2s as package
+
+    save = "m2s.hub.save(sys.argv[1], Own(Config(5)), m2s.Posterior(m2s.Uniform(5, m2s.Linear())))"
+    subprocess.run([sys.executable, "-c", KIND + save, str(tmp_path)], check=True, cwd=ROOT, timeout=300)
+    with pytest.raises(ValueError, match=r"kind is 'own', .* of your own: put it into m2s\.model\.NETWORKS first"):
+        package.load(tmp_path)
+    subprocess.run([sys.executable, "-c", KIND + "m2s.load(sys.argv[1])", str(tmp_path)], check=True, cwd=ROOT, timeout=300)
+
+
+@pytest.mark.parametrize("config", [{"width": 64}, None], ids=["config", "no config"])
+def test_a_folder_of_the_hubs_mixin(config: dict | None, tmp_path: Path) -> None:
+    """As PyTorchModelHubMixin.save_pretrained leaves it: weights, and arguments where there are any."""
+    import m2s as package
+
+    save_file({"table.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match="PyTorchModelHubMixin wrote: load it by its class's from_pretrained"
+    ):
+        package.load(tmp_path)

@@ -309,6 +309,17 @@ def test_the_entry_at_the_current_token_is_ignored() -> None:
             assert torch.equal(m2s.project(garbled, x_t, t, process), plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("process", [m2s.Uniform(40, m2s.Linear()), m2s.RateMatrix.uniform(12, m2s.Linear())], ids=repr)
+def test_half_precision_is_projected_in_float32(process: m2s.Process, dtype: torch.dtype) -> None:
+    x_t, t = torch.arange(10).reshape(2, 5), torch.tensor([0.3, 0.7])
+    score = torch.exp(0.5 * torch.randn(2, 5, process.states)).to(dtype)
+    mu = m2s.project(score, x_t, t, process)
+    assert mu.dtype == torch.float32 and torch.equal(mu, m2s.project(score.float(), x_t, t, process))
+    assert (m2s.classify(m2s.score_from_posterior(mu, x_t, t, process), x_t, t, process) >= 2).all()
+    assert m2s.project(score.double(), x_t, t, process).dtype == torch.float64
+
+
 def test_any_leading_shape() -> None:
     process = m2s.Uniform(40, m2s.Linear())
     x_t = torch.arange(24).reshape(2, 3, 4)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from merges import write_merges
 
 import m2s
 import m2s.hub
 from m2s.cli import main
-from m2s.data import Characters
+from m2s.data import GPT2, Characters, prepare_text
 from m2s.model import DiT, DiTConfig
 from m2s.report.samples import picture_grid
 from m2s.sampler import Adaptive, ForwardBackward, PredictorCorrector, Sampler
@@ -272,6 +273,85 @@ def test_refusals_of_place(images: str, text: str, tmp_path: Path, capsys: pytes
     assert "is there already" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.png"))
     assert (tmp_path / "a.npz").read_bytes() == b"mine"
     draw(images, tmp_path / "a.png", "--overwrite")
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of GPT-2's tokens whose merges are nowhere."""
+    head = m2s.Posterior(m2s.Absorbing(50_257, m2s.Linear()))
+    data = {"kind": "text", "length": 4}
+    return str(m2s.hub.save(tmp_path_factory.mktemp("gpt2"), network(50_258, 4), head, data, tokenizer=GPT2("/nowhere")))
+
+
+def test_a_tokenizer_that_lacks_something_is_refused_before_the_first_sample(
+    gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    asked = (("a.txt",), ("a.npz", "--prompt", "a"))
+    for out, *more in asked:
+        err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+        assert (
+            err.startswith("m2s: GPT-2's merges are not at ") and f"into {tmp_path}/data/gpt2" in err and "prepare" not in err
+        )
+    draw(gpt2, tmp_path / "b.npz", "--n", "1")  # tokens alone need no tokenizer
+    capsys.readouterr()
+    write_merges(tmp_path / "data" / "gpt2" / "merges.txt")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tiktoken", None)
+        for out, *more in asked:
+            err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+            assert "pip install tiktoken" in err
+    pytest.importorskip("tiktoken")
+    draw(gpt2, tmp_path / "a.txt", "--n", "1", "--prompt", "a ")
+    assert (tmp_path / "a.txt").read_text().startswith("--- sample 0 ---\na ")
+
+
+def test_merges_given_once_are_found_by_all_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By training, and then by the checkpoint's samples and its bound, with nothing in the data folder."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("some words " * 9)
+    prepare_text("a.txt", "packed", GPT2(str(write_merges(tmp_path / "given.txt"))), validation_every=4)
+    (tmp_path / "given.txt").unlink()
+    small = "--network.size tiny --network.width 16 --network.heads 2 --network.depth 1 --data.length 4 --batch 2 --steps 1"
+    rest = "--optimizer.warmup 0 --device cpu --out run"
+    main(["train", "owt", "--data.folder", "packed", *small.split(), *rest.split()])
+    draw("run", tmp_path / "samples.txt", "--n", "2", "--prompt", "so")
+    assert (tmp_path / "samples.txt").read_text().count("---\nso") == 2
+    main(["evaluate", "bpd", "run", "--passes", "1", "--device", "cpu"])
+    assert "byte" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".png", ".txt"])
+def test_what_is_missing_beside_whole_tokens_is_written(
+    images: str, text: str, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same command, without a call of the network; tokens of any other are not touched."""
+    checkpoint, out = (images if suffix == ".png" else text), tmp_path / f"a{suffix}"
+    tokens = draw(checkpoint, out, "--n", "3")
+    whole, before = out.read_bytes(), out.with_suffix(".npz").read_bytes()
+    out.unlink()
+    unfinished(checkpoint, tmp_path / "b.npz").rename(tmp_path / "a.npz.parts")  # killed before they were tidied away
+    with monkeypatch.context() as patch:
+        patch.setattr(m2s, "sample", lambda *_, **__: pytest.fail("the network was called"))
+        assert np.array_equal(draw(checkpoint, out, "--n", "3"), tokens)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", out.name]
+    assert out.read_bytes() == whole and out.with_suffix(".npz").read_bytes() == before
+    capsys.readouterr()
+    assert "is there already: give another" in refused(
+        capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4"
+    )
+    out.unlink()
+    err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4", "--seed", "1")
+    assert "a.npz is there already, drawn with other settings (seed): give another --out, or --overwrite" in err
+    for bad in (before[: len(before) // 2], before[:200] + b"?" * 20 + before[220:], b""):
+        out.with_suffix(".npz").write_bytes(bad)
+        err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4")
+        assert "a.npz is there already, and is no whole file of samples: give another" in err
+    assert not np.array_equal(draw(checkpoint, out, "--n", "3", "--seed", "1", "--overwrite"), tokens)
 
 
 def test_a_free_score_has_a_sampler_of_its_own(tmp_path):

@@ -77,7 +77,7 @@ def serves(sampler: str, process: str, head: str) -> bool:
         return process in RANK_ONE and head not in FREE and (sampler, process) != ("self_correcting", "absorbing")
     if sampler == "bayes":
         return head not in FREE
-    if sampler == "analytic" or (sampler == "predictor_corrector" and head in FREE):
+    if sampler == "analytic":
         return process in RANK_ONE
     return True
 
@@ -995,6 +995,30 @@ def test_the_grid_is_the_papers(grid: str) -> None:
     assert times == pytest.approx([formula(m) for m in range(8)], abs=1e-15)
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("asked", "steps"), [(1, 10), (3, 10), (9, 10), (10, 10), (30, 10), (25, 1000), (100, 101)])
+def test_a_chain_is_walked_in_its_own_steps(grid: str, asked: int, steps: int) -> None:
+    """As many calls as were asked for and no more than there are steps, each from one n/T to a lower one, near the grid."""
+    head, moves = m2s.Posterior(m2s.Chain.uniform(K, torch.full((steps,), 0.3))), []
+    run(
+        Rounding(K),
+        head,
+        1,
+        0,
+        steps=asked,
+        grid=grid,
+        callback=lambda step: moves.append((float(step.t[0]), float(step.s[0]))),
+    )
+    taken = [round(t * steps) for t, _ in moves] + [round(moves[-1][1] * steps)]
+    assert [t for t, _ in moves] + [moves[-1][1]] == pytest.approx([n / steps for n in taken], abs=1e-15)
+    assert [s for _, s in moves[:-1]] == [t for t, _ in moves[1:]]
+    assert len(moves) == min(asked, steps) and (taken[0], taken[-1]) == (steps, 0)
+    assert all(before > after for before, after in itertools.pairwise(taken))
+    formula = {"linear": lambda m: 1 - m / asked, "cosine": lambda m: math.cos(math.pi * m / (2 * asked))}[grid]
+    if asked * 8 < steps:
+        assert taken == [round(formula(m) * steps) for m in range(asked)] + [0]
+
+
 def test_first_hitting_takes_as_many_calls_as_there_are_sites() -> None:
     head, calls = build("absorbing", "posterior"), []
     clamp = torch.full((3, L), -1)
@@ -1193,9 +1217,13 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "euler of a chain": (
         call(m2s.Posterior(PROCESSES["chain"]), sampler="euler"),
         TypeError,
-        r"'euler' needs rates, and a finite chain has none: use sampler='bayes'",
+        r"'euler' does not draw from a finite chain, Chain\(.*use sampler='bayes'",
     ),
-    "tau-leaping of a chain": (call(m2s.Posterior(PROCESSES["chain"]), sampler="tau_leaping"), TypeError, r"needs rates"),
+    "confidence of a chain": (
+        call(m2s.Posterior(PROCESSES["chain"]), sampler="confidence"),
+        TypeError,
+        r"'confidence' does not draw from a finite chain, Chain\(.*use sampler='bayes'",
+    ),
     "projection over a chain": (
         call(m2s.Projected(m2s.LogScore(PROCESSES["chain"]))),
         (TypeError, ValueError),

@@ -2,14 +2,17 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from merges import write_merges
 
 from m2s.data import tokenizer as tokenizers
 from m2s.data.tokenizer import GPT2, Bytes, Characters, Tokenizer
+from m2s.report import Refused
 
 HERE = Path(os.environ.get("M2S_DATA", "~/.cache/m2s")).expanduser() / "gpt2"
 local_gpt2 = pytest.mark.skipif(not (HERE / "vocab.bpe").exists(), reason=f"GPT-2's merges are not in {HERE}")
@@ -89,19 +92,48 @@ def test_gpt2_reads_its_merges_from_a_file_a_folder_or_the_data_folder(tmp_path:
         assert tokenizer.encode("Hello world") == [15496, 995]
 
 
-@pytest.mark.parametrize("tokenizer", [Bytes(), Characters(), Characters("01"), GPT2(), GPT2("/there")], ids=repr)
+@pytest.mark.parametrize("tokenizer", [Bytes(), Characters(), Characters("01"), GPT2(), GPT2(__file__)], ids=repr)
 def test_a_description_makes_the_same_tokenizer(tokenizer: Tokenizer) -> None:
     assert tokenizers.from_dict(json.loads(json.dumps(tokenizer.to_dict()))) == tokenizer
 
 
+def test_merges_are_kept_beside_what_was_made_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    given = write_merges(tmp_path / "given" / "vocab.bpe")
+    ids = GPT2(str(given.parent)).encode("naïve café")
+    (tmp_path / "made").mkdir()
+    assert tokenizers.keep(GPT2(str(given)), tmp_path / "made") == tmp_path / "made" / "merges.txt"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["merges.txt"]
+    description = GPT2(str(given)).to_dict()
+    given.unlink()
+    monkeypatch.chdir(tmp_path)
+    again = tokenizers.from_dict(description, Path("made"))
+    assert again.decode(ids) == "naïve café" and again == GPT2(str(tmp_path / "made" / "merges.txt"))
+    # without the copy, the file that is gone is looked for in the data folder
+    assert tokenizers.from_dict(description, tmp_path) == tokenizers.from_dict(description) == GPT2()
+    write_merges(tmp_path / "data" / "gpt2" / "merges.txt")
+    assert tokenizers.tried(tokenizers.from_dict(description)).decode(ids) == "naïve café"
+    assert tokenizers.keep(Bytes(), tmp_path) is None and tokenizers.from_dict(Bytes().to_dict(), tmp_path / "made") == Bytes()
+
+
+def test_a_tokenizer_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokenizers.tried(Characters()) == Characters()
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))
+    with pytest.raises(Refused, match=f"are not at {tmp_path}/gpt2"):
+        tokenizers.tried(GPT2())
+    write_merges(tmp_path / "gpt2" / "merges.txt")
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(Refused, match="pip install tiktoken"):
+        tokenizers.tried(GPT2())
+
+
 def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"gpt2: put vocab\.bpe or merges\.txt .* set \$M2S_DATA"):
-        GPT2().encode("a")
-    with pytest.raises(
-        FileNotFoundError, match=r"--merges FILE.*https://\S+openai-community/gpt2/\S+merges\.txt\b.* not needed"
-    ):
-        GPT2(str(tmp_path / "elsewhere")).encode("a")
+    remedy = rf"put https://\S+openai-community/gpt2/\S+merges\.txt into {tmp_path}/gpt2, or set \$M2S_DATA .* not needed\)$"
+    for tokenizer, place in ((GPT2(), "gpt2"), (GPT2(str(tmp_path / "elsewhere")), "elsewhere")):
+        with pytest.raises(FileNotFoundError, match=rf"are not at \S+/{place}: {remedy}"):
+            tokenizer.encode("a")
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\nh e\n")
     with pytest.raises(ValueError, match="gives 257 tokens, but GPT-2 has 50256"):
         GPT2(str(tmp_path)).encode("a")

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import Rows, losses, random_rows, small
+from small_runs import Rows, losses, outcome, random_rows, small
 
 import m2s
-from m2s.cli import main
+from m2s.cli import main, parse
 from m2s.cli.train import Run, with_settings
 from m2s.data import prepare_text
 from m2s.data.tokenizer import Bytes
@@ -23,6 +23,7 @@ from m2s.presets import PRESETS, SUMMARIES
 from m2s.report import Refused
 from m2s.train import OptimizerConfig, resolve, train
 from m2s.train import config as config_module
+from m2s.train import log as log_module
 from m2s.train.build import describe_network, make_head, make_objects, make_process
 from m2s.train.noise import corrupt, times
 from m2s.train.parallel import World
@@ -549,3 +550,75 @@ def test_a_rate_that_would_rise_to_the_end_is_said(tmp_path, capsys):
     assert "rises over 12 updates, and there are 12" in (said := capsys.readouterr().err) and "--optimizer.warmup 1" in said
     train(small(tmp_path / "long", optimizer__warmup=11), random_rows())
     assert "rises over" not in capsys.readouterr().err
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_opens_with_what_is_trained_on_what_and_where(tmp_path, capsys):
+    out = tmp_path / "run"
+    main(["train", "digits", "--method", "sedd", "--steps", "1", "--out", str(out), *QUICK])
+    parameters = sum(p.numel() for p in m2s.load(out).model.parameters())
+    said = capsys.readouterr().err.splitlines()
+    at = f"unet tiny ({parameters:,} parameters), cpu, float32; digits (1,541 rows of 64); 1 steps of 8 into {out}"
+    assert said[0] == f"sedd: {at}"
+    train(small(tmp_path / "own"), random_rows())
+    assert "; Rows (64 rows of 4); 12 steps of 8 into" in capsys.readouterr().err.splitlines()[0]
+
+
+def shown(capsys) -> list[int]:
+    """The steps of the lines for people, in their order; those of validation are left out."""
+    lines = capsys.readouterr().err.splitlines()
+    return [int(line.split()[1].rstrip(",")) for line in lines if line.startswith("step") and "validation" not in line]
+
+
+@pytest.mark.parametrize(("silence", "early"), [(10.0, [1]), (-1.0, [1, 2])])
+def test_the_first_update_is_shown_and_then_each_silence_until_the_first_record(tmp_path, capsys, monkeypatch, silence, early):
+    monkeypatch.setattr(log_module, "SILENCE", silence)
+    train(small(tmp_path / "run"), random_rows())
+    assert shown(capsys) == [*early, 3, 6, 9, 12]
+    assert [line["step"] for line in outcome(tmp_path / "run")["log"] if "loss" in line] == [3, 6, 9, 12]
+
+
+def test_a_run_that_goes_on_shows_its_first_update_and_logs_what_it_would_have(tmp_path, capsys):
+    class Killed(Exception):
+        pass
+
+    train(small(tmp_path / "whole", log_every=5), random_rows())
+    config, rows = small(tmp_path / "run", log_every=5), random_rows()
+    gradient = Learner.gradient
+
+    def dying(learner, share):
+        if learner.progress.step == 8:
+            raise Killed
+        return gradient(learner, share)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "gradient", dying)
+        with pytest.raises(Killed):
+            train(config, rows)
+    capsys.readouterr()
+    train(config, rows)
+    assert shown(capsys) == [9, 10, 12]
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_prepared_text_is_no_preset_but_the_folder_of_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("a word and another " * 50)
+    prepare_text("book.txt", "packed", Bytes())
+    said = refused(capsys, "train", "packed", "--method", "mdlm")
+    assert "knows no 'packed': choose from digits, mnist, cifar10, text8, owt; packed is a prepared text: " in said
+    assert said.endswith(": m2s train owt --data.folder packed\n")
+    assert parse(["train", "owt", "--data.folder", "packed"]).preset.data.folder == "packed"
+    (tmp_path / "pictures").mkdir()
+    assert "prepared" not in refused(capsys, "train", "pictures")
+    assert "prepared" not in refused(capsys, "sample", "packed", "--zzzz")
+
+
+@pytest.mark.parametrize("word", ["ppl", "perplexity", "ppl_eval"])
+def test_who_asks_for_the_perplexity_is_told_where_it_is(word, capsys):
+    said = refused(capsys, "evaluate", word, "runs/book")
+    assert f"m2s evaluate knows no {word!r}: the perplexity of a model on text is in m2s evaluate bpd" in said
+    assert "did you mean genppl?" in refused(capsys, "evaluate", "gnppl")
+    assert "evaluate" not in refused(capsys, "train", word)

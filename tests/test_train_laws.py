@@ -23,6 +23,8 @@ NAMES = [name for name in METHODS if name not in LEFT_OUT]
 SETTINGS = {"importance": 0.1, "network__width": 32, "network__heads": 8, "network__dropout": 0.0}
 SETTINGS |= {"optimizer__lr": 5e-3, "optimizer__clip": 10.0, "optimizer__ema": 0.97, "optimizer__beta2": 0.99}
 SETTINGS |= {"micro_batch": None, "log_every": 1000, "validate_every": 0, "validation_samples": 1, "save_every": 1000}
+# Hundreds of updates of each: that their shapes are right is seen from the first two, in test_train.py.
+many_updates = pytest.mark.usefixtures("without_shape_hook")
 
 
 def entropy(counts: torch.Tensor) -> float:
@@ -94,6 +96,7 @@ def test_the_exact_score_has_the_entropy_as_its_bound(process):
     assert truth - 1e-5 < found < 1.003 * truth
 
 
+@many_updates
 @pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "sedd-absorb", "neural-ctmc", "ar"])
 def test_every_head_overfits_sixteen_sequences(tmp_path, method):
     """They have four bits; who knows no more than each site by itself is above 4.7. What shares a head is in the test below."""
@@ -104,6 +107,7 @@ def test_every_head_overfits_sixteen_sequences(tmp_path, method):
     assert 4 - 1e-3 < found < 1.1 * 4
 
 
+@many_updates
 @pytest.mark.parametrize("method", NAMES)
 def test_every_method_learns_a_law_of_two_sites_to_within_two_percent_of_its_entropy(tmp_path, method):
     source, truth = two_sites()

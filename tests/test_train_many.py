@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.multiprocessing import ProcessExitedException
 
-from m2s import Absorbing, Hybrid, Linear, RateMatrix, Uniform
+from m2s import Absorbing, Hybrid, Linear, RateMatrix, Uniform, load
+from m2s.cli import main
 from m2s.hub import folder as hub_folder
 from m2s.report import Refused
 from m2s.train import Config, keep, loop, state, train
@@ -52,6 +53,17 @@ def test_one_process_and_two_have_the_same_curve_and_weights(tmp_path, parallel)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_of_two_processes_the_first_alone_says_what_begins_and_what_came_of_it(tmp_path, parallel, capfd):
+    out = tmp_path / "run"
+    less = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu", "--parallel", parallel]
+    finish(launch(2, main, ["train", "digits", "--steps", "2", "--out", str(out), *less]))
+    parameters = sum(weight.numel() for weight in load(out).model.parameters())
+    said = capfd.readouterr()
+    assert said.out.count("2 steps, bound on held-out data") == 1 and said.out.count("\n") == 1
+    assert said.err.count(f"m2s-offset: unet tiny ({parameters:,} parameters), 2 processes on cpu, float32; digits") == 1
 
 
 def run_as(how: str, config: Config) -> None:

@@ -39,7 +39,11 @@ class Head(ABC):
 
     @abstractmethod
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """log p_t(x^{i->y}) / p_t(x); 0 at x_t."""
+        """log s_y = log p_t(x^{i->y}) / p_t(x) of every candidate y, from the network's output at (x_t, t); 0 at x_t.
+
+        In float32 at least. The score that `m2s.classify` and `m2s.project` take is its exponential,
+        `head.log_score(network(x_t, t), x_t, t).exp()`.
+        """
 
     @abstractmethod
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
@@ -135,8 +139,10 @@ class Posterior(Head):
         return self.log_posterior(output, x_t, t)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """The bridge in logarithms: log(b mu_y + m(y) [off/m(k) + mu_k/(alpha+m(k))]), so that no small mu_y is rounded
-        away."""
+        """log s_y of every candidate y, by the bridge; 0 at x_t. The score itself is its exponential.
+
+        In logarithms, log(b mu_y + m(y) [off/m(k) + mu_k/(alpha+m(k))]), so that no small mu_y is rounded away.
+        """
         if not isinstance(self.process, RankOne):
             return self._tabulated_log_score(output, x_t, t)
         log_mu = self.log_posterior(output, x_t, t)
@@ -210,6 +216,8 @@ class LogScore(_FreeScore):
         return torch.log(schedule.beta(time) / schedule.alpha(time)) + math.log(self.process.vocab)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log s_y of every candidate y: the output itself, less SEDD's shift where `scale` says so; 0 at x_t. The score that
+        `m2s.classify` and `m2s.project` take is its exponential."""
         values = self._logits(output, x_t, t)
         if self.scale == "sigma":
             values = values - self.shift(x_t, t).to(values.dtype).unsqueeze(-1)
@@ -226,6 +234,7 @@ class FactorizedRate(_FreeScore):
     """
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log s_y of every candidate y, from exit rate and jump law; 0 at x_t. The score itself is its exponential."""
         values = self._logits(output, x_t, t)
         rates = self.process.rates_into(x_t, wide(t))
         total = rates.sum(-1, keepdim=True)

@@ -69,7 +69,7 @@ class NextToken(Head):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         if not isinstance(process, Shifted):
-            raise TypeError(f"the next token is predicted where nothing is corrupted, by Shifted(vocab), not under {process}")
+            raise TypeError(f"the next token is predicted where nothing is corrupted: by m2s.belief.Shifted, not {process}")
 
     def shown(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         assert isinstance(self.process, Shifted)

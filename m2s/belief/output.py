@@ -1,6 +1,7 @@
 """What a network hands over: logits, or hidden states with the last layer not yet applied; and how it is asked for them."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
 
 
+DTYPES = re.compile(r"same dtype|scalar type|input dtype|\.dtype to be equal|Input type \(")  # torch, where two do not fit
 HALF_EXTRA = 8  # columns beside a weight in bf16 for the bias: two, and six that keep the width a multiple of eight
 Beside = Callable[[Tensor, Tensor | None, int, torch.dtype], Tensor]
 
@@ -128,7 +130,12 @@ def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {st
 
 
 def readable(model: object, process: Process) -> None:
-    """The network's table of tokens, where it is seen to have one, has a row for the mask too."""
+    """The network is one, not an objective that holds one; its table of tokens, where it is seen to have one, has a row for
+    the mask too."""
+    from m2s.belief.heads import Head  # which is built on this file
+
+    if isinstance(getattr(model, "head", None), Head) and callable(getattr(model, "loss", None)):
+        raise TypeError(f"model is an m2s.{type(model).__name__}, which returns a loss: give the network, not the objective")
     rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
     if rows == process.vocab < process.states:
         raise ValueError(f"the network's embedding has {rows} rows: {_takes(process)}")
@@ -151,6 +158,14 @@ def ask(
         raise TypeError(
             f"the network cannot be called as {call} ({error}): it must take (x_t, t, condition=None); for one that reads "
             "tokens alone give lambda x_t, t, condition=None: net(x_t)"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        if not DTYPES.search(str(error)):
+            raise
+        tokens, time = (str(value.dtype).removeprefix("torch.") for value in (x_t, t))
+        raise TypeError(
+            f"the network failed at dtypes that do not fit ({error}): it is given x_t in {tokens} and t in {time}, whatever "
+            "its weights are in; cast t inside, t.to(weight.dtype), or keep the weights in float32 and use torch.autocast"
         ) from error
     if not isinstance(output, Unprojected):
         check.tensor("the network's output", output)

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -51,6 +52,10 @@ HABITS = {
         "what was interrupted goes on by itself when the same command is given again",
     ),
     "--epochs": (("train", "demo"), "the length of a run is given as --steps, updates of the weights"),
+    **dict.fromkeys(
+        ("ppl", "perplexity", "ppl_eval"),
+        (("evaluate",), "the perplexity of a model on text is in m2s evaluate bpd, that of its samples by a judge in genppl"),
+    ),
 }
 
 DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair; the figures of the paper.
@@ -102,8 +107,7 @@ def _explained(arguments: list[str], complaint: str) -> str:
     if missing := re.search(r"Expected one of \{(.+?)\}", said):
         return f"{' '.join(['m2s', *words])} needs one of these before any option: {missing[1]}"
     if wrong := re.search(r"options: ([^,; ]+).*Available subcommands: ([^;]+)", said):
-        place = ["m2s", *words[: words.index(wrong[1])]]
-        return f"{' '.join(place)} knows no {wrong[1]!r}: {nearest(wrong[1], wrong[2].split(', '))}"
+        return _unknown(wrong[1], words, wrong[2].split(", "))
     page = io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         _ask([*words, "--help"])
@@ -114,5 +118,18 @@ def _explained(arguments: list[str], complaint: str) -> str:
     option = next((name for name in given if name.replace("_", "-") not in known), None)
     if option is None:
         return f"{complaint} (see {help_})"
-    commands, habit = HABITS.get(option, ((), ""))
-    return f"there is no option {option}: {habit if words[0] in commands else near(option, known) or f'see {help_}'}"
+    return f"there is no option {option}: {_habit(option, words[0]) or near(option, known) or f'see {help_}'}"
+
+
+def _unknown(word: str, words: list[str], known: list[str]) -> str:
+    """What to say of a word that is no command, measure or preset."""
+    before = words[: words.index(word)]
+    advice = _habit(word, words[0]) or nearest(word, known)
+    if before == ["train"] and (Path(word) / "meta.json").is_file():
+        advice = f"choose from {', '.join(known)}; {word} is a prepared text: m2s train owt --data.folder {word}"
+    return f"{' '.join(['m2s', *before])} knows no {word!r}: {advice}"
+
+
+def _habit(word: str, command: str) -> str:
+    commands, habit = HABITS.get(word, ((), ""))
+    return habit if command in commands else ""

@@ -1,6 +1,6 @@
 """`m2s audit CHECKPOINT`: does a posterior stand behind the scores of a trained network?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class Watched(Drawing):
     """What is drawn with an eye on every score, by default as SEDD's release draws."""
 
-    sampler: str = "analytic"
+    sampler: str = "auto"
+    """How to take a step, by any sampler of m2s sample that serves the model. auto: analytic (SEDD's release), or euler where
+    rates are tabulated."""
     grid: str = "linear"
     batch_size: int = 16
     device: str = ""
@@ -33,6 +35,13 @@ class Watched(Drawing):
         except TypeError as error:
             raise Refused(f"{self.checkpoint} cannot be audited: {self.typed(error)}") from error
         return checkpoint
+
+    def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "Options":
+        """What is asked for; of samplers the audit's own, whatever the head."""
+        from m2s.evaluate.audit import usual
+
+        sampler = usual(checkpoint.head.process) if self.sampler == "auto" else self.sampler
+        return Drawing.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
     def parts(self, out: Path, checkpoint: "Checkpoint", options: "Options") -> "Parts":
         """Where samples and counts are kept until all are there."""

@@ -26,4 +26,4 @@ class Cite:
         if self.name is not None and self.name.lower() not in METHODS:
             raise Refused(f"there is no reference {self.name!r}: {nearest(self.name, METHODS)}")
         chosen = METHODS.values() if self.name is None else [METHODS[self.name.lower()]]
-        print("\n\n".join(dict.fromkeys(method.bibtex for method in chosen)))
+        print("\n\n".join(dict.fromkeys(entry for method in chosen for entry in method.entries)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +20,8 @@ class Prepare:
     """Encode text and pack it into token files that training reads, with a meta.json of counts and checksums.
 
     SOURCE is a folder (searched at any depth) or a file of .txt (documents separated by a line <|endoftext|>; without such a
-    line the file is one document), .jsonl (field `text`) or .parquet (column `text`); or a data set of the Hugging Face hub:
-    openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
+    line the file is one document), .jsonl or .parquet (field or column `text`, or --text-field); or a data set of the Hugging
+    Face hub: openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
 
     Of each file, or train split of the hub, documents 0, 100, 200, ... go to validation; files of one document each are counted
     together, in the order of their names. If all there is is one document, its last tokens go there, one in 100. A data set
@@ -39,9 +40,11 @@ class Prepare:
     tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars")] = "gpt2"
     """gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of --alphabet."""
     merges: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """For gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2."""
+    """For gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2. A copy is kept with the tokens."""
     alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
     """For chars: all characters, in the order of their ids; by default text8's, a space and a to z."""
+    text_field: Annotated[str, tyro.conf.arg(metavar="NAME")] = "text"
+    """Of .jsonl, .parquet and the hub: the field or column that holds the document."""
     validation_every: int = 100
     """One document in so many goes to validation or, of a single document, one token; 0: none goes there."""
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
@@ -57,14 +60,14 @@ class Prepare:
         tokenizer = self.chosen()
         from m2s.data import prepare_text
 
-        meta = prepare_text(self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens)
-        print("\n".join(counts(meta)))
-        print(
-            f"{self.out} holds the tokens and meta.json; read them with m2s.data.Tokens({str(self.out)!r}, 'train', length=512)"
+        meta = prepare_text(
+            self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )
+        print("\n".join(counts(meta)))
+        print(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
 
     def chosen(self) -> Tokenizer:
-        from m2s.data import GPT2, Bytes, Characters
+        from m2s.data import Bytes, Characters
 
         given = {"gpt2": self.merges, "chars": self.alphabet}
         for kind, option in (("gpt2", "--merges"), ("chars", "--alphabet")):
@@ -72,7 +75,7 @@ class Prepare:
                 raise Refused(f"{option} is for --tokenizer {kind}, but the tokenizer is {self.tokenizer}")
         try:
             if self.tokenizer == "gpt2":
-                return GPT2() if self.merges is None else GPT2(str(self.merges))
+                return self._gpt2()
             if self.tokenizer == "bytes":
                 return Bytes()
             if self.tokenizer == "chars":
@@ -80,6 +83,15 @@ class Prepare:
         except ValueError as error:
             raise Refused(str(error)) from error
         raise Refused(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
+
+    def _gpt2(self) -> Tokenizer:
+        from m2s.data import GPT2
+        from m2s.data.tokenizer import tried
+
+        try:
+            return tried(GPT2(None if self.merges is None else str(self.merges)))
+        except Refused as error:
+            raise Refused(f"{error}. --merges FILE says where the merges are; --tokenizer bytes needs none") from error
 
 
 @dataclass(frozen=True)
@@ -151,6 +163,18 @@ class Data:
 
     def run(self) -> None:
         self.action.run()
+
+
+def next_command(out: Path, meta: dict[str, Any]) -> str:
+    """How to train on it, in windows no longer than the text; without text to train or to validate on, what else it is for."""
+    from m2s.presets import PRESETS
+
+    tokens = min(meta["splits"][split]["tokens"] for split in ("train", "validation"))
+    folder, run = shlex.quote(str(out)), shlex.quote(f"runs/{out.resolve().name}")
+    if not tokens:
+        return f"m2s evaluate bpd RUN --data {folder}"
+    length = "" if tokens >= PRESETS["owt"].data.length else f" --data.length {2 ** (tokens.bit_length() - 1)}"
+    return f"m2s train owt --data.folder {folder}{length} --out {run}"
 
 
 def counts(meta: dict[str, Any]) -> list[str]:

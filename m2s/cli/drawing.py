@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 # What of the options a sample depends on, beside the network, the clamp, the labels and projection.
 SETTINGS = ("steps", "grid", "seed", "start", "guidance", "temperature", "top_p", "top_k", "on", "micro_batch")
+ELSEWHERE = "give another --out, or --overwrite to replace it"
 NUMBERS = ("corrections", "sites", "leap", "entry")  # options of some samplers, on which their samples depend too
 
 
@@ -178,12 +179,18 @@ def write_samples(out: Path, tokens: "Tensor", checkpoint: "Checkpoint", setting
     import numpy as np
 
     from m2s.report.origin import command
-    from m2s.report.samples import write_pictures, write_text
 
-    data = checkpoint.data or {}
     with whole(out.with_suffix(".npz")) as temporary:
         ids, typed = tokens.numpy().astype(np.int32), json.dumps(command())
         np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=typed)
+    write_beside(out, tokens, checkpoint, settings)
+
+
+def write_beside(out: Path, tokens: "Tensor", checkpoint: "Checkpoint", settings: dict[str, Any]) -> None:
+    """What `out` is, beside the tokens' .npz."""
+    from m2s.report.samples import write_pictures, write_text
+
+    data = checkpoint.data or {}
     if out.suffix == ".png":
         write_pictures(out, tokens, tuple(data["shape"]), data["levels"])
     if out.suffix == ".txt":
@@ -191,6 +198,26 @@ def write_samples(out: Path, tokens: "Tensor", checkpoint: "Checkpoint", setting
         write_text(out, tokens, checkpoint.tokenizer, settings["start"])
     beside = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
     print(f"{len(tokens)} samples in {out}{beside}")
+
+
+def drawn(path: Path, settings: dict[str, Any]) -> "Tensor":
+    """The tokens of a whole .npz of these settings: what `write_samples` left that did not come to the file beside it."""
+    import zipfile
+    import zlib
+
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            tokens, there = torch.from_numpy(file["tokens"]).long(), dict(json.loads(str(file["settings"])))
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refused(f"{path} is there already, and is no whole file of samples: {ELSEWHERE}") from error
+    here = json.loads(json.dumps(settings))
+    other = sorted(name for name in {**there, **here} if there.get(name) != here.get(name))
+    if other:
+        raise Refused(f"{path} is there already, drawn with other settings ({', '.join(other)}): {ELSEWHERE}")
+    return tokens
 
 
 def advance(bar: Any, step: "Step", windows: int) -> None:

@@ -156,16 +156,7 @@ def film(asked: Figure) -> str:
     data = checkpoint.data or {}
     if data.get("kind") != "image":
         raise Refused(f"{source} does not hold a model of images, and text makes no film")
-    sampler = "bayes" if checkpoint.head.has_posterior else "analytic"
-    write_film(
-        asked.out,
-        checkpoint.model,
-        checkpoint.head,
-        tuple(data["shape"]),
-        data["levels"],
-        sampler=sampler,
-        seed=asked.seed or 0,
-    )
+    write_film(asked.out, checkpoint.model, checkpoint.head, tuple(data["shape"]), data["levels"], seed=asked.seed or 0)
     return str(asked.out)
 
 

@@ -59,6 +59,7 @@ class Repair(Watched):
     """Of the pairs, for the intervals; by default 2,000, for FID 100."""
 
     def run(self) -> None:
+        from m2s.data.tokenizer import tried
         from m2s.evaluate.repair import ARMS, changes, table
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
@@ -68,6 +69,8 @@ class Repair(Watched):
         checkpoint = self.prepare()
         if checkpoint.head.has_posterior:
             raise Refused(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
+        if checkpoint.tokenizer is not None:
+            tried(checkpoint.tokenizer)
         options = {arm: self.options(checkpoint, project=arm == "projected") for arm in ARMS}
         measure = self._measure(checkpoint)
         folder(self.out)

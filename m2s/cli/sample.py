@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from m2s.cli.drawing import BAR, Drawing, advance, settings, write_samples
+from m2s.cli.drawing import BAR, Drawing, advance, drawn, settings, write_beside, write_samples
 from m2s.report import Refused, refuse_existing, target
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Sample(Drawing):
     """Draw samples from a checkpoint: tokens as .npz, and a picture grid (.png) or text (.txt) beside them.
 
     Sample number i depends on the seed and i alone: not on the batch, on how many processes share the work, or on an
-    interruption. A killed run goes on where it stopped when the same command is given again.
+    interruption. A killed run goes on where it stopped when the same command is given again; so does one that drew all and
+    could not write the picture or the text.
 
     Example: m2s sample runs/digits --n 64 --steps 100 --out digits.png
     """
@@ -63,12 +64,16 @@ class Sample(Drawing):
 
         out = target(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
-        refuse_existing([out, tokens_file], self.overwrite)
+        refuse_existing([out], self.overwrite)
         shard, shards = self._share()
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
         parts = Parts(tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels))
+        if tokens_file.exists() and not self.overwrite:
+            write_beside(out, drawn(tokens_file, parts.settings), checkpoint, parts.settings)
+            parts.close()
+            return
         try:
             done = parts.open()
             self._draw(checkpoint, parts, options, done, (shard, shards))
@@ -93,12 +98,16 @@ class Sample(Drawing):
 
     def _check(self, checkpoint: "Checkpoint") -> None:
         """The checkpoint can do what was asked of it."""
+        from m2s.data.tokenizer import tried
+
         if self.out.suffix == ".png" and (checkpoint.data or {}).get("kind") != "image":
             raise Refused(f"{self.checkpoint} does not hold a model of images: write .txt or .npz")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
             raise Refused(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
         if self.prompt and checkpoint.tokenizer is None:
             raise Refused(f"{self.checkpoint} has no tokenizer to read --prompt with: use --clamp")
+        if (self.out.suffix == ".txt" or self.prompt) and checkpoint.tokenizer is not None:
+            tried(checkpoint.tokenizer)
         if self.project and checkpoint.head.has_posterior:
             raise Refused(f"--project repairs a free score, but {self.checkpoint} predicts a posterior already")
         classes = checkpoint.config["model"].get("classes")

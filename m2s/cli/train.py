@@ -62,6 +62,8 @@ class Train:
         except (Diverged, OSError) as error:  # a full disk is an OSError
             print(f"m2s: {error}", file=sys.stderr)
             raise SystemExit(1) from None
+        if not result.first:
+            return
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
         out = config.run.out
         what = "exact likelihood of" if resolve(config).head.kind == "next-token" else "bound on"

@@ -23,7 +23,6 @@ class HubText:
     repository: str
     config: str | None = None
     revision: str | None = None
-    column: str = "text"
 
 
 HUB_TEXTS = {
@@ -62,10 +61,10 @@ def hub_images(images: ImageSet) -> Arrays:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def hub_sources(name: str) -> list[Source]:
+def hub_sources(name: str, column: str) -> list[Source]:
     """One source for each split of a text data set. Its validation and test splits stay what they are; where it has no
     validation split, every so many documents of the train split become one (see `prepare_text`)."""
-    from m2s.data.sources import Document, Source
+    from m2s.data.sources import NAME_IT, Document, Source, named_field
 
     entry = HUB_TEXTS.get(name) or HubText(name)
     data = _load(entry.repository, entry.config, entry.revision)
@@ -74,14 +73,14 @@ def hub_sources(name: str) -> list[Source]:
         if split not in data:
             continue
         rows = data[split]
-        if entry.column not in rows.column_names:
-            raise BadData(f"{name} ({split}) has columns {', '.join(rows.column_names)}, expected {entry.column!r}")
+        if column not in rows.column_names:
+            raise BadData(f"{name} ({split}) has columns {', '.join(rows.column_names)}, expected {column!r}: {NAME_IT}")
 
         def read(skip: int, rows: Any = rows) -> Iterator[Document]:
             for index in range(skip, len(rows)):
-                yield Document(rows[index][entry.column] or "", f"row {index + 1}")
+                yield Document(rows[index][column] or "", f"row {index + 1}")
 
-        identity = {"name": f"{name}/{split}", "rows": len(rows), "fingerprint": rows._fingerprint}
+        identity = {"name": f"{name}/{split}", "rows": len(rows), "fingerprint": rows._fingerprint, **named_field(column)}
         by_index = split == "train" and "validation" not in data
         sources.append(Source(f"{name}/{split}", read, identity, None if by_index else split))
     if not sources:

@@ -1,9 +1,10 @@
 """Text packed into token files, once, so that training reads nothing but memory-mapped numbers.
 
 A prepared folder holds, for each split, a stream of tokens (every document, then the tokenizer's end token) cut into
-`train-00000.bin`, ..., and a `meta.json` that is written last: while it is missing the folder is unfinished. Until then
-plan.json says what is being prepared and progress.json how far it is; the latter is replaced, whole, every few seconds, and
-after an interruption everything beyond it is cut off and done again. The same call gives the same bytes, interrupted or not.
+`train-00000.bin`, ..., a copy of the file that the tokenizer is read from where there is one, and a `meta.json` that is written
+last: while it is missing the folder is unfinished. Until then plan.json says what is being prepared and progress.json how far
+it is; the latter is replaced, whole, every few seconds, and after an interruption everything beyond it is cut off and done
+again. The same call gives the same bytes, interrupted or not.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from m2s import check
 from m2s.data.encode import describe, encode_document
 from m2s.data.files import BadData, sha256
 from m2s.data.shards import TOKEN, Shards
-from m2s.data.sources import Document, Source, find_sources
-from m2s.data.tokenizer import Characters, Tokenizer
+from m2s.data.sources import TEXT, Document, Source, find_sources
+from m2s.data.tokenizer import KEPT, Characters, Tokenizer, keep
 from m2s.report import Refused, folder
 
 FORMAT = "m2s tokens 1"
@@ -50,6 +51,7 @@ def prepare_text(
     validation_every: int = 100,
     test: str = "*-test.*",
     shard_tokens: int = 2**27,
+    text_field: str = TEXT,
 ) -> dict[str, Any]:
     """Encode every document of `source` and pack them into `out`; returns what is then in its meta.json.
 
@@ -57,13 +59,16 @@ def prepare_text(
     train; a file whose name matches `test` goes to test as a whole. A source is a file, or a split of a hub data set; sources
     of one document are counted together. Where one document is all there is to divide, it is counted in train and its last
     tokens, one in `validation_every` rounded up, are validation. Blank documents are left out and not counted. Killed at any
-    time, the same call goes on where it was. A folder that holds anything else is refused.
+    time, the same call goes on where it was. A folder that holds anything else is refused. `text_field` is what holds the
+    document in a line of .jsonl, a row of .parquet or of the hub.
     """
     check.positive_int("validation_every", validation_every, 0)
     check.positive_int("shard_tokens", shard_tokens)
     described = describe(tokenizer)
     out = Path(out).expanduser()
-    sources = find_sources(source, test)
+    sources = find_sources(source, test, text_field)
+    if not any(_filled(document) for found in sources for document in found.read(0)):
+        raise BadData(f"{source} holds no text: it is empty, or white space alone")
     plan = {
         "format": FORMAT,
         **described,
@@ -78,8 +83,9 @@ def prepare_text(
             if progress is not None:
                 with _tidy(out):
                     _check_room(out, sources, tokenizer, progress)
+                    kept = keep(tokenizer, out)
                     _pack(out, sources, tokenizer, plan, progress)
-                _finish(out, plan, progress)
+                _finish(out, plan, progress, kept)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -121,7 +127,8 @@ def _tidy(out: Path) -> Iterator[None]:
 
 def _resume(out: Path, plan: dict[str, Any]) -> Progress | None:
     """Where to start: from nothing, where an earlier call with the same plan stopped, or None where all is done."""
-    for leftover in (*out.glob(".m2s-*.tmp"), out / "progress.json.tmp", out / "plan.json.tmp", out / "meta.json.tmp"):
+    names = ("progress.json", "plan.json", "meta.json", *KEPT)
+    for leftover in (*out.glob(".m2s-*.tmp"), *(out / f"{name}.tmp" for name in names)):
         leftover.unlink(missing_ok=True)
     if (out / "meta.json").exists():
         _same(out, _read_json(out / "meta.json"), plan)
@@ -266,11 +273,8 @@ def _way_out(tokenizer: Tokenizer) -> str:
     return ", give every character of it by --alphabet, or take --tokenizer bytes" if isinstance(tokenizer, Characters) else ""
 
 
-def _finish(out: Path, plan: dict[str, Any], progress: Progress) -> None:
-    """Write meta.json: the plan, the counts, and the SHA-256 of every shard."""
-    if not any(progress.tokens.values()):
-        _clear(out)
-        raise BadData(f"{out}: the source holds no text")
+def _finish(out: Path, plan: dict[str, Any], progress: Progress, kept: Path | None) -> None:
+    """Write meta.json: the plan, the counts, and the SHA-256 of every shard and of the tokenizer's file."""
     if not progress.tokens["train"] and progress.tokens["validation"]:
         _clear(out)
         raise Refused(
@@ -285,9 +289,10 @@ def _finish(out: Path, plan: dict[str, Any], progress: Progress) -> None:
     empty = {"documents": 0, "blank": 0, "tokens": 0}
     counts = progress.counts + [empty] * (len(plan["sources"]) - len(progress.counts))
     names = [entry["name"] for entry in plan["sources"]]
-    _replace(out / "meta.json", {**plan, "counts": dict(zip(names, counts, strict=True)), "splits": splits})
+    of_tokenizer = {} if kept is None else {"tokenizer_file": {"file": kept.name, "sha256": sha256(kept)}}
+    _replace(out / "meta.json", {**plan, **of_tokenizer, "counts": dict(zip(names, counts, strict=True)), "splits": splits})
 
 
 def _clear(out: Path) -> None:
-    for path in (out / "progress.json", *out.glob("*-*.bin"), out / "plan.json"):
+    for path in (out / "progress.json", *out.glob("*-*.bin"), *(out / name for name in KEPT), out / "plan.json"):
         path.unlink(missing_ok=True)

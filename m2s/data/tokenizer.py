@@ -11,7 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from m2s.data.files import root
+from m2s.report import Refused, sync
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -22,6 +25,13 @@ class Tokenizer(ABC):
 
     vocab: int
     end: int | None
+    kept: ClassVar[str | None] = None
+    """The name of a copy of the file that it is read from; None: it is read from none."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it is read from, which its argument `path` names."""
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -114,6 +124,11 @@ class GPT2(Tokenizer):
     """
 
     path: str | None = None
+    kept: ClassVar[str | None] = "merges.txt"
+
+    @property
+    def file(self) -> Path:
+        return _merges(self.path)
 
     @property
     def vocab(self) -> int:  # type: ignore[override]
@@ -134,7 +149,7 @@ class GPT2(Tokenizer):
 
     @functools.cached_property
     def _encoding(self) -> "Encoding":
-        return _gpt2(_merges(self.path))
+        return _gpt2(self.file)
 
 
 NAMES = ("vocab.bpe", "merges.txt")
@@ -145,15 +160,13 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 def _merges(path: str | None) -> Path:
     """The file of merges."""
-    start = Path(path or Path(os.environ.get("M2S_DATA", "~/.cache/m2s")) / "gpt2").expanduser()
+    start = root() / "gpt2" if path is None else Path(path).expanduser()
     for candidate in (start, *(start / name for name in NAMES)):
         if candidate.is_file():
             return candidate
     raise FileNotFoundError(
-        f"GPT-2's merges are not at {start}: put {' or '.join(NAMES)} of GPT-2 there, set $M2S_DATA to a folder that holds "
-        "gpt2/vocab.bpe, or say where it is: m2s data prepare --merges FILE, m2s.data.tokenizer.GPT2(path=...). It is at "
-        f"{PUBLIC} (OpenAI's vocab.bpe is the same list; vocab.json and encoder.json are not needed). "
-        "--tokenizer bytes needs no file"
+        f"GPT-2's merges are not at {start}: put {PUBLIC} into {root() / 'gpt2'}, or set $M2S_DATA to a folder that holds "
+        "gpt2/merges.txt (OpenAI's vocab.bpe is the same list; vocab.json and encoder.json are not needed)"
     )
 
 
@@ -180,10 +193,35 @@ def _gpt2(merges: Path) -> "Encoding":
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {cls.__name__: cls for cls in (Bytes, Characters, GPT2)}
+KEPT = tuple(kind.kept for kind in TOKENIZERS.values() if kind.kept is not None)  # names of copies of their files
 
 
-def from_dict(description: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_dict` described."""
+def tried(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, if all is here that it needs to encode and decode."""
+    try:
+        tokenizer.decode([0])
+    except (OSError, ImportError, ValueError) as error:
+        raise Refused(str(error)) from error
+    return tokenizer
+
+
+def keep(tokenizer: Tokenizer, folder: Path) -> Path | None:
+    """A copy in `folder` of the file that the tokenizer is read from, for `from_dict`; None: it is read from none."""
+    file = tokenizer.file
+    if file is None or tokenizer.kept is None:
+        return None
+    copy, temporary = folder / tokenizer.kept, folder / f"{tokenizer.kept}.tmp"
+    temporary.write_bytes(file.read_bytes())
+    sync(temporary)
+    os.replace(temporary, copy)
+    return copy
+
+
+def from_dict(description: Mapping[str, Any], folder: Path | None = None) -> Tokenizer:
+    """The tokenizer that `to_dict` described, from the copy of its file that `keep` put into `folder` if there is one.
+
+    A file that is no longer where the description says is looked for where the tokenizer looks by itself.
+    """
     arguments = dict(description)
     kind = arguments.pop("kind", None)
     if kind not in TOKENIZERS:
@@ -192,4 +230,9 @@ def from_dict(description: Mapping[str, Any]) -> Tokenizer:
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise ValueError(f"the tokenizer {kind} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+    kept = TOKENIZERS[kind].kept
+    if folder is not None and kept is not None and (folder / kept).is_file():
+        arguments["path"] = str((folder / kept).absolute())
+    elif arguments.get("path") is not None and not Path(arguments["path"]).expanduser().exists():
+        del arguments["path"]
     return TOKENIZERS[kind](**arguments)

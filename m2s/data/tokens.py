@@ -56,7 +56,7 @@ class Tokens:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return from_dict(self.meta["tokenizer"])
+        return from_dict(self.meta["tokenizer"], self.folder)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def check_shards(folder: Path, split: str, entry: dict[str, Any], verify: bool) 
             raise BadData(f"{path} is missing: prepare the text again into a new folder")
         if path.stat().st_size != expected:
             raise BadData(f"{path} holds {path.stat().st_size:,} bytes, expected {expected:,}: prepare the text again")
-        if verify and (found := sha256(path)) != shard["sha256"]:
-            raise BadData(f"{path} has SHA-256 {found}, expected {shard['sha256']}: it was changed; prepare the text again")
+        if verify:
+            check_sha256(path, shard["sha256"])
 
 
 def check_text(folder: Path | str) -> dict[str, Any]:
@@ -130,4 +130,11 @@ def check_text(folder: Path | str) -> dict[str, Any]:
     meta = read_meta(folder)
     for split, entry in meta["splits"].items():
         check_shards(folder, split, entry, verify=True)
+    if kept := meta.get("tokenizer_file"):
+        check_sha256(folder / kept["file"], kept["sha256"])
     return meta
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    if (found := sha256(path)) != expected:
+        raise BadData(f"{path} has SHA-256 {found}, expected {expected}: it was changed; prepare the text again")

@@ -1,6 +1,7 @@
 """Does a posterior stand behind the scores that a sampler is given? Counted at every site and step of real sampling runs.
 
-found = audit(model, head, shape=(128, 512))
+found = m2s.audit(model, head, shape=(128, 512))
+print(found)                              # the shares of the four classes
 found.overall().before.classes            # outside the box, material, boundary, realizable
 found.summary()                           # all of it, step by step, as JSON can hold it
 
@@ -23,11 +24,11 @@ from torch import Tensor
 from m2s import check
 from m2s.belief import Head, score_from_posterior
 from m2s.belief.output import Output
-from m2s.process import Absorbing, Chain, RankOne
+from m2s.process import Absorbing, Chain, Process, RankOne
 from m2s.realizability import diagnose, project
 from m2s.realizability.quadratic import LIMIT
 from m2s.report import write_json
-from m2s.sampler import Analytic, Belief, Step, sample
+from m2s.sampler import Analytic, Belief, Euler, Step, sample
 from m2s.sampler.options import Options
 from m2s.sampler.parts import Damaged, Parts
 
@@ -125,6 +126,14 @@ class Audit:
         self.process, self.count = head.process, steps
         self.weighs = sampler == Analytic.name  # other samplers have no such weights
         self.moments: list[Moment] = []
+
+    def __repr__(self) -> str:
+        """The shares of the classes, told apart as `m2s.classify` does."""
+        found = self.overall()
+        if not found.sites:
+            return "Audit(nothing was counted)"
+        shares = zip(found.before.classes, CLASSES, strict=True)
+        return f"Audit({', '.join(f'{count / found.sites:.2%} {name}' for count, name in shares)} of {found.sites:,} scores)"
 
     @property
     def steps(self) -> list[Moment]:
@@ -310,6 +319,11 @@ def refuse(head: Head) -> None:
         )
 
 
+def usual(process: Process) -> str:
+    """The name of the sampler that is watched if nobody says which: SEDD's own step, or Euler's where rates are tabulated."""
+    return Analytic.name if isinstance(process, RankOne) else Euler.name
+
+
 def watched(
     model: Callable[..., Output], options: Options, callback: Callable[[Step], None] | None = None
 ) -> tuple[Int[Tensor, "n L"], Audit]:
@@ -331,13 +345,19 @@ def audit(
     head: Head,
     shape: tuple[int, int],
     steps: int = 128,
-    sampler: str = "analytic",
+    sampler: str = "auto",
     grid: str = "linear",
     seed: int = 0,
     batch_size: int = 64,
 ) -> Audit:
-    """Draw `shape[0]` samples of `shape[1]` tokens, as `m2s.sample` would, and audit every score on their way."""
+    """Draw `shape[0]` samples of `shape[1]` tokens, as `m2s.sample` would, and audit every score on their way.
+
+    It prints as the shares of the four classes; `summary()` is all that was counted, overall, step by step, and once more
+    after projection. The sampler "auto" is analytic, as in SEDD's release, or euler where rates are tabulated. The network is
+    called as it is: `model.eval()` before, where it has dropout.
+    """
     refuse(head)
+    sampler = usual(head.process) if sampler == "auto" else sampler
     options = Options(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
     total = Audit(head, options.chosen.name, steps)
     for first in range(0, shape[0], batch_size):

@@ -358,10 +358,23 @@ def table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = Fals
 
 
 def difference(
-    against: str, theirs: Mapping[str, Mapping[str, Any]], gaps: Mapping[str, Mapping[str, Any]], unit: str
+    against: str,
+    theirs: Mapping[str, Mapping[str, Any]],
+    gaps: Mapping[str, Mapping[str, Any]],
+    unit: str,
+    exact: tuple[bool, bool] = (False, False),
 ) -> list[str]:
-    """The other's bound, and ours minus theirs."""
-    lines = [f"bits per {unit}, against {against}", _line("its bound", theirs["bound"]["bits"])]
+    """The other's bound, and ours minus theirs, term by term; of a likelihood that is known exactly (`exact`, of ours and of
+    theirs) there are no terms, and the whole alone is compared."""
+    name = "its -log p" if exact[1] else "its bound"
+    lines = [f"bits per {unit}, against {against}", _line(name, theirs["bound"]["bits"])]
+    if any(exact):
+        same = "rows" if all(exact) else "rows; one is -log p itself, the other a bound, which is above its own"
+        return [
+            *lines,
+            _line("difference", gaps["bound"]["bits"]),
+            f"difference: the first minus the second, on the same {same}",
+        ]
     lines += [_line(f"difference, {name}", gaps[name]["bits"]) for name in TERMS]
     return [*lines, "difference: the first minus the second, on the same rows, times and noise; below 0 the first is better"]
 

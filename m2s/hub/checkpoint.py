@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from m2s import check
 from m2s.belief import Head
 from m2s.data import tokenizer as tokenizers
+from m2s.data.encode import named
 from m2s.data.tokenizer import Tokenizer
 from m2s.hub import remote, sedd
 from m2s.hub.config import PREFIX as PROCESS
@@ -24,6 +25,7 @@ from m2s.hub.folder import CONFIG, WEIGHTS, current, write
 from m2s.hub.tensors import read_safetensors
 
 FORMAT = 1  # raised when an older m2s could no longer read what this one writes
+MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
 MODEL = "model."  # prefix of the names of the network's tensors
 
 
@@ -52,8 +54,8 @@ def save(
     """The network, its head and process, what its data are, and its tokenizer, into `folder`.
 
     `data` is a description such as {"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128};
-    `extra` is anything else JSON can hold (a step count, a git commit). A checkpoint already in the folder is replaced only
-    when the new one is complete on the disk.
+    `extra` is anything else JSON can hold (a step count, a git commit). A tokenizer that is read from a file (GPT-2's merges)
+    has a copy of it there. A checkpoint already in the folder is replaced only when the new one is complete on the disk.
     """
     check.instance("model", model, nn.Module, "a network such as m2s.model.DiT(config)")
     check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
@@ -62,6 +64,10 @@ def save(
     for name, tensor in model.state_dict().items():
         tensors[MODEL + name] = tensor.detach().cpu().contiguous()
     folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        with contextlib.suppress(FileNotFoundError):  # then whoever reads text has it elsewhere, or is told
+            tokenizers.keep(tokenizer, folder)
     write(folder, config, tensors)
     return folder
 
@@ -71,7 +77,7 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkp
 
     The folder is ours (`save`), or one of SEDD: `m2s.load("louaaron/sedd-small")`.
     """
-    folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *sedd.FILES))
+    folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *tokenizers.KEPT, *sedd.FILES))
     settings = sedd.recognise(folder)
     if settings is None:
         return _load(folder, device)
@@ -90,7 +96,7 @@ def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     with _within(folder):
         head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
         check.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
-        tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"])
+        tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"], folder)
         with torch.random.fork_rng(devices=[]):  # first weights, thrown away at once, are drawn from nobody's stream
             model = network_from_dict(config["model"])
         _check_vocabulary(config["model"], head, tokenizer)
@@ -103,7 +109,7 @@ def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
 def push(folder: str | Path, repo: str, private: bool = False) -> str:
     """Upload the checkpoint in `folder` to the repository "owner/name" of the Hugging Face hub. Returns its address."""
     _load(Path(folder))
-    return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS), private)
+    return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS, *tokenizers.KEPT), private)
 
 
 def _describe(
@@ -121,7 +127,7 @@ def _describe(
         "model": network_to_dict(model),
         "head": to_dict(head, tensors),
         "data": None if data is None else dict(data),
-        "tokenizer": None if tokenizer is None else tokenizer.to_dict(),
+        "tokenizer": named(tokenizer) or None,
         "extra": {} if extra is None else dict(extra),
     }
     try:
@@ -138,14 +144,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save never ended") from None
+        also = f"; {MIXIN}" if (folder / WEIGHTS).exists() else ""
+        raise FileNotFoundError(
+            f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save never ended{also}"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
         raise ValueError(
             f'{path} does not say its "format": it was not written by m2s.hub.save. What can be read is m2s\'s own checkpoints '
             "and those of SEDD (louaaron/sedd-small, or a folder of its training), not those of other projects, such as MDLM, "
-            "DUO or GIDD"
+            f"DUO or GIDD; {MIXIN}"
         )
     if config["format"] > FORMAT:
         raise ValueError(

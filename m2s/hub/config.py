@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from m2s.belief import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
-from m2s.model import build, describe
+from m2s.model import NETWORKS, build, describe
 from m2s.process import (
     Absorbing,
     Chain,
@@ -87,6 +87,11 @@ def network_to_dict(model: nn.Module) -> dict[str, Any]:
 
 def network_from_dict(description: Mapping[str, Any]) -> nn.Module:
     """The network that `network_to_dict` described, with fresh weights."""
+    if (kind := description.get("kind")) not in NETWORKS:
+        raise ValueError(
+            f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}; a network of your own: put it into "
+            "m2s.model.NETWORKS first, as {kind: (configuration dataclass, module class)}"
+        )
     return build({name: _value(value, None) for name, value in description.items()})
 
 

@@ -16,6 +16,11 @@ class Method:
     bibtex: str = field(repr=False)
     sampler: str = "bayes"  # that of its authors where it is known, as `m2s sample` names it
 
+    @property
+    def entries(self) -> list[str]:
+        """Its BibTeX, entry by entry."""
+        return self.bibtex.split("\n\n")
+
     def __post_init__(self) -> None:
         if self.bibtex.count("{") != self.bibtex.count("}"):
             raise ValueError(f"the BibTeX of {self.name} does not close its braces")

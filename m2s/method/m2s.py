@@ -1,6 +1,7 @@
 """M2S, the paper: a posterior behind every score. With the exact offset, and on other processes, ours."""
 
 from m2s.method.base import Method
+from m2s.method.gidd import BIBTEX as GIDD_BIBTEX
 
 BIBTEX = r"""@misc{li-m2s,
   title  = {Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy},
@@ -35,5 +36,5 @@ HYBRID = Method(
     {**SETTINGS, "process.kind": "hybrid", "head.offset": "exact"},
     r"""`m2s-offset` where tokens become masks or other tokens, $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c =
 B\sqrt{t(1-t)}$: the bridge and the loss are those of any rank-one process. The same settings as `gidd`, so the same run.""",
-    BIBTEX,
+    f"{BIBTEX}\n\n{GIDD_BIBTEX}",
 )

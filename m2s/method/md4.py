@@ -10,7 +10,8 @@ MD4 = Method(
     {**SETTINGS, "process.schedule": "linear"},
     r"""At a masked site the network gives the logits of $\mu$, with none for the mask; a token that is not masked stays. The
 loss is $\frac{-\alpha_t'}{1-\alpha_t}\,(-\log\mu_{x_0})$ at masked sites, which is score entropy through the bridge
-(Theorem 4.6). The linear schedule is $\alpha = 1-t$; `--process.schedule cosine` is MD4's other one.""",
+(Theorem 4.6). The linear schedule is $\alpha = 1-t$; `--process.schedule cosine`, $\alpha = 1 -
+\cos(\frac\pi2(1-t))$, is another of MD4's.""",
     r"""@inproceedings{shi2024simplified,
   title     = {Simplified and Generalized Masked Diffusion for Discrete Data},
   author    = {Shi, Jiaxin and Han, Kehang and Wang, Zhe and Doucet, Arnaud and Titsias, Michalis K.},
@@ -24,7 +25,9 @@ MDLM = Method(
     "MDLM, masked diffusion language models",
     {**SETTINGS, "process.schedule": "log-linear"},
     r"""The same loss as `md4`, reached by two rules of substitution: the mask has no logit, and what is not masked is carried
-over. Its schedule is the log-linear one, $\alpha_t = 1 - (1-\epsilon)\,t$.""",
+over. Its schedule is the log-linear one, $\alpha_t = 1 - (1-\epsilon)\,t$. The authors' released network does not see the time
+(their `time_conditioning` is off): `--network.time no` does as they do, and is `radd`; by default the network is that of all
+other methods.""",
     r"""@inproceedings{sahoo2024simple,
   title     = {Simple and Effective Masked Diffusion Language Models},
   author    = {Sahoo, Subham Sekhar and Arriola, Marianne and Schiff, Yair and Gokaslan, Aaron and Marroquin, Edgar

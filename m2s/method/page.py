@@ -1,5 +1,7 @@
 """docs/methods.md, out of what the methods say of themselves: python -m m2s.method.page > docs/methods.md."""
 
+import re
+import unicodedata
 from collections.abc import Mapping
 
 from m2s.method import METHODS
@@ -10,6 +12,8 @@ Every system here is a choice of the same parts: a process that corrupts, a head
 loss, a network. So `m2s train mnist --method NAME` trains each on the same batches with the same network, but for two: `ar` has
 a causal transformer, which sees only what stands before a site, whatever network the preset has, and `radd` has the preset's
 network without its input for the time. Everything after training (`m2s sample`, `m2s evaluate`, `m2s audit`) is the same code.
+`m2s sample` takes the exact step (`bayes`) wherever there is a posterior; the sampler that a section names, its authors' where
+that is known, is given by `--sampler`.
 Any part can be given by itself: `--method gidd --process.kind absorbing`. `m2s cite NAME` prints the BibTeX.
 `tests/test_equivalences.py` shows which of these losses are one and the same.
 
@@ -29,8 +33,27 @@ def page() -> str:
     """The whole page."""
     rows = [f"| [`{m.name}`](#{m.name}) | {m.title} | {' | '.join(_cells(m.settings))} |" for m in METHODS.values()]
     table = "\n".join([f"| name | what it is | {' | '.join(COLUMNS)} |", "|---|---|" + "---|" * len(COLUMNS), *rows])
-    sections = [f"## {m.name}\n\n{m.title}. Sampler: `{m.sampler}`.\n\n{m.text}\n" for m in METHODS.values()]
+    sections = [
+        f"## {m.name}\n\n{m.title}. Sampler: `--sampler {m.sampler}`.\n\n{m.text}\n\n"
+        f"Reference: {'; '.join(reference(entry) for entry in m.entries)}.\n"
+        for m in METHODS.values()
+    ]
     return "\n".join([INTRODUCTION, table + "\n", *sections])
+
+
+def reference(entry: str) -> str:
+    """A BibTeX entry in a line: who, what, where, when."""
+    found = {name: _plain(value) for name, value in re.findall(r"(\w+)\s*=\s*\{((?:[^{}]|\{[^{}]*\})*)\}", entry)}
+    names = [author.partition(",")[0] for author in found["author"].split(" and ")]
+    who = " and ".join(names) if len(names) < 3 else f"{names[0]} et al."
+    paper = f"[arXiv:{found['eprint']}](https://arxiv.org/abs/{found['eprint']})" if "eprint" in found else ""
+    return ", ".join(filter(None, [who, f"*{found['title']}*", found.get("booktitle", paper), found.get("year")]))
+
+
+def _plain(value: str) -> str:
+    """TeX's braces and umlauts as they are meant, in one line."""
+    value = re.sub(r'\{\\"(\w)\}', lambda letter: unicodedata.normalize("NFC", f"{letter[1]}\u0308"), value)
+    return " ".join(value.replace("{", "").replace("}", "").split())
 
 
 def _cells(settings: Mapping[str, object]) -> list[str]:

@@ -75,5 +75,5 @@ M2S = Method(
 part is the same: the law $\nu$ that has not seen the site's own token, to which $\log\mu_z = \log\nu_z + \log P_t(k\mid z) +
 \text{const}$ adds what the token says, of every level near it. What differs is the sampler, the exact finite step (`bayes`) in
 place of leaps at frozen rates.""",
-    M2S_BIBTEX,
+    f"{M2S_BIBTEX}\n\n{BIBTEX}",
 )

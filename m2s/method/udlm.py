@@ -42,12 +42,12 @@ $$\alpha_t = T(a) = \frac{K}{K-1}\Big(\int\varphi(v)\,\Phi(v+r)^{K-1}dv - \frac1
 \frac{a}{\sqrt{1-a^2}}.$$
 
 In the first half of the run the network is shown the mean of its embedding under $\operatorname{softmax}(w/\tau)$ in place of
-that of $x_t = \operatorname{argmax} w$, and $\tau$ falls from 0.1 to 0.01, evenly in $\log\tau$; the second half is `udlm`. The
-loss is `udlm`'s at $x_t$ all along: while $\tau > 0$ the training loss is not a bound; validation always uses the bound, on
-plain tokens. Here $a$ follows from the schedule of the run; while the curriculum lasts the authors' $\log\frac{1-a^2}{a^2}$
-rises evenly with $t$, from -3.5 to -1.75. It takes a normal number for each token of the vocabulary at each site: with
-GPT-2's 50,257 tokens give a small `--micro-batch`. For a training loop of one's own it is `m2s.objective.Relaxed(model,
-head)`.""",
+that of $x_t = \operatorname{argmax} w$, and $\tau$ falls from 0.1 to 0.01, evenly in $\log\tau$ (the defaults of the authors'
+code; the scripts of their runs keep it at 0.001); the second half is `udlm`. The loss is `udlm`'s at $x_t$ all along: while
+$\tau > 0$ the training loss is not a bound; validation always uses the bound, on plain tokens. Here $a$ follows from the
+schedule of the run; while the curriculum lasts the authors' $\log\frac{1-a^2}{a^2}$ rises evenly with $t$, from -3.5 to
+-1.75. It takes a normal number for each token of the vocabulary at each site: with GPT-2's 50,257 tokens give a small
+`--micro-batch`. For a training loop of one's own it is `m2s.objective.Relaxed(model, head)`.""",
     r"""@inproceedings{sahoo2025duality,
   title     = {The Diffusion Duality},
   author    = {Sahoo, Subham Sekhar and Deschenaux, Justin and Gokaslan, Aaron and Wang, Guanghan and Chiu, Justin

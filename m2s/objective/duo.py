@@ -99,7 +99,10 @@ def refuse(model: nn.Module, head: Head) -> None:
     if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
         raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
     if not isinstance(getattr(model, "embedding", None), nn.Embedding):
-        raise TypeError(f"DUO's curriculum averages over a network's embedding, and {type(model).__name__} has none")
+        raise TypeError(
+            f"DUO's curriculum averages over a network's embedding, and this {type(model).__name__} has none; "
+            "m2s.model.UNet has one if its input is 'embedding'"
+        )
 
 
 class Relaxed(nn.Module):

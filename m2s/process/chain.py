@@ -161,7 +161,9 @@ def even_betas(steps: int) -> Float[Tensor, "T"]:
 
 def linear_betas(steps: int) -> Float[Tensor, "T"]:
     """D3PM's for the discretised Gaussian: from 1e-4 to 0.02 evenly at T = 1000, and 1000/T times that for another T."""
-    check.positive_int("steps", steps, 20)
+    check.positive_int("steps", steps)
+    if steps < 20:
+        raise ValueError(f"steps is {steps}, but it must be at least 20: the last beta, 20/steps, is a probability")
     return torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * (1000 / steps)
 
 

@@ -44,9 +44,11 @@ def diagnose(
 ) -> Diagnosis:
     """Classify every score vector, in float64; with `s`, also weigh the analytic sampler's step from t to s.
 
+    Of a network's output the score is `head.log_score(output, x_t, t).exp()`.
     A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
     """
     door("score", score, x_t, t, process, open_ends=True)
+    check.score("score", score, x_t)
     if s is not None:
         if not isinstance(process, RankOne):
             raise TypeError(f"the analytic step to s is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")
@@ -117,5 +119,5 @@ def classify(
     score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Int[Tensor, "*site"]:
     """0 outside the box, 1 in the box but materially (below -1e-6) without a posterior, 2 on the numerical boundary, 3
-    realizable."""
+    realizable. Of a network's output the score is `head.log_score(output, x_t, t).exp()`."""
     return diagnose(score, x_t, t, process).classes

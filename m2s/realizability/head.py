@@ -41,6 +41,8 @@ class Projected(Head):
         return self._each(lambda *site: safe_log(self._nearest(*site)[..., : self.process.vocab]), output, x_t, t)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """log s_y of every candidate y, by the bridge of the nearest posterior; 0 at x_t. The score is its exponential."""
+
         def bridged(output: Output, x_t: Tensor, t: Tensor) -> Tensor:
             return safe_log(score_from_posterior(self._nearest(output, x_t, t), x_t, t, self.process))
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief.maps import door, wider
+from m2s.belief.output import full
 from m2s.ops.project import nearest
 from m2s.process import Process, RankOne, Site
 from m2s.process.base import wide
@@ -17,9 +18,12 @@ def project(
     """argmin over posteriors mu of |B_{t,k} mu - s|^2: a realizable score's own posterior, any other's nearest.
 
     Rank-one processes at any vocabulary; tabulated ones by a batched QP up to 256 states. The distance counts the candidates
-    that have a forward rate into k.
+    that have a forward rate into k. A score in half precision (float16, bfloat16) is widened, and its posterior is float32: in
+    half precision the repaired score would be none again. Any other dtype is kept.
     """
     door("score", score, x_t, t, process, open_ends=True)
+    check.score("score", score, x_t)
+    score = full(score)
     if not isinstance(process, RankOne):
         return project_tabulated(score, x_t, wider(t, score), process)
     return _by_threshold(score, x_t, t, process, log=False)

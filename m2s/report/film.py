@@ -31,7 +31,7 @@ def write_film(
     rows: int = 5,
     columns: int = 9,
     steps: int = 64,
-    sampler: str = "bayes",
+    sampler: str = "auto",
     seed: int = 0,
 ) -> None:
     """Draw `rows` samples of images `shape` at `columns` moments; masks in colour."""

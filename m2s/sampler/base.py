@@ -11,7 +11,7 @@ from torch import Tensor
 from m2s.belief import Head
 from m2s.process import Chain, RankOne
 from m2s.sampler.belief import Belief
-from m2s.sampler.grid import GRIDS
+from m2s.sampler.grid import GRIDS, of_chain
 from m2s.sampler.random import Noise
 
 
@@ -45,8 +45,12 @@ class Sampler(ABC):
         """The state at time s <= t, from the belief about the state at time t."""
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
-        """`free` counts the sites of each sample that are to be filled; `noise` is that of step 0."""
-        ends = torch.tensor(GRIDS[grid](steps), dtype=torch.float64, device=free.device)
+        """`free` counts the sites of each sample that are to be filled; `noise` is that of step 0. Over a finite chain every
+        call leads to a lower step, so that there are no more than the chain has."""
+        times = GRIDS[grid](steps)
+        if isinstance(head.process, Chain):
+            times = of_chain(times, head.process.steps)
+        ends = torch.tensor(times, dtype=torch.float64, device=free.device)
         ends = ends.unsqueeze(-1).expand(-1, len(free))
         return Plan(ends[:-1], ends[1:])
 

@@ -13,7 +13,7 @@ from m2s import check
 from m2s.belief import Head, LogScore, NextToken
 from m2s.process import Chain
 from m2s.realizability import Projected
-from m2s.sampler.base import Sampler, needs_posterior, needs_rates
+from m2s.sampler.base import Sampler, needs_posterior
 from m2s.sampler.belief import Shaping
 from m2s.sampler.grid import GRIDS
 from m2s.sampler.registry import find, natural
@@ -80,15 +80,16 @@ class Options:
         return find(natural(self.acts_as) if self.sampler == "auto" else self.sampler)
 
     def _refuse(self, head: Head) -> None:
-        """Raise TypeError where the sampler cannot serve a head. Over a finite chain, whatever else is lacking, there are no
-        rates, and what does without needs a posterior."""
+        """Raise TypeError where the sampler cannot serve a head. Over a finite chain one serves: the exact step."""
         try:
             return self.chosen.refuse(head)
         except TypeError as error:
             refusal = error
         if isinstance(head.process, Chain):
             needs_posterior(self.chosen, head)
-            needs_rates(self.chosen, head)
+            raise TypeError(
+                f"sampler {self.chosen.name!r} does not draw from a finite chain, {head.process}: use sampler='bayes'"
+            ) from refusal
         raise refusal
 
     @property

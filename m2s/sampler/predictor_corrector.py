@@ -8,12 +8,14 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head
+from m2s.process import RankOne
 from m2s.sampler.analytic import Analytic
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.bayes import Bayes
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
+from m2s.sampler.tau_leaping import TauLeaping
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class PredictorCorrector(Sampler):
     name = "predictor_corrector"
     open_start = True  # one answer for every predictor
     predictor: Sampler | None = None
-    """By default `Bayes`, and `Analytic` for a free score."""
+    """By default `Bayes`; for a free score `Analytic`, or `TauLeaping` where rates are tabulated."""
     corrections: int = 1
     sites: int = 1
 
@@ -43,7 +45,9 @@ class PredictorCorrector(Sampler):
 
     def first(self, belief: Head | Belief) -> Sampler:
         """The predictor."""
-        return self.predictor or (Bayes() if belief.has_posterior else Analytic())
+        if self.predictor is not None or belief.has_posterior:
+            return self.predictor or Bayes()
+        return Analytic() if isinstance(belief.process, RankOne) else TauLeaping()
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
         predictor = self.first(head)

@@ -6,6 +6,7 @@ given outright wins over it. `resolve` fills the gaps, and only what it returns 
 
 import dataclasses
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -200,11 +201,12 @@ class Config:
 
 
 def near(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """The known names that are near an unknown one (clip is near optimizer.clip), as a question; empty where there are none."""
+    """The known names that are near an unknown one (clip is near optimizer.clip, model.kind near network.kind), as a question;
+    empty where there are none."""
 
     def likeness(key: str) -> float:
-        forms = {key.lstrip("-"), key.lstrip("-").rpartition(".")[2]}
-        return max(difflib.SequenceMatcher(None, name.lstrip("-").lower(), form.lower()).ratio() for form in forms)
+        given, there = ({each.lstrip("-").lower(), each.lstrip("-").lower().rpartition(".")[2]} for each in (name, key))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in itertools.product(given, there))
 
     ranked = sorted(known, key=likeness, reverse=True)
     close = [key for key in ranked[:3] if likeness(key) >= max(0.6, likeness(ranked[0]) - 0.2)]
@@ -244,6 +246,8 @@ CLASSES = {
     "Ordinal": "head.kind ordinal",
     "LogScore": "head.kind log-score",
     "FactorizedRate": "head.kind factorized-rate",
+    "belief.NextToken": "head.kind next-token",
+    "belief.Shifted": "process.kind none",
 }
 
 
@@ -301,7 +305,9 @@ def _check(config: Config) -> None:
     if not 0 < run.t_min < 0.5:
         raise Refused(f"t_min is {run.t_min}, but it must lie in (0, 0.5)")
     _refuse_unread(config)
-    count = config.process.chain_steps
+    count, few = config.process.chain_steps, 20 if config.process.kind == "chain-gaussian" else 1
+    if config.process.kind.startswith("chain-") and count < few:
+        raise Refused(f"process.chain_steps is {count}, but for process.kind {config.process.kind} it must be at least {few}")
     if config.process.kind.startswith("chain-") and count * run.t_min > 1 + 1e-6:
         raise Refused(
             f"t_min is {run.t_min}, but the first of {count} steps ends at {1 / count:g}: give a --t-min of at most that, or a "

@@ -3,8 +3,10 @@
 import hashlib
 import importlib
 import json
+import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from m2s.report import Refused, whole
 from m2s.train.folder import RECORD
 
 NAME = "log.jsonl"
+SILENCE = 10.0  # seconds without a line for people, at most, until a start's first record, but for the length of an update
 TIMINGS = ("seconds", "tokens_per_second")  # all that differs between a run and the same run interrupted
 
 
@@ -46,14 +49,26 @@ class Log:
         truncate(folder / NAME, step)
         self.file = (folder / NAME).open("a", encoding="utf-8")
         self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self.shown = -math.inf  # when people last had a line; infinite from the first record on, for others follow
 
     def record(self, **values: Any) -> None:
         self.file.write(json.dumps(values) + "\n")
         self.file.flush()
         for writer in self.writers:
             writer.record(values)
+        self.show(**values)
+        self.shown = math.inf
+
+    def show(self, **values: Any) -> None:
+        """A line for people alone, where no bar moves."""
         if self.bar.disable:
             print(line(values), file=sys.stderr, flush=True)
+        self.shown = time.monotonic()
+
+    @property
+    def silent(self) -> bool:
+        """Whether people should have a line before the first record: at once, and then after each `SILENCE`."""
+        return time.monotonic() - self.shown > SILENCE
 
     def advance(self, loss: float, bits: float, rate: float) -> None:
         self.bar.set_postfix_str(f"loss {loss:.4f}, {bits:.4f} bits, {rate:,.0f} tokens/s", refresh=False)

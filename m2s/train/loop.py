@@ -27,7 +27,7 @@ from m2s.train.folder import RunFolder
 from m2s.train.keep import resume, save
 from m2s.train.log import Log
 from m2s.train.parallel import World
-from m2s.train.source import Source, open_source
+from m2s.train.source import ImageSource, Source, TextSource, open_source
 from m2s.train.update import Learner, Share, learning_rate, reading
 from m2s.train.validate import validate
 
@@ -38,10 +38,12 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run ended: the step and the last validation. The network, with averaged weights, is in the folder."""
+    """Where a run ended: the step and the last validation. The network, with averaged weights, is in the folder. Of several
+    processes, which all have the same result, one is the first."""
 
     step: int
     validation: dict[str, float]
+    first: bool
 
 
 def train(config: Config, source: Source | None = None) -> Result:
@@ -90,6 +92,8 @@ def _train(config: Config, source: Source, world: World) -> Result:
             stack.enter_context(RunFolder(config, source))
         stopper = stack.enter_context(Stopper())
         learner = Learner(config, source, world, model, head, description)
+        if world.first:
+            print(opening(learner), file=sys.stderr, flush=True)
         resume(learner)
         log = None
         if world.first:
@@ -97,7 +101,24 @@ def _train(config: Config, source: Source, world: World) -> Result:
             log = Log(run.out, learner.progress.step, run.steps, run.tensorboard, run.wandb)
             stack.callback(log.close)
         loop(learner, stopper, log)
-    return Result(learner.progress.step, learner.validation)
+    return Result(learner.progress.step, learner.validation, world.first)
+
+
+def opening(learner: Learner) -> str:
+    """What is trained, on what, with what data and where, in one line."""
+    config, source, world = learner.config, learner.source, learner.world
+    parameters = sum(weight.numel() for weight in learner.model.parameters())  # whole ones, also where they are sharded
+    device = f"{world.size} processes on {world.device.type}" if world.size > 1 else str(world.device)
+    data = type(source).__name__
+    if isinstance(source, TextSource) and config.data.folder:
+        data = config.data.folder
+    if isinstance(source, ImageSource):
+        data = source.images.name
+    return (
+        f"{config.method}: {config.network.kind} {config.network.size} ({parameters:,} parameters), {device}, "
+        f"{'bf16' if learner.bf16 else 'float32'}; {data} ({source.size:,} rows of {source.length:,}); "
+        f"{config.run.steps:,} steps of {config.run.batch:,} into {config.run.out}"
+    )
 
 
 class Stopper:
@@ -181,25 +202,27 @@ def loop(learner: Learner, stopper: Stopper, log: Log | None) -> None:
 
 
 def report(learner: Learner, log: Log | None, seconds: float, rate: float) -> None:
-    """The lines of the log that belong to this step, and the validation that belongs to it."""
+    """The lines of the log that belong to this step, and the validation that belongs to it. Until the first of them people see
+    what it would hold so far."""
     config, progress = learner.config, learner.progress
     run, step = config.run, progress.step
-    if step % run.log_every == 0 or step == run.steps:
-        if log is not None and progress.losses:
-            loss, norm = (sum(values) / len(values) for values in (progress.losses, progress.norms))
-            log.record(
-                step=step,
-                loss=loss,
-                bits=loss / math.log(2),
-                grad_norm=norm,
-                grad_norm_max=max(progress.norms),
-                lr=learning_rate(config.optimizer, step - 1, run.steps),
-                tokens=progress.tokens,
-                skipped=progress.skipped,
-                tokens_per_second=rate,
-                seconds=seconds,
-                **({"tau": learner.tau} if config.head.curriculum == "duo" else {}),
-            )
+    closes = step % run.log_every == 0 or step == run.steps
+    if log is not None and progress.losses and (closes or log.silent):
+        loss, norm = (sum(values) / len(values) for values in (progress.losses, progress.norms))
+        (log.record if closes else log.show)(
+            step=step,
+            loss=loss,
+            bits=loss / math.log(2),
+            grad_norm=norm,
+            grad_norm_max=max(progress.norms),
+            lr=learning_rate(config.optimizer, step - 1, run.steps),
+            tokens=progress.tokens,
+            skipped=progress.skipped,
+            tokens_per_second=rate,
+            seconds=seconds,
+            **({"tau": learner.tau} if config.head.curriculum == "duo" else {}),
+        )
+    if closes:
         progress.losses.clear()
         progress.norms.clear()
     if step == run.steps or (run.validate_every and step % run.validate_every == 0):

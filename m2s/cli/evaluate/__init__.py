@@ -13,7 +13,7 @@ from m2s.cli.evaluate.genppl import GenPPL
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model on held-out data (bpd), or its samples: images (fid) or text (genppl).
+    """Measure a model on held-out data (bpd; of text its perplexity too), or its samples: images (fid) or text (genppl).
 
     Every measure prints its errors, and writes all that it depends on with --out result.json.
 

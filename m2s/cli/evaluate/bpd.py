@@ -138,8 +138,11 @@ class Bpd:
         compared: dict[str, Any] = {}
         if other is not None:
             bounds, gaps = summary(theirs[0], text), summary(found.minus(theirs[0]), text)
+            exact = (found.exact, theirs[0].exact)
+            if any(exact):  # whose terms are not those of a bound
+                bounds, gaps = ({"bound": each["bound"]} for each in (bounds, gaps))
             compared = {"against": {**self._described(other), **bounds, "difference": gaps}}
-            print("\n".join(difference(str(self.against), bounds, gaps, unit)))
+            print("\n".join(difference(str(self.against), bounds, gaps, unit, exact)))
         if out is not None:
             seconds = round(time.monotonic() - started, 1)
             numbers = {

@@ -37,7 +37,7 @@ class GenPPL:
     protocol: Annotated[str, tyro.conf.arg(metavar="paper|sedd|mdlm")] = "paper"
     """What is scored, and how it is averaged; see above."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
-    """The checkpoint that a .npz was drawn from: its tokenizer decodes the tokens."""
+    """The checkpoint that a .npz was drawn from: its tokenizer decodes the tokens, by default the one that the .npz names."""
     tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars")] = ""
     """Or the tokenizer itself."""
     against: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -65,7 +65,7 @@ class GenPPL:
         out = None if self.out is None else target(self.out, (".json", *PICTURES))
         tokenizer = self._tokenizer()
         files = self._files()
-        read = [read_samples(path, protocol, tokenizer, self.limit) for path in files]
+        read = [read_samples(path, protocol, tokenizer or recorded(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
             raise Refused(
                 f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
@@ -111,7 +111,7 @@ class GenPPL:
 
     def _tokenizer(self) -> "Tokenizer | None":
         from m2s.data import GPT2, Bytes, Characters
-        from m2s.data.tokenizer import from_dict
+        from m2s.data.tokenizer import KEPT, from_dict
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
         from m2s.hub.remote import locate
@@ -126,10 +126,11 @@ class GenPPL:
         if not self.checkpoint:
             return None
         try:
-            described = read_config(locate(self.checkpoint, (CONFIG,))).get("tokenizer")
+            folder = locate(self.checkpoint, (CONFIG, *KEPT))
+            described = read_config(folder).get("tokenizer")
             if described is None:
                 raise Refused(f"{self.checkpoint} has no tokenizer, so its samples are no text")
-            return from_dict(described)
+            return from_dict(described, folder)
         except (OSError, ValueError, ImportError) as error:
             raise Refused(str(error)) from error
 
@@ -143,6 +144,26 @@ class GenPPL:
             with whole(out) as temporary:
                 draw(results).savefig(temporary, dpi=200)
         print(f"{out}{'' if out == numbers else f' and {numbers}'} written")
+
+
+def recorded(path: Path) -> "Tokenizer | None":
+    """The tokenizer that a .npz of `m2s sample` names in its settings; None where it names none or cannot be read."""
+    import json
+    import zipfile
+
+    import numpy as np
+
+    from m2s.data.tokenizer import from_dict, tried
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            described = dict(json.loads(str(file["settings"]))["data"]["tokenizer"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+    try:
+        return tried(from_dict(described))
+    except ValueError as error:
+        raise Refused(f"{path} names a tokenizer: {error}; or give --checkpoint RUN, from which it was drawn") from error
 
 
 def said(gap: dict[str, Any]) -> str:
