@@ -319,7 +319,9 @@ def test_merges_given_once_are_found_by_all_that_follows(
     small = "--network.size tiny --network.width 16 --network.heads 2 --network.depth 1 --data.length 4 --batch 2 --steps 1"
     rest = "--optimizer.warmup 0 --device cpu --out run"
     main(["train", "owt", "--data.folder", "packed", *small.split(), *rest.split()])
+    Path("packed").rename("away")  # the checkpoint has its own copy
     draw("run", tmp_path / "samples.txt", "--n", "2", "--prompt", "so")
+    Path("away").rename("packed")
     assert (tmp_path / "samples.txt").read_text().count("---\nso") == 2
     main(["evaluate", "bpd", "run", "--passes", "1", "--device", "cpu"])
     assert "byte" in capsys.readouterr().out
