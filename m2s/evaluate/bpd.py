@@ -30,6 +30,7 @@ from m2s.data.files import BadData
 from m2s.data.sources import Source
 from m2s.data.tokenizer import Tokenizer
 from m2s.objective import chain_kl, nothing_lost, score_entropy
+from m2s.objective.elbo import prior_nats
 from m2s.objective.module import Model
 from m2s.ops import settle
 from m2s.process import Chain
@@ -190,7 +191,8 @@ def bound(
             at, early = indices.to(device), start[indices].to(device)
             x_0 = rows[indices].to(device).long()
             label = None if labels is None else labels[indices].to(device)
-            prior[at] = process.prior_kl(x_0, torch.full_like(early, end)).double().sum(-1)
+            at_end = prior_nats(head, lambda x_t, t, label=label: network(x_t, t, label), x_0, end, shared=label is None)
+            prior[at] = at_end.double().sum(-1)
             for number in range(passes):
                 time = settled(process, t[number, indices].to(device))
                 x_t = corrupt(process, x_0, time, at, seeds[0], number)

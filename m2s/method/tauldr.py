@@ -16,13 +16,14 @@ SETTINGS = {"head.kind": "posterior", "head.offset": "exact", "head.loss": "ct-e
 GAUSSIAN = Method(
     "tauldr",
     "tauLDR, Gaussian rates",
-    {**SETTINGS, "process.kind": "gaussian", "process.schedule": "geometric"},
+    {**SETTINGS, "process.kind": "gaussian", "process.schedule": "geometric-rate"},
     r"""For levels that have an order. A level $i$ becomes $j$ at the rate $Q(i\to j) = e^{-(|i-j|-1)^2/w^2}\,\min(1,
 \pi_j/\pi_i)$, $\pi$ a Gaussian about the middle, and $P_t = e^{\sigma_t Q}$ is tabulated. `--process.jump-width` is $w$
 (by default 6 of 256 levels, and in proportion of others) and `--process.stationary-width` the width of $\pi$ (512 of 256).
 $Q$ is divided by its slowest rate of relaxation, so that $\sigma_t$ means what it does for uniform noise: $e^{-\sigma_t}$
-is what is left of the memory that fades last. The authors' $\sigma_t = a\,(b^t - 1)$ is, in these units and at their $a =
-3$, $b = 100$, from 0 to 6.2; `geometric` is the nearest of our schedules.
+is what is left of the memory that fades last. The schedule is the authors', $\sigma_t = a\,(b^t - 1)$ with $b = 100$
+(`--process.schedule geometric-rate`, `--process.base`). It ends at $\sigma_1 = 7$; their $a = 3$ is, in these units,
+`--process.sigma-max 6.2`.
 
 The network gives $p_\theta(x_0\mid x_t) = \mu$, and with it the rate of the reverse process,
 
@@ -49,10 +50,10 @@ and `--sampler tau_leaping` moves a site only where there is exactly one jump, w
 rates, high between levels that are near, that is next to nothing until the steps are so many that $E$ is below one. Both
 are of order one in the step (`tests/test_tauldr_leaps.py`). `--sampler forward_backward` adds the authors' corrector: after
 each step to $s \le 0.1$ (`--entry`) ten leaps (`--corrections`), each of 0.003 units of time (`--leap`), at the rates
-$Q_s(k\to y) + R_\theta(k\to y)$, which leave $p_s$ as it is; its last step is a draw from $\mu$, where theirs is its
-likeliest token. `m2s.sampler.PredictorCorrector(predictor=m2s.sampler.TauLeaping())` draws sites anew given all others
-instead. Not part of this are the authors' logistic output layer, which `--head.kind ordinal` comes near, and 0.001 times
-the cross entropy of $\mu$ that they add in training.""",
+$Q_s(k\to y) + R_\theta(k\to y)$, which leave $p_s$ as it is. The last step of each sampler is a draw from $\mu$; the authors
+take the most likely token there. `m2s.sampler.PredictorCorrector(predictor=m2s.sampler.TauLeaping())` draws sites anew given
+all others instead. Not part of this are the authors' logistic output layer, which `--head.kind ordinal` comes near, and 0.001
+times the cross entropy of $\mu$ that they add in training.""",
     BIBTEX,
     "ordinal_tau_leaping",
 )

@@ -4,7 +4,7 @@ from m2s.objective.any_order import any_order
 from m2s.objective.chain import chain, chain_kl, d3pm
 from m2s.objective.ct_elbo import ct_elbo
 from m2s.objective.duo import Relaxed
-from m2s.objective.elbo import Elbo, elbo
+from m2s.objective.elbo import Elbo, elbo, prior_nats
 from m2s.objective.gidd import gidd, gidd_clipped
 from m2s.objective.likelihood import likelihood, nothing_lost
 from m2s.objective.masked import masked_cross_entropy
@@ -30,6 +30,7 @@ __all__ = [
     "masked_cross_entropy",
     "nothing_lost",
     "path_kl",
+    "prior_nats",
     "score_entropy",
     "stratified_times",
     "total",

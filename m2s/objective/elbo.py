@@ -1,13 +1,17 @@
-"""The bound on the likelihood, every term of it.
+"""The negative ELBO (NELBO), an upper bound on the NLL, with all of its terms.
 
     -log p(x_0) <= integral over [t_min, T] of the score entropy + KL(q_T(.|x_0) || reference) + E_{q_{t_min}} sum_i -log
     p(x_0^i | x_{t_min})
 
-T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (a pure mask). A finite chain (m2s.Chain) has its own times: its
-steps, of which the integral is the sum, and the first in place of t_min. The integral alone, which papers report, is no bound.
+T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (the reference is the mask). A finite chain (m2s.Chain) has its own
+times: its steps, of which the integral is the sum, and the first in place of t_min. The integral alone, which papers report,
+is not a bound.
+
+Where tokens survive to t = 1 although sampling starts from masks (alpha_1 = eps > 0 under a log-linear schedule), the KL is
+replaced by `prior_nats`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +20,12 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, Output
+from m2s.belief.maps import times_kernel
 from m2s.belief.output import ask, readable
 from m2s.objective.module import Loss, Model, stratified_times, weighted
 from m2s.objective.score_entropy import score_entropy
+from m2s.process import RankOne
+from m2s.process.base import kl_terms
 from m2s.process.chain import settled, span
 
 
@@ -49,6 +56,44 @@ class Elbo:
         return float(self.nats.mean()), float(self.nats.std() / len(self.nats) ** 0.5)
 
 
+def prior_nats(
+    head: Head,
+    network: Callable[[Tensor, Tensor], Output],
+    x_0: Int[Tensor, "B *site"],
+    end: float,
+    shared: bool = False,
+) -> Float[Tensor, "B *site"]:
+    """Return the prior term of the NELBO.
+
+    It is KL(q_T(.|x_0) || reference). Where the reference is the mask and tokens survive to t = 1, that KL is infinite. There
+    the forward process is given one more jump, at t = 1, in which every token becomes the mask. Its reverse predicts x_1 from
+    masks alone, every site by itself, with mu the network's prediction of x_0 given all masks:
+
+        p(x_1^i = y) = sum_z mu_z P_1(y|z),        term = KL(P_1(.|x_0) || p) = alpha_1 (-log mu_{x_0}) under absorbing noise.
+
+    Args:
+        head: What the network's output means.
+        network: Called as network(x_t, t) -> output, with t = 1 and masks alone, only where tokens survive.
+        x_0: Clean tokens, [B, L].
+        end: T, the end of the integral.
+        shared: Call the network on one example and use its output for all, where no condition tells them apart.
+
+    Returns:
+        Nats per site, [B, L], float64.
+    """
+    process = head.process
+    t = torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)
+    if not process.survives_to_the_end:
+        return process.prior_kl(x_0, t)
+    masks = torch.full_like(x_0, process.states - 1)
+    asked = slice(0, 1) if shared else slice(None)
+    log_mu = head.last_step(network(masks[asked], t[asked]), masks[asked], t[asked]).expand(*x_0.shape, -1)
+    if isinstance(process, RankOne):  # which is then a mask alone
+        survival = check.align("t", process.alpha(t), x_0)
+        return -survival * log_mu.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1).double()
+    return kl_terms(process.rows(x_0, t), times_kernel(log_mu.double().exp(), process.kernel(t))).sum(-1)
+
+
 @torch.no_grad()
 def elbo(
     model: Model,
@@ -61,7 +106,7 @@ def elbo(
     weight: Float[Tensor, "B *site"] | None = None,
     condition: Tensor | None = None,
 ) -> Elbo:
-    """Estimate the bound with `passes` times for each sample, stratified over the batch within a pass.
+    """Estimate the NELBO with `passes` times for each sample, stratified over the batch within a pass.
 
     With `passes=1`, the default, the standard error of each sample is NaN: one draw does not show its own spread. Take two
     passes at least, or `mean()`, whose error is then the one over samples.
@@ -98,7 +143,7 @@ def elbo(
         law = head.last_step(said(x_t, t), x_t, t)
         reconstruction.append(total(-law.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)))
 
-    prior = total(process.prior_kl(x_0, torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)))
+    prior = total(prior_nats(head, said, x_0, end))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
     error = each.std(0) / passes**0.5 if passes > 1 else torch.full_like(prior, torch.nan)
     return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)

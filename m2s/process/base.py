@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -65,16 +66,26 @@ class Process(ABC):
         return rates.scatter(-1, x_t.long().unsqueeze(-1), 0.0)
 
     def reference(self) -> Float[Tensor, "S"]:
-        """Where sampling starts: the law at t = 1 of a uniformly drawn clean token (float64).
+        """Return the distribution from which sampling starts, float64.
 
-        For uniform corruption that is uniform; for a mask with alpha_1 = 0 it is the mask. Where a schedule stops short of
-        the end (SEDD's log-linear one leaves alpha_1 = eps) it keeps the prior KL finite.
+        Where the mask is absorbing it is the mask, also under a schedule with alpha_1 > 0 (`survives_to_the_end`). Otherwise it
+        is the distribution at t = 1 of a clean token drawn uniformly: uniform for uniform noise.
         """
         end = self.kernel(torch.ones((), dtype=torch.float64))
+        if self.mask is not None and bool(end[self.mask, self.mask] == 1):
+            return end[self.mask]
         return end[: self.vocab].mean(0)
 
+    @cached_property
+    def survives_to_the_end(self) -> bool:
+        """Whether a clean token can be left at t = 1 although the reference is the mask (alpha_1 > 0, as in SEDD and MDLM).
+
+        The KL from q_1 to the mask is then infinite, and the bound predicts x_1 from masks alone: `m2s.objective.prior_nats`.
+        """
+        return bool(self.prior_kl(torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)).isinf().any())
+
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
-        """KL(q_t(. | x_0) || reference), nats per site."""
+        """KL(q_t(. | x_0) || reference), nats per site; infinite where a token is left and the reference is the mask."""
         check.tokens("x_0", x_0, self.vocab)
         check.times("t", t)
         rows = self.rows(x_0, wide(t))

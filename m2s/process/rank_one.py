@@ -61,6 +61,16 @@ class RankOne(Process):
     def step(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> tuple[Tensor, Mixing]:
         """A = alpha_t/alpha_s and q = m_t - A m_s, without cancellation."""
 
+    def removed_noise(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> tuple[Tensor, Mixing]:
+        """A and q of the noise that a reverse step from t to s removes: `step(s, t)`, and for s = 0 all of P_t.
+
+        The two differ at s = 0 under a schedule with sigma(0) > 0, where P_{t|0} leaves the noise of t = 0 in place.
+        """
+        keep, mixing = self.step(s, t)
+        clean, whole = s <= 0, self.mixing(t)
+        parts = (torch.where(clean, *pair) for pair in zip(whole, mixing, strict=True))
+        return torch.where(clean, self.alpha(t), keep), Mixing(*parts)
+
     def at(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Site:
         """The scalars of every site."""
         t = check.align("t", t, x_t)
@@ -107,6 +117,8 @@ class RankOne(Process):
 
     def reference(self) -> Float[Tensor, "S"]:
         end = torch.ones((), dtype=torch.float64)
+        if self.only_masks:
+            return self._vector(Mixing(torch.zeros_like(end), end))
         mixing = self.mixing(end)
         return self._vector(Mixing(mixing.clean + self.alpha(end) / self.vocab, mixing.mask))
 

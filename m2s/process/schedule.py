@@ -158,6 +158,51 @@ class Geometric(Schedule):
 
 
 @dataclass(frozen=True)
+class GeometricRate(Schedule):
+    """sigma = sigma_max (base^t - 1) / (base - 1) (Campbell et al.): the rate grows like base^t, and sigma(0) = 0.
+
+    The authors write a (b^t - 1): base is b, sigma_max is a (b - 1).
+
+    Args:
+        sigma_max: Total noise at t = 1.
+        base: How many times larger the rate is at t = 1 than at t = 0; above 1.
+    """
+
+    sigma_max: float
+    base: float = 100.0
+
+    def __post_init__(self) -> None:
+        _positive("sigma_max", self.sigma_max)
+        _positive("base", self.base)
+        if self.base <= 1:
+            raise ValueError(f"base is {self.base}, but it must be above 1")
+
+    @property
+    def _growth(self) -> float:
+        return math.log(self.base)
+
+    @property
+    def _scale(self) -> float:
+        return self.sigma_max / (self.base - 1)
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return torch.exp(-self.sigma(t))
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -torch.expm1(-self.sigma(t))
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self._scale * torch.expm1(self._growth * t)
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self._scale * self._growth * torch.exp(self._growth * t)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # sigma_t - sigma_s = scale e^{growth s} expm1(growth (t - s)), without cancellation
+        return -torch.expm1(-self._scale * torch.exp(self._growth * s) * torch.expm1(self._growth * (t - s)))
+
+
+@dataclass(frozen=True)
 class Cosine(Schedule):
     """alpha = 1 - cos(pi (1-t) / 2) (MD4), as 2 sin^2(pi (1-t) / 4)."""
 

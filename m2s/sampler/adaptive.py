@@ -19,10 +19,13 @@ from m2s.sampler.random import Noise
 
 @dataclass(frozen=True)
 class Adaptive(Sampler):
-    """Sites of greatest (max_z nu_z - nu_k) pi_t(k), pi_t = m_t / (1 - alpha_t) the law of the noise, are drawn from nu.
+    """Draw the sites of greatest (max_z nu_z - nu_k) pi_t(k) from nu, pi_t = m_t / (1 - alpha_t) the distribution of the noise.
 
-    No simulation of the reverse process: with tokens for noise its law is not the data's even with a perfect network. With a
-    mask alone and one site a step it is, whatever the order. Steps that are left when all sites are filled mend what was drawn.
+    The draw is from nu after temperature, top-k and top-p; the ranking is by nu before them. Ties are broken at random.
+
+    This does not simulate the reverse process: with tokens for noise the distribution of the samples is not that of the data
+    even with a perfect network. With a mask alone and one site a step it is, whatever the order. Steps that are left when all
+    sites are filled correct what was drawn; the last one is a draw from the posterior at every site.
     """
 
     name = "adaptive"
@@ -46,16 +49,18 @@ class Adaptive(Sampler):
         assert move.reveal is not None
         token, gain = belief.map(_wish, noise("token"))
         wrong = gain > 0 if belief.free is None else (gain > 0) & belief.free
-        return torch.where(first_of(-gain, wrong, move.reveal), token, belief.x_t.long())
+        return torch.where(first_of(-gain, wrong, move.reveal, noise("site")), token, belief.x_t.long())
 
 
 def _wish(part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
-    """A draw from nu, and how much better than the token that is there its best would be, by the odds that this is noise."""
+    """A draw from nu, and how much better the best token is than the current one, times the odds that this is noise."""
     process = part.process
     assert isinstance(process, RankOne)
-    nu, site = part.leave_one_out(), process.at(part.x_t, part.t)
+    site = process.at(part.x_t, part.t)
     share = site.own / (process.vocab * site.clean + site.mask)
-    return draw(nu, u), (nu.amax(-1) - own(nu, part.x_t).squeeze(-1)) * share.to(nu.dtype)
+    sharpened = part.leave_one_out()
+    nu = part.unsharpened().leave_one_out() if part.shaping.sharpens else sharpened
+    return draw(sharpened, u), (nu.amax(-1) - own(nu, part.x_t).squeeze(-1)) * share.to(nu.dtype)
 
 
 def needs_rank_one(sampler: Sampler, head: Head) -> None:

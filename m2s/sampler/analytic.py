@@ -3,25 +3,24 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.belief import Head
 from m2s.belief.step import analytic_weights
 from m2s.process import RankOne
 from m2s.process.base import wide
-from m2s.sampler.base import Move, Plan, Sampler
+from m2s.sampler.base import Move, Plan, StepSampler
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
 @dataclass(frozen=True)
-class Analytic(Sampler):
+class Analytic(StepSampler):
     """The positive part of (s P_{t|s}^{-1})_y P_{t|s}(k|y) (`m2s.analytic_weights`), drawn from as it is, as the release does.
 
-    On a realizable score the weights are the Bayes law; elsewhere some are negative, and the mass so dropped is counted. The
-    last step, to t = 0, never leads to the mask: where no clean token has a positive weight, its law is s_y P_t(k|y). With
+    On a realizable score the weights are the Bayes step; elsewhere some are negative, and the mass so dropped is counted. With
     `m2s.Projected(head)` this is the paper's Algorithm 4.
     """
 
@@ -43,20 +42,15 @@ class Analytic(Sampler):
         return Plan(torch.cat([t, s[-1:]]), torch.cat([s, torch.zeros_like(s[-1:])]))
 
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
-        token, negative = belief.map(_move, torch.minimum(wide(move.s), belief.t), noise("token"))
+        def move_by(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            weights = self.weights(part, s)
+            negative = -weights.clamp(max=0).sum(-1, dtype=part.t.dtype)
+            return draw(weights.clamp(min=0), u), negative
+
+        token, negative = belief.map(move_by, torch.minimum(wide(move.s), belief.t), noise("token"))
         belief.notes["negative_mass"] = negative
         return token
 
-
-def _move(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    assert isinstance(part.process, RankOne)
-    weights = analytic_weights(part.score(), part.x_t, s, part.t, part.process)
-    negative = -weights.clamp(max=0).sum(-1, dtype=part.t.dtype)
-    weights = weights.clamp(min=0)
-    if part.process.mask is not None:
-        clean = torch.nn.functional.pad(weights[..., :-1], (0, 1))
-        nothing = clean.sum(-1, keepdim=True) == 0
-        if bool((nothing & (s <= 0).unsqueeze(-1)).any()):
-            clean = torch.where(nothing, part.last_step().to(clean.dtype), clean)
-        weights = torch.where((s <= 0).unsqueeze(-1), clean, weights)
-    return draw(weights, u), negative
+    def weights_of(self, part: Belief, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        assert isinstance(part.process, RankOne)
+        return analytic_weights(part.score(), part.x_t, s, part.t, part.process)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from m2s.belief import Head
 from m2s.process import Chain, RankOne
-from m2s.sampler.belief import Belief
+from m2s.sampler.belief import Belief, guided_step
+from m2s.sampler.categorical import draw
 from m2s.sampler.grid import GRIDS, of_chain
 from m2s.sampler.random import Noise
 
@@ -42,7 +43,23 @@ class Sampler(ABC):
 
     @abstractmethod
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
-        """The state at time s <= t, from the belief about the state at time t."""
+        """Return the state at time s <= t, from the prediction at time t. It is not asked for s = 0: see `last_step`."""
+
+    def last_step(self, belief: Belief, noise: Noise) -> Int[Tensor, "B L"]:
+        """Return clean tokens: a draw that removes all noise, also that of t = 0 where a schedule has sigma(0) > 0.
+
+        The loop calls it in place of `step` where the plan has s = 0. It draws from the posterior; for an unconstrained score
+        from the positive part of SEDD's denoiser (`denoising_weights`).
+
+        Args:
+            belief: The prediction at the last time t > 0 of the plan.
+            noise: The uniforms of this step; the draw takes "token".
+        """
+        if belief.streams:
+            return belief.draw(noise("token")).token
+        token, negative = belief.map(_denoise, noise("token"))
+        belief.notes["negative_mass"] = negative
+        return token
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: Noise) -> Plan:
         """`free` counts the sites of each sample that are to be filled; `noise` is that of step 0. Over a finite chain every
@@ -57,6 +74,32 @@ class Sampler(ABC):
     @abstractmethod
     def refuse(self, head: Head) -> None:
         """Raise TypeError, with the reason, where this sampler cannot serve a head."""
+
+
+@dataclass(frozen=True)
+class StepSampler(Sampler):
+    """A sampler whose step is a distribution of the next token at every site. Guidance can combine such distributions."""
+
+    @abstractmethod
+    def weights_of(self, part: Belief, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Return weights of the next token at every site; negative ones count as 0."""
+
+    def weights(self, part: Belief, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Return `weights_of`; where guidance combines steps, p_c^g p_u^(1-g) of the positive parts (D-CFG)."""
+        if not part.guides_step:
+            return self.weights_of(part, s)
+        return guided_step(*(self.weights_of(each, s).clamp(min=0) for each in part.apart()), part.shaping.guidance)
+
+
+def _denoise(part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A clean token for each site, and the negative mass of the weights it was drawn from."""
+    weights = part.denoising_weights()
+    negative = -weights.clamp(max=0).sum(-1, dtype=part.t.dtype)
+    positive = weights.clamp(min=0)
+    nothing = positive.sum(-1, keepdim=True) == 0
+    if bool(nothing.any()):
+        positive = torch.where(nothing, part.last_step().to(positive.dtype), positive)
+    return draw(positive, u), negative
 
 
 def needs_posterior(sampler: Sampler, head: Head) -> None:

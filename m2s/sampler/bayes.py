@@ -12,18 +12,18 @@ from m2s.belief.step import bayes_law
 from m2s.ops.draw import BayesRoutes
 from m2s.process import RankOne
 from m2s.process.base import wide
-from m2s.sampler.base import Move, Sampler, needs_mask, needs_posterior
+from m2s.sampler.base import Move, StepSampler, needs_mask, needs_posterior
 from m2s.sampler.belief import Belief
 from m2s.sampler.categorical import draw
 from m2s.sampler.random import Noise
 
 
 @dataclass(frozen=True)
-class Bayes(Sampler):
+class Bayes(StepSampler):
     """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z); at s = 0 a draw from mu.
 
     For a rank-one process a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
-    q(k) alpha_s / m_t(k), jump by the mixing law at s with weight q(k) (1 - alpha_s) N, or stay.
+    q(k) alpha_s / m_t(k), jump by the mixing distribution at s with weight q(k) (1 - alpha_s) N, or stay.
     """
 
     name = "bayes"
@@ -34,14 +34,11 @@ class Bayes(Sampler):
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
         s = torch.minimum(wide(move.s), belief.t)
         if not belief.streams:
-            return belief.map(_by_law, s, noise("token"))[0]
+            return belief.map(lambda part, s, u: (draw(self.weights(part, s).clamp(min=0), u),), s, noise("token"))[0]
         return belief.step(routes(belief, s), noise)[0]
 
-
-def _by_law(part: Belief, s: Tensor, u: Tensor) -> tuple[Tensor]:
-    mu = part.posterior()
-    law = torch.where(check.align("s", s, mu) > 0, bayes_law(mu, part.x_t, s, part.t, part.process), mu)
-    return (draw(law.clamp(min=0), u),)
+    def weights_of(self, part: Belief, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return bayes_law(part.posterior(), part.x_t, s, part.t, part.process)
 
 
 def routes(belief: Belief, s: Float[Tensor, "*b"]) -> BayesRoutes:

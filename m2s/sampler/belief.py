@@ -6,7 +6,7 @@ pass, and the step by its outcome, is one kernel (`m2s.ops.draw`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from m2s import check
 from m2s.belief import Head, Posterior, Unprojected, leave_one_out_from_posterior, score_from_posterior
-from m2s.belief.maps import safe_log, set_own
+from m2s.belief.maps import own, safe_log, set_own
 from m2s.belief.output import Output
+from m2s.belief.step import denoising_weights
 from m2s.ops import fused
 from m2s.ops.draw import Drawn, Routes, draw, reference
 from m2s.ops.draw.reference import BLOCK
@@ -28,6 +29,7 @@ from m2s.sampler.random import Noise
 
 __all__ = ["Belief", "Drawn", "Shaping"]
 
+UNLIKELY = 1e-9  # probability of having become the current token, below which a candidate is left out
 CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries of K-vectors alive at once
 
 
@@ -35,8 +37,9 @@ CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries of K-vectors alive at once
 class Shaping:
     """How a belief is sharpened before it is used, and how a conditional and an unconditional one are combined.
 
-    Temperature, then top-k, then top-p, on the posterior or on the leave-one-out law. Guidance g is mu ∝ mu_c^g mu_u^(1-g) on
-    the posterior, or rates R = R_c^g R_u^(1-g): g = 1 is the condition alone, g > 1 exaggerates it.
+    Temperature, then top-k, then top-p, on the posterior or on the leave-one-out distribution. Guidance g combines what is
+    predicted with the condition (c) and without (u): posteriors, mu ∝ mu_c^g mu_u^(1-g); reverse rates, R = R_c^g R_u^(1-g); or
+    the distributions of one step, p(x_s) ∝ p_c(x_s)^g p_u(x_s)^(1-g). g = 1 is the condition alone.
     """
 
     temperature: float = 1.0
@@ -44,7 +47,7 @@ class Shaping:
     top_p: float = 1.0
     on: Literal["posterior", "leave_one_out"] = "posterior"
     guidance: float = 1.0
-    guide: Literal["posterior", "rates"] = "posterior"
+    guide: Literal["posterior", "rates", "step"] = "posterior"
 
     @property
     def sharpens(self) -> bool:
@@ -82,13 +85,33 @@ class Belief:
 
     @property
     def has_posterior(self) -> bool:
-        """Whether there is a true posterior to draw from: not so for a free score, nor after guidance on rates."""
-        return self.head.has_posterior and (self.without is None or self.shaping.guide == "posterior")
+        """Whether there is a true posterior to draw from: not so for an unconstrained score, nor after guidance on rates."""
+        return self.head.has_posterior and (self.without is None or self.shaping.guide != "rates")
+
+    @property
+    def guides_step(self) -> bool:
+        """Whether guidance combines the distributions of one step."""
+        return self.without is not None and self.shaping.guide == "step"
+
+    def apart(self) -> tuple["Belief", "Belief"]:
+        """The prediction with the condition and the one without, each by itself."""
+        assert self.without is not None
+        alone = replace(self.shaping, guidance=1.0)
+        return tuple(Belief(self.head, each, self.x_t, self.t, alone) for each in (self.output, self.without))  # type: ignore[return-value]
+
+    def unsharpened(self) -> "Belief":
+        """The same prediction without temperature, top-k and top-p: by it sites are ranked."""
+        plain = replace(self.shaping, temperature=1.0, top_k=None, top_p=1.0)
+        return Belief(self.head, self.output, self.x_t, self.t, plain, self.without, self.free)
+
+    def probability(self, token: Int[Tensor, "*site"]) -> Float[Tensor, "*site"]:
+        """mu of one token at every site."""
+        return self.map(lambda part, token: (own(part.posterior(), token).squeeze(-1),), token)[0]
 
     @property
     def streams(self) -> bool:
         """Whether one draw from the posterior and a few scalars are all a sampler needs."""
-        return self.has_posterior and isinstance(self.process, RankOne)
+        return self.has_posterior and not self.guides_step and isinstance(self.process, RankOne)
 
     def __getitem__(self, at: slice | Tensor) -> "Belief":
         """The belief at some of the sites, counted through the batch."""
@@ -150,10 +173,17 @@ class Belief:
         return torch.eq(self.x_t, -1 if self.process.mask is None else self.process.mask)
 
     def known(self) -> Tensor:
-        """Where the current token is certainly the clean one: m_t(k) = 0."""
+        """Where the current token is certainly the clean one: m_t(k) = 0. Left out where rates are tabulated: see `certain`."""
         if not isinstance(self.process, RankOne):
             return torch.zeros_like(self.x_t, dtype=torch.bool)
         return self.process.at(self.x_t, self.t).own == 0
+
+    def certain(self) -> Bool[Tensor, "*site"]:
+        """Where the current token is certainly the clean one, of any process: P_t(k|z) = 0 for every other z."""
+        if isinstance(self.process, RankOne):
+            return self.known()
+        others = set_own(self.process.columns(self.x_t, self.t), self.x_t, 0.0)[..., : self.process.vocab]
+        return (others == 0).all(-1) & ~self.masked
 
     def posterior(self) -> Float[Tensor, "*site S"]:
         """mu at every site, as a K-vector."""
@@ -186,11 +216,33 @@ class Belief:
             log_score = _guided(log_score, self.head.log_score(self.without, self.x_t, self.t), self.shaping.guidance)
         return log_score.exp()
 
-    def last_step(self) -> Float[Tensor, "*site S"]:
-        """The law of the clean token when the noise is all but gone: the posterior, or for a free score s_y P_t(k|y)."""
+    def denoising_weights(self) -> Float[Tensor, "*site S"]:
+        """Weights of the clean tokens, 0 at the mask: the posterior, or for an unconstrained score those of SEDD's denoiser, of
+        which some can be negative."""
         if self.has_posterior:
             return self.posterior()
-        law = self.score() * self.process.columns(self.x_t, self.t)[..., : self.process.states]
+        if self.guides_step:
+            return guided_step(*(part.denoising_weights().clamp(min=0) for part in self.apart()), self.shaping.guidance)
+        score = self.score()
+        weights = denoising_weights(score, self.x_t, self.t, self.process)
+        if not isinstance(self.process, RankOne):
+            weights = torch.where(self._determined().unsqueeze(-1), weights, self.last_step().to(weights.dtype))
+        return weights if self.process.mask is None else torch.nn.functional.pad(weights[..., : self.process.vocab], (0, 1))
+
+    def _determined(self) -> Bool[Tensor, "*site"]:
+        """Whether the score is known of every clean token that may have become the current one. A candidate without a rate into
+        it has no weight in the loss: a network says anything of it."""
+        vocab = self.process.vocab
+        counted = set_own(self.process.rates_into(self.x_t, self.t), self.x_t, 1.0)[..., :vocab] > 0
+        return (counted | (self.process.columns(self.x_t, self.t)[..., :vocab] < UNLIKELY)).all(-1)
+
+    def last_step(self) -> Float[Tensor, "*site S"]:
+        """The posterior, or for an unconstrained score s_y P_t(k|y) over the candidates with a rate into k, and k: without
+        negative weights, but at a wrong token it stays there half of the time."""
+        if self.has_posterior:
+            return self.posterior()
+        counted = set_own(self.process.rates_into(self.x_t, self.t), self.x_t, 1.0) > 0
+        law = torch.where(counted, self.score() * self.process.columns(self.x_t, self.t), 0)
         law = law if self.process.mask is None else torch.nn.functional.pad(law[..., : self.process.vocab], (0, 1))
         return law / law.sum(-1, keepdim=True)
 
@@ -268,6 +320,11 @@ def _each(output: Output, function: Callable[[Tensor], Tensor]) -> Output:
     if isinstance(output, Unprojected):
         return Unprojected(function(output.hidden), output.weight, output.bias)
     return function(output)
+
+
+def guided_step(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
+    """p_c^g p_u^(1-g), normalised, of weights of the next token."""
+    return torch.softmax(_guided(safe_log(conditional), safe_log(unconditional), guidance), -1)
 
 
 def _guided(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:

@@ -18,8 +18,12 @@ from m2s.sampler.random import Noise
 class Confidence(Sampler):
     """Draw z ~ mu at every masked site and keep those of greatest log mu_z + noise * Gumbel, as many as the schedule says.
 
-    The number of masks left at s is beta_s times the number of sites, rounded. It is no simulation of the reverse process: its
-    law is not the data's even with a perfect network, and its samples are less diverse. `noise` brings some of that back.
+    The draw is from mu after temperature, top-k and top-p; the ranking is by mu before them, as in MaskGIT and LLaDA, for
+    sharpened probabilities are often all 1. Ties are broken at random.
+
+    The number of masks left at s is beta_s times the number of sites, rounded. This does not simulate the reverse process: the
+    distribution of the samples is not that of the data even with a perfect network, and they are less diverse. `noise` brings
+    some of that back.
     """
 
     name = "confidence"
@@ -40,8 +44,9 @@ class Confidence(Sampler):
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
         assert move.reveal is not None
         drawn = belief.draw(noise("token"))
-        confidence = torch.log(drawn.share)
+        share = belief.unsharpened().probability(drawn.token) if belief.shaping.sharpens else drawn.share
+        confidence = torch.log(share)
         if self.noise:
             confidence = confidence - self.noise * torch.log(-torch.log(noise("order")))
-        chosen = first_of(-confidence, belief.masked, move.reveal)
+        chosen = first_of(-confidence, belief.masked, move.reveal, noise("site"))
         return torch.where(chosen, drawn.token, belief.x_t.long())

@@ -47,10 +47,27 @@ class FirstHitting(Sampler):
         return torch.where(chosen, belief.draw(noise("token")).token, belief.x_t.long())
 
 
-def first_of(order: Float[Tensor, "B L"], among: Bool[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
-    """The `count` sites of each sample that come first in the order, among those allowed."""
-    place = order.masked_fill(~among, torch.inf).argsort(dim=-1, stable=True).argsort(-1)
-    return among & (place < count.unsqueeze(-1))
+def first_of(
+    order: Float[Tensor, "B L"], among: Bool[Tensor, "B L"], count: Int[Tensor, "B"], ties: Float[Tensor, "B L"] | None = None
+) -> Bool[Tensor, "B L"]:
+    """Choose sites of each sample by a ranking.
+
+    Args:
+        order: The ranking: the least come first.
+        among: The sites that can be chosen.
+        count: How many to choose, of each sample.
+        ties: Uniforms that decide between sites of equal rank, which otherwise go from left to right.
+
+    Returns:
+        True at the chosen sites.
+    """
+    order = order.masked_fill(~among, torch.inf)
+    if ties is None:
+        by_rank = order.argsort(dim=-1, stable=True)
+    else:
+        shuffled = ties.argsort(dim=-1, stable=True)
+        by_rank = shuffled.gather(-1, order.gather(-1, shuffled).argsort(dim=-1, stable=True))
+    return among & (by_rank.argsort(-1) < count.unsqueeze(-1))
 
 
 def when(process: RankOne, beta: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

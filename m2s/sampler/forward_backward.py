@@ -14,7 +14,6 @@ from m2s.process import Process, RankOne
 from m2s.process.base import pick
 from m2s.sampler.base import Move, Plan, Sampler
 from m2s.sampler.belief import Belief
-from m2s.sampler.categorical import draw
 from m2s.sampler.leap import backwards, leap, needs_levels
 from m2s.sampler.random import Noise
 from m2s.sampler.tau_leaping import OrdinalTauLeaping
@@ -26,8 +25,7 @@ class ForwardBackward(Sampler):
 
         R(k -> y) = Q_s(k -> y) + Q_s(y -> k) s_y,
 
-    forward and reverse, which leave p_s as it is but for the length of the leap. Each is a call of the network. The last step,
-    to 0, is a draw from the belief; the authors take its likeliest token.
+    forward and reverse, which leave p_s as it is but for the length of the leap. Each is a call of the network.
     """
 
     name = "forward_backward"
@@ -62,16 +60,10 @@ class ForwardBackward(Sampler):
         return Plan(torch.stack([start for start, _ in rows]), torch.stack([end for _, end in rows]))
 
     def step(self, belief: Belief, move: Move, noise: Noise) -> Int[Tensor, "B L"]:
-        if bool((move.s <= 0).all()):
-            return belief.map(_last, noise("token"))[0]
         ordinal = self._adds(belief.process)
         if bool((move.s < move.t).any()):
             return OrdinalTauLeaping(ordinal).step(belief, move, noise)
         return leap(belief, both_ways, torch.full_like(belief.t, self.leap), ordinal, noise)[0]
-
-
-def _last(part: Belief, u: Tensor) -> tuple[Tensor]:
-    return (draw(part.last_step(), u),)
 
 
 def both_ways(part: Belief) -> Float[Tensor, "*site S"]:

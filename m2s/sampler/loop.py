@@ -1,6 +1,5 @@
 """The loop that all samplers share: noise, network, belief, next state. It knows none of them by name."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +12,7 @@ from m2s import check
 from m2s.belief import Head
 from m2s.belief.output import Output, Unprojected, ask, readable
 from m2s.device import usable
+from m2s.modes import evaluation_mode
 from m2s.ops import settle
 from m2s.process import Process
 from m2s.sampler.base import Move, Plan, Sampler
@@ -77,7 +77,7 @@ def sample(
     clamp: Int[Tensor, "n L"] | None = None,
     condition: Tensor | None = None,
     guidance: float = 1.0,
-    guide: Literal["posterior", "rates"] = "posterior",
+    guide: Literal["posterior", "rates", "step"] = "posterior",
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int | None = None,
@@ -104,7 +104,8 @@ def sample(
     seed, start   sample number i, counted from `start`, is the same whatever the batch, the process or the run it is drawn in
     clamp         [n, L]: tokens that stay as they are, -1 where free
     condition     [n, ...], handed to the network row by row; with guidance g != 1 the network is also called without, and
-                  mu ∝ mu_c^g mu_u^(1-g), or with guide="rates" R = R_c^g R_u^(1-g)
+                  mu ∝ mu_c^g mu_u^(1-g), with guide="rates" R = R_c^g R_u^(1-g), with guide="step" (bayes, ancestral,
+                  analytic) p(x_s) ∝ p_c^g p_u^(1-g), the distributions of one step, as in UDLM's D-CFG
     temperature, top_k, top_p   sharpen the posterior, or the leave-one-out law (`on`)
     batch_size    samples that move together (callback and memory), but from left to right, where micro-batches go one after
                   another; the network always sees `micro_batch` of them, padded, in places that belong to their number, so
@@ -143,7 +144,7 @@ def sample(
     device = _device_of(model) if device is None else torch.device(usable(str(device)))
     settle(device)
     run = _Run(model, options, callback, Diagnostics() if diagnostics else None, device)
-    with _evaluating(model):
+    with evaluation_mode(model):
         out = _fill(run, options, progress)
     return (out, run.log) if run.log is not None else out
 
@@ -218,11 +219,17 @@ class _Run:
             yield self._begin(_Group(numbers, real, clamp.to(self.device), given, window, span))
 
     def _begin(self, group: "_Group") -> "_Group":
-        """The reference law at t = 1, and the plan."""
+        """A draw from the reference distribution at t = 1 (all masks where the mask is absorbing), and the plan."""
         noise = self._noise(group, 0)
         u = noise("start")
         group.x = torch.where(group.free, draw(self.head.process.reference().to(u), u), group.clamp)
-        group.plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
+        plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
+        last = plan.s <= 0
+        group.ends = list(zip(last.any(-1).tolist(), last.all(-1).tolist(), strict=True))  # here, once: a host read waits
+        if not self.options.acts_as.has_posterior:
+            # The last step inverts the noise of the score, so both must be of one time: that which the network sees.
+            plan = plan._replace(t=torch.where(last, plan.t.clamp(min=self.t_min), plan.t))
+        group.plan = plan
         conditions = [group.condition] if self.shaping.guidance == 1 else [group.condition, None]
         group.networks = [_Network(self.model, given, self.head.process) for given in conditions]
         return group
@@ -245,7 +252,7 @@ class _Run:
         belief = self._belief(group, t, self.sampler.open_start or self.head.open_start, site)
         before = group.x
         move = Move(t, s, None if plan.reveal is None else plan.reveal[number])
-        after = self.sampler.step(belief, move, self._noise(group, number + 1))
+        after = self._after(belief, move, self._noise(group, number + 1), group.ends[number])
         group.x = torch.where(group.free, after, group.clamp)
         if self.log is not None:
             self.log.add(number, belief, move, group.x, group.real)
@@ -255,6 +262,14 @@ class _Run:
             self.callback(Step(number, len(plan.t), *rows, belief.rows(kept), group.span, self.options.shape[1]))
             for network in group.networks:
                 network.leave()
+
+    def _after(self, belief: Belief, move: Move, noise: Noise, ends: tuple[bool, bool]) -> Tensor:
+        """One step of the plan. Where it leads to s = 0, for some samples or for all (`ends`), it removes all noise."""
+        some, every = ends
+        if not some or self.sampler.left_to_right:
+            return self.sampler.step(belief, move, noise)
+        last = self.sampler.last_step(belief, noise)
+        return last if every else torch.where((move.s <= 0).unsqueeze(-1), last, self.sampler.step(belief, move, noise))
 
     def _finish(self, group: "_Group") -> None:
         """Masks that are left are drawn from the belief, and counted."""
@@ -276,6 +291,7 @@ class _Group:
 
     x: Tensor
     plan: Plan
+    ends: list[tuple[bool, bool]]  # of each step: whether it leads to s = 0 for some sample, and for all
     networks: list["_Network"]  # with the condition, and under guidance without it
 
     def __init__(self, numbers: Tensor, real: slice, clamp: Tensor, condition: Tensor | None, window: int, span: slice) -> None:
@@ -340,19 +356,6 @@ class _Network:
         else:
             check.belief("the network's output", output, x_t, states, wider=True)
         return output
-
-
-@contextlib.contextmanager
-def _evaluating(model: object) -> Iterator[None]:
-    """No dropout meanwhile."""
-    if not isinstance(model, torch.nn.Module) or not model.training:
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()
 
 
 def _device_of(model: object) -> torch.device:

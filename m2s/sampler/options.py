@@ -13,7 +13,7 @@ from m2s import check
 from m2s.belief import Head, LogScore, NextToken
 from m2s.process import Chain
 from m2s.realizability import Projected
-from m2s.sampler.base import Sampler, needs_posterior
+from m2s.sampler.base import Sampler, StepSampler, needs_posterior
 from m2s.sampler.belief import Shaping
 from m2s.sampler.grid import GRIDS
 from m2s.sampler.registry import find, natural
@@ -34,7 +34,7 @@ class Options:
     clamp: Tensor | None = None
     condition: Tensor | None = None
     guidance: float = 1.0
-    guide: Literal["posterior", "rates"] = "posterior"
+    guide: Literal["posterior", "rates", "step"] = "posterior"
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
@@ -94,13 +94,13 @@ class Options:
 
     @property
     def shaping(self) -> Shaping:
-        guide = self.guide if self.head.has_posterior else "rates"
+        guide = self.guide if self.head.has_posterior or self.guide == "step" else "rates"
         on = "posterior" if isinstance(self.head, NextToken) else self.on  # which has not seen the site: both are the same law
         return Shaping(self.temperature, self.top_k, self.top_p, on, self.guidance, guide)
 
     @cached_property
     def acts_as(self) -> Head:
-        """What the head is to a sampler: guidance on rates makes a free score of any."""
+        """What the head is to a sampler: guidance on rates makes an unconstrained score of any."""
         return LogScore(self.head.process) if self.guidance != 1 and self.shaping.guide == "rates" else self.head
 
     def windows(self) -> Iterator[slice]:
@@ -134,9 +134,9 @@ class Options:
             check.positive_int("top_k", self.top_k)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, but it must lie in (0, 1]")
-        for name, known in (("on", ("posterior", "leave_one_out")), ("guide", ("posterior", "rates"))):
+        for name, known in (("on", ("posterior", "leave_one_out")), ("guide", ("posterior", "rates", "step"))):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but it must be {known[0]!r} or {known[1]!r}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but it must be one of {', '.join(map(repr, known))}")
         if isinstance(self.guidance, bool) or not isinstance(self.guidance, int | float) or not math.isfinite(self.guidance):
             raise ValueError(f"guidance is {self.guidance!r}, but it must be a finite number")
         if self.guidance != 1 and self.condition is None:
@@ -145,10 +145,17 @@ class Options:
             try:
                 self._refuse(self.acts_as)
             except TypeError as error:
-                raise TypeError(f"guidance on rates makes a free score of every head: {error}") from None
-        if self.shaping.sharpens and self.shaping.guide == "rates":
+                raise TypeError(f"guidance on rates makes an unconstrained score of every head: {error}") from None
+        if self.guidance != 1 and self.guide == "step" and not isinstance(self.chosen, StepSampler):
             raise TypeError(
-                "temperature, top_k and top_p sharpen a posterior, and a free score (or guidance on rates) has none: "
+                f"guide='step' combines the distributions of one step, which sampler {self.chosen.name!r} does not state: use "
+                "sampler='bayes' or 'ancestral', for an unconstrained score 'analytic'; or guide='posterior' or 'rates'"
+            )
+        if self.shaping.sharpens and self.guidance != 1 and self.guide == "step":
+            raise TypeError("temperature, top_k and top_p sharpen a posterior, and guide='step' combines steps: leave them out")
+        if self.shaping.sharpens and (not self.head.has_posterior or self.shaping.guide == "rates"):
+            raise TypeError(
+                "temperature, top_k and top_p sharpen a posterior, and an unconstrained score (or guidance on rates) has none: "
                 "use m2s.Projected(head)"
             )
 

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import check
-from m2s.belief import Head
+from m2s.belief import Head, score_from_posterior
 from m2s.process import RankOne
 from m2s.sampler.analytic import Analytic
 from m2s.sampler.base import Move, Plan, Sampler
@@ -71,6 +71,11 @@ def gibbs(belief: Belief, sites: int, noise: Noise) -> Int[Tensor, "B L"]:
     order = noise("order") if belief.free is None else noise("order").masked_fill(~belief.free, torch.inf)
     chosen = order.argsort(dim=-1, stable=True)[:, :sites]  # as many rows whatever is clamped: a clamped one is put back
     at = (chosen + torch.arange(len(x), device=x.device).unsqueeze(-1) * x.shape[1]).reshape(-1)
-    new = draw(belief[at].score(), noise("token").reshape(-1)[at])
+    part = belief[at]
+    score, k = part.score(), part.x_t.long()
+    # No loss is taken at a token that is certainly clean, so an unconstrained score means nothing there: the process knows.
+    clean = torch.nn.functional.one_hot(k, part.process.states).to(score)
+    score = torch.where(part.certain().unsqueeze(-1), score_from_posterior(clean, k, part.t, part.process), score)
+    new = draw(score, noise("token").reshape(-1)[at])
     moved = x.reshape(-1).scatter(0, at, new).reshape(x.shape)
     return moved if belief.free is None else torch.where(belief.free, moved, x)

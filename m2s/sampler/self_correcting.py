@@ -70,7 +70,7 @@ class SelfCorrecting(Sampler):
         token, surety = belief.map(self._better, noise("token"))
         wrong = surety > 0 if belief.free is None else (surety > 0) & belief.free
         count = torch.full((len(token),), self.sites, device=token.device)
-        return torch.where(first_of(-surety, wrong, count), token, belief.x_t.long())
+        return torch.where(first_of(-surety, wrong, count, noise("site")), token, belief.x_t.long())
 
     def _better(self, part: Belief, u: Tensor) -> tuple[Tensor, Tensor]:
         """A draw from the sharpened law and its probability there, 0 where it is no better than the token that is there."""

@@ -32,6 +32,7 @@ from m2s.process import (
     Cosine,
     Exponential,
     Geometric,
+    GeometricRate,
     Hybrid,
     Linear,
     LogLinear,
@@ -82,6 +83,7 @@ def make_schedule(config: ProcessConfig) -> Schedule:
         "exponential": lambda: Exponential(config.horizon),
         "log-linear": lambda: LogLinear(config.eps),
         "geometric": lambda: Geometric(config.sigma_min, config.sigma_max),
+        "geometric-rate": lambda: GeometricRate(config.sigma_max, config.base),
         "cosine": lambda: Cosine(),
     }
     return schedules[config.schedule]()

@@ -63,7 +63,7 @@ class ProcessConfig:
     ] = "auto"
     """How clean tokens are corrupted; gaussian is for levels that have an order, such as grey ones; chain-...: in a finite
     number of steps (D3PM); none: not at all, and the network sees the tokens before each."""
-    schedule: Literal["auto", "linear", "exponential", "log-linear", "geometric", "cosine"] = "auto"
+    schedule: Literal["auto", "linear", "exponential", "log-linear", "geometric", "geometric-rate", "cosine"] = "auto"
     """How fast (hybrid and chains have their own)."""
     horizon: float = 5.0
     """exponential: alpha = exp(-horizon t)."""
@@ -72,7 +72,9 @@ class ProcessConfig:
     sigma_min: float = 1e-3
     """geometric: total noise at t = 0."""
     sigma_max: float = 7.0
-    """geometric: total noise at t = 1."""
+    """geometric, geometric-rate: total noise at t = 1."""
+    base: float = 100.0
+    """geometric-rate: how many times larger the rate is at t = 1 than at t = 0."""
     p_uniform: float = 0.1
     """hybrid: the uniform mass at t = 1/2, less than 1; where there shall be no mask, the kind is uniform."""
     chain_steps: int = 100
@@ -266,7 +268,8 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "horizon": ("schedule", ("exponential",)),
     "eps": ("schedule", ("log-linear",)),
     "sigma_min": ("schedule", ("geometric",)),
-    "sigma_max": ("schedule", ("geometric",)),
+    "sigma_max": ("schedule", ("geometric", "geometric-rate")),
+    "base": ("schedule", ("geometric-rate",)),
     "p_uniform": ("kind", ("hybrid",)),
     "chain_steps": ("kind", ("chain-uniform", "chain-absorbing", "chain-gaussian")),
     "jump_width": ("kind", ("gaussian",)),

@@ -395,7 +395,7 @@ def measure(
     """`reference.measure` of rows in float32 or float64, `lines` blocks at a time."""
     scalars = list(process.at(x_t, t))
     if s is not None:
-        keep, mixing = process.step(s, t)
+        keep, mixing = process.removed_noise(s, t)
         scalars += [keep, *mixing]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     masked = process.mask is not None

@@ -1,0 +1,192 @@
+"""A perfect network gives perfect samples: every sampler, process, schedule, head and grid, on data that is one sequence.
+
+The network knows that sequence, so whatever is wrong in the samples came from the sampler: a start that is not the reference
+distribution, noise that is left after the last step, a mask that was not drawn.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import m2s
+from m2s.belief import NextToken, Ordinal, Shifted
+from m2s.process import Chain
+from m2s.process.chain import cosine_betas, even_betas, linear_betas
+from m2s.sampler import SAMPLERS, Step
+from m2s.sampler.registry import OTHERS, make
+from walk import unchecked
+
+VOCAB, PERIOD = 5, 3
+LENGTH, SAMPLES, STEPS = 2 * PERIOD, 4, 2
+IMPOSSIBLE = -1e4  # a logit whose probability is 0 in float64
+SCHEDULES = {
+    "linear": m2s.Linear(),
+    "exponential": m2s.Exponential(5.0),
+    "log-linear": m2s.LogLinear(0.1),  # a share of tokens at t = 1 that a test of 24 sites sees
+    "geometric": m2s.Geometric(0.2, 7.0),  # noise at t = 0, likewise
+    "geometric-rate": m2s.GeometricRate(7.0),
+    "cosine": m2s.Cosine(),
+}
+KINDS: dict[str, Callable[[m2s.Schedule], m2s.Process]] = {
+    "uniform": lambda schedule: m2s.Uniform(VOCAB, schedule),
+    "absorbing": lambda schedule: m2s.Absorbing(VOCAB, schedule),
+    "tabulated-absorbing": lambda schedule: m2s.RateMatrix.absorbing(VOCAB, schedule),
+    "gaussian": lambda schedule: m2s.RateMatrix.gaussian(VOCAB, schedule, 1.0, 5.0),
+    "birth-death": lambda schedule: m2s.RateMatrix.birth_death(torch.ones(VOCAB - 1), torch.ones(VOCAB - 1), schedule),
+}
+PROCESSES: dict[str, Callable[[], m2s.Process]] = {
+    **{
+        f"{kind}-{name}": functools.partial(build, schedule)
+        for (kind, build), (name, schedule) in itertools.product(KINDS.items(), SCHEDULES.items())
+        if kind in ("uniform", "absorbing") or name in ("log-linear", "geometric")
+    },
+    "hybrid-0": lambda: m2s.Hybrid(VOCAB, p_uniform=0.0),
+    "hybrid-0.2": lambda: m2s.Hybrid(VOCAB, p_uniform=0.2),
+    "chain-uniform": lambda: Chain.uniform(VOCAB, cosine_betas(20)),
+    "chain-absorbing": lambda: Chain.absorbing(VOCAB, even_betas(20)),
+    "chain-absorbing-not-to-the-end": lambda: Chain.absorbing(VOCAB, torch.full((20,), 0.1)),
+    "chain-gaussian": lambda: Chain.gaussian(VOCAB, linear_betas(20)),
+    "none": lambda: Shifted(VOCAB),
+}
+MASKED = [name for name in PROCESSES if any(part in name for part in ("absorbing", "hybrid", "none"))]
+HEADS: dict[str, Callable[[m2s.Process], m2s.Head]] = {
+    "posterior": lambda process: m2s.Posterior(process, "none"),
+    "leave-one-out": lambda process: m2s.Posterior(process, "exact"),
+    "ordinal": lambda process: Ordinal(process, "exact"),
+    "log-score": lambda process: m2s.LogScore(process),
+    "scaled-log-score": lambda process: m2s.LogScore(process, "sigma"),
+    "factorized-rate": lambda process: m2s.FactorizedRate(process),
+    "projected": lambda process: m2s.Projected(m2s.LogScore(process)),
+    "next-token": lambda process: NextToken(process),
+}
+
+
+def pattern(length: int) -> Tensor:
+    """The sequence that all data is: 3 1 4 3 1 4 ..., the same in every window that begins at a multiple of the period."""
+    return torch.tensor([3, 1, 4])[torch.arange(length) % PERIOD]
+
+
+@dataclass
+class Perfect:
+    """The output of the network that knows the data, for one kind of head; as float64."""
+
+    head: m2s.Head
+
+    def __call__(self, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        head, process, t = self.head, self.head.process, t.double()
+        clean = pattern(x_t.shape[1]).expand(x_t.shape)
+        known = torch.full((*x_t.shape, process.states), IMPOSSIBLE, dtype=torch.float64)
+        known.scatter_(-1, clean.unsqueeze(-1), 0.0)
+        if isinstance(head, Ordinal):
+            return torch.stack([2 * clean / (VOCAB - 1) - 1, torch.full(clean.shape, -70.0)] + [clean * 0] * 4, -1).double()
+        if isinstance(head, m2s.Posterior | NextToken):
+            return known
+        score = self.log_score(x_t, clean, t)
+        if isinstance(head, m2s.FactorizedRate):
+            return self.factorized(score, x_t, t)
+        return score + head.shift(x_t, t).unsqueeze(-1) if isinstance(head, m2s.LogScore) else score
+
+    def log_score(self, x_t: Tensor, clean: Tensor, t: Tensor) -> Tensor:
+        """log P_t(y|x_0) / P_t(x_t|x_0); 0 for a token that x_0 cannot become."""
+        log_rows = self.head.process.rows(clean, t).log().clamp(min=-700)
+        own = log_rows.gather(-1, x_t.unsqueeze(-1))
+        return torch.where(own > -700, log_rows - own, 0)
+
+    def factorized(self, log_score: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        rates = self.head.process.rates_into(x_t, t)
+        reverse, total = rates * log_score.exp(), rates.sum(-1, keepdim=True)
+        exit_rate = torch.where(total > 0, reverse.sum(-1, keepdim=True) / total.where(total > 0, 1), 1)
+        return reverse.log().clamp(min=-700).scatter(-1, x_t.unsqueeze(-1), exit_rate.log())
+
+
+def neighbours_only(process: m2s.Process) -> bool:
+    """Whether some pair of levels has no rate between them."""
+    return isinstance(process, m2s.RateMatrix) and process.mask is None and bool((process.generator == 0).any())
+
+
+def served(sampler: str, process: m2s.Process) -> list[tuple[str, m2s.Head]]:
+    """The heads over a process that a sampler accepts, with their names."""
+    found = []
+    for name, build in HEADS.items():
+        if (name == "next-token") != isinstance(process, Shifted):
+            continue
+        if name in ("log-score", "factorized-rate", "projected") and neighbours_only(process):
+            continue  # scores of candidates without a rate into x_t carry no weight: they are not learned, and not known
+        try:
+            head = build(process)
+            m2s.sampler.options.Options(head, (1, LENGTH), sampler=sampler)
+        except (TypeError, ValueError):
+            continue
+        found.append((name, head))
+    return found
+
+
+def cases(names: list[str]) -> list[tuple[str, str]]:
+    """Every sampler with every process that it serves."""
+    every = itertools.product([*SAMPLERS, *OTHERS], names)
+    return [(sampler, name) for sampler, name in every if served(sampler, PROCESSES[name]())]
+
+
+def quick(sampler: str) -> m2s.sampler.Sampler:
+    """The sampler, with one correction a step where it has correctors."""
+    kind = (SAMPLERS | OTHERS)[sampler]
+    return make(sampler, **({"corrections": 1} if "corrections" in kind.__dataclass_fields__ else {}))
+
+
+def network(head: m2s.Head) -> Perfect:
+    return Perfect(head.head if isinstance(head, m2s.Projected) else head)
+
+
+@pytest.mark.parametrize(("sampler", "name"), cases(list(PROCESSES)))
+def test_samples_are_the_data(sampler: str, name: str) -> None:
+    """For every head and both grids; half of the samples have tokens that are given."""
+    process, given = PROCESSES[name](), torch.full((SAMPLES, LENGTH), -1)
+    given[::2, 1::4] = torch.tensor([[0], [2]])
+    wanted = torch.where(given < 0, pattern(LENGTH), given)
+    for (kind, head), grid in itertools.product(served(sampler, process), ("linear", "cosine")):
+        with unchecked():  # shapes in signatures: other tests check them
+            found = m2s.sample(
+                network(head), head, (SAMPLES, LENGTH), STEPS, quick(sampler), grid, 3, clamp=given, micro_batch=SAMPLES
+            )
+        assert torch.equal(found, wanted), (kind, grid)
+
+
+LEFT = ["uniform-geometric", "absorbing-log-linear", "hybrid-0.2", "gaussian-geometric", "chain-absorbing-not-to-the-end"]
+
+
+@pytest.mark.parametrize(("sampler", "name"), cases(LEFT))
+def test_samples_are_the_data_in_windows_and_under_guidance(sampler: str, name: str) -> None:
+    for kind, head in served(sampler, PROCESSES[name]()):
+        for guide in ("posterior", "rates", "step"):
+            asked = {"guidance": 2.0, "guide": guide, "condition": torch.arange(SAMPLES)}
+            try:
+                m2s.sampler.options.Options(head, (SAMPLES, 9), sampler=sampler, **asked)
+            except TypeError:
+                assert guide != "posterior"  # which every sampler of such a head takes
+                continue
+            asked |= {"window": LENGTH, "overlap": PERIOD, "micro_batch": SAMPLES, "steps": STEPS}
+            with unchecked():
+                found = m2s.sample(network(head), head, (SAMPLES, 9), sampler=quick(sampler), **asked)
+            assert torch.equal(found, pattern(9).expand(SAMPLES, -1)), (kind, guide)
+
+
+@pytest.mark.parametrize(("sampler", "name"), cases(MASKED))
+def test_samples_start_from_masks(sampler: str, name: str) -> None:
+    """Whatever alpha_1 is, but for tokens that are given."""
+    process, first = PROCESSES[name](), []
+    given = torch.full((SAMPLES, LENGTH), -1)
+    given[:, 2] = 0
+
+    def look(step: Step) -> None:
+        if step.number == 0:
+            first.append(step.x_t)
+
+    for _, head in served(sampler, process):
+        with unchecked():
+            m2s.sample(network(head), head, tuple(given.shape), steps=2, sampler=quick(sampler), clamp=given, callback=look)
+    assert torch.equal(torch.cat(first), torch.where(given < 0, process.states - 1, given).repeat(len(first), 1))
