@@ -79,6 +79,7 @@ ENTRIES = {
             "ar": {"method": "ar"},
             "sedd-0.1": {"method": "sedd", "importance": 0.1},
             "m2s-offset-0.03": {"method": "m2s-offset", "importance": 0.03},
+            "m2s-offset-0.1-lr1.5e-3": {"method": "m2s-offset", "importance": 0.1, "optimizer.lr": 1.5e-3},
         },
     )
 }
@@ -127,7 +128,7 @@ class Lab:
         steps = [record for record in records if "loss" in record]
         return {
             "row": name,
-            "train": typed({**options, **self.settings}),
+            "train": typed({"method": options["method"], **self.settings, **options}),
             "tokens": steps[-1]["tokens"],
             "parameters": sum(weight.numel() for weight in checkpoint.model.parameters()),
             "nelbo": {term: {unit: value[unit] for unit in ("nats", "bits_per_byte")} for term, value in nelbo.items()},
