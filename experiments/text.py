@@ -57,32 +57,37 @@ class Entry:
     passes: int = 4  # times drawn for each window in the final NELBO
 
 
-ENTRIES = {
-    "recipe": Entry(
-        {
-            "batch": 64,
-            "steps": 900,
-            "seed": 1,
-            "optimizer.lr": 5e-4,
-            "optimizer.warmup": 200,
-            "optimizer.ema": 0.99,
-            "log_every": 25,
-            "validate_every": 150,
-            "validation_passes": 2,
-            "save_every": 900,
-        },
-        {
-            "m2s-offset-0.1": {"method": "m2s-offset", "importance": 0.1},
-            "m2s-offset": {"method": "m2s-offset"},
-            "mdlm": {"method": "mdlm"},
-            "mdlm-0.1": {"method": "mdlm", "importance": 0.1},
-            "ar": {"method": "ar"},
-            "sedd-0.1": {"method": "sedd", "importance": 0.1},
-            "m2s-offset-0.03": {"method": "m2s-offset", "importance": 0.03},
-            "m2s-offset-0.1-lr1.5e-3": {"method": "m2s-offset", "importance": 0.1, "optimizer.lr": 1.5e-3},
-        },
-    )
+SHORT = {
+    "batch": 64,
+    "steps": 900,
+    "seed": 1,
+    "optimizer.lr": 5e-4,
+    "optimizer.warmup": 200,
+    "optimizer.ema": 0.99,
+    "log_every": 25,
+    "validate_every": 150,
+    "validation_passes": 2,
+    "save_every": 900,
 }
+RECIPE = {
+    "m2s-offset-0.1": {"method": "m2s-offset", "importance": 0.1},
+    "m2s-offset": {"method": "m2s-offset"},
+    "mdlm": {"method": "mdlm"},
+    "mdlm-0.1": {"method": "mdlm", "importance": 0.1},
+    "ar": {"method": "ar"},
+    "sedd-0.1": {"method": "sedd", "importance": 0.1},
+    "m2s-offset-0.03": {"method": "m2s-offset", "importance": 0.03},
+    "m2s-offset-0.1-lr1.5e-3": {"method": "m2s-offset", "importance": 0.1, "optimizer.lr": 1.5e-3},
+}
+HEADS = {
+    "m2s-0.1": {"method": "m2s", "importance": 0.1},
+    "m2s": {"method": "m2s"},
+    "sedd": {"method": "sedd"},
+    **{f"{name}-0.1": {"method": name, "importance": 0.1} for name in ("neural-ctmc", "gidd", "md4", "duo")},
+}
+REPEATED = ("m2s-offset-0.1", "sedd-0.1", "mdlm-0.1", "mdlm")
+SEEDS = {f"{name}-seed{seed}": {**RECIPE[name], "seed": seed} for seed in (2, 3) for name in REPEATED}
+ENTRIES = {"recipe": Entry(SHORT, RECIPE), "heads": Entry(SHORT, HEADS), "seeds": Entry(SHORT, SEEDS)}
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,14 @@ def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
     }
 
 
+def as_json(text: str) -> Any:
+    """The value of a setting; what is not JSON is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -211,7 +224,7 @@ def refuse_others(out: Path, shared: dict[str, Any]) -> None:
 def run(options: argparse.Namespace, started: float) -> bool:
     """Do the rows that are not done; return whether none failed."""
     entry = ENTRIES[options.entry]
-    changes = {key: json.loads(value) for key, _, value in (pair.partition("=") for pair in options.set)}
+    changes = {key: as_json(value) for key, _, value in (pair.partition("=") for pair in options.set)}
     settings = {"data.length": PRESETS["owt"].data.length, **entry.settings, **changes}
     data = describe(options.data, settings["data.length"], options.limit)
     shared = json.loads(json.dumps({"entry": options.entry, "settings": settings, "passes": entry.passes, "data": data}))
@@ -283,7 +296,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--entry", default="recipe", choices=ENTRIES, help="the table (%(default)s)")
     parser.add_argument("--rows", metavar="A,B,C", help="these only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many")
-    parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows; C is JSON")
+    parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N held-out windows")
     parser.add_argument("--keep", action="store_true", help="keep the checkpoint of each row in OUT/runs")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of text-ENTRY.json")
