@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,54 @@ def test_what_is_said_of_rows_on_mnist() -> None:
         rows["m2s-offset"]["images_per_second"] / rows[f"d3pm-{kind}"]["images_per_second"] for kind in ("uniform", "absorbing")
     ]
     assert 1.45 < speed[0] < speed[1] < 2
+
+
+def test_the_first_ablation_on_text() -> None:
+    page, found = section("A recipe for text: first ablation"), experiment("text-recipe")
+    rows = {row["row"]: row for row in found["rows"]}
+    nats = {name: row["nelbo"]["bound"]["nats"]["value"] for name, row in rows.items()}
+    for name, row in rows.items():
+        bits, trace = row["nelbo"]["bound"]["bits_per_byte"]["value"], row["trace"]
+        way = " | ".join(f"{point['nats']:.3f}" for point in row["validation"][:-1])
+        norms = f"{statistics.median(trace['grad_norm']):,.0f} | {max(trace['grad_norm_max']):,.0f}"
+        speed = f"{row['tokens_per_second']:,.0f} | {row['seconds']['train']:.0f}"
+        error = row["nelbo"]["bound"]["nats"]["rows_error"]
+        says(page, f"| `{name}` | {nats[name]:.3f} ± {error:.3f} | {bits:.3f} | {way} | {norms} | {speed} |")
+    gap, masked = nats["m2s-offset-0.1"] - nats["sedd-0.1"], nats["mdlm"] - nats["mdlm-0.1"]
+    says(page, f"{gap:.2f} nats below `m2s-offset-0.1`", f"`mdlm-0.1` ends {masked:.2f} nats below `mdlm`")
+    settings, data, tokens = found["settings"], found["data"], rows["mdlm"]["tokens"]
+    assert tokens == settings["steps"] * settings["batch"] * settings["data.length"]
+    says(
+        page,
+        f"{tokens / 1e6:.1f} M tokens",
+        f"{data['train_tokens']:,} training tokens, so {tokens / data['train_tokens']:.1f}",
+    )
+    says(page, f"{rows['mdlm']['parameters']:,} parameters; {rows['ar']['parameters']:,} for `ar`")
+    says(page, f"{data['validation_windows']} windows", f"training tokens is {data['unigram_nats']:.3f} nats")
+
+    again = experiment("text-recipe-repeat")["trace"]
+    for old, new in zip(again["loss"][:3], rows["mdlm-0.1"]["trace"]["loss"], strict=False):
+        assert abs(old - new) < 1e-3
+    half = len(again["loss"]) - 1
+    assert {row["trace"]["tokens"][half] for row in rows.values()} == {again["tokens"][half]} and again["tokens"][
+        2
+    ] == 2_457_600
+    says(page, f"At {again['tokens'][half] / 1e6:.1f} M tokens the training loss was {again['loss'][half]:.3f} in the first")
+    losses = [rows[name]["trace"]["loss"][half] for name in ("mdlm-0.1", "mdlm")]
+    says(page, "and {:.3f} in the second; `mdlm` with uniform t had {:.3f}".format(*losses))
+    says(page, f"a gradient norm of {max(again['grad_norm_max']):,.0f} near step 200")
+    known = [*numbers(found), tokens / 1e6, again["tokens"][half] / 1e6, again["loss"][half]]
+    prose = re.sub(r"^\|.*\|$|\]\([^)]*\)|^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    for number in set(re.findall(r"(?<![\d.])\d+\.\d+", prose)) - {
+        "6.90",
+        "2.4",
+        "2.5",
+        "0.001",
+        f"{gap:.2f}",
+        f"{masked:.2f}",
+    }:
+        places = len(number.partition(".")[2])
+        assert any(f"{value:.{places}f}" == number for value in known), number
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("fid-mnist", 4.56), ("fid-cifar10", 3.15)])

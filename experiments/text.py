@@ -1,0 +1,331 @@
+"""Train text models under one budget and measure the NELBO on held-out documents: the tables of text in RESULTS.md.
+
+    m2s data prepare texts/enwiki-sample.txt --out packed/enwiki --tokenizer gpt2
+    python experiments/text.py out/recipe --data packed/enwiki      # on a GPU; rows that are done are not done again
+    python experiments/text.py out/recipe --table                   # writes experiments/results/text-recipe.json
+
+An entry is a named table: settings that all its rows share, and the rows. A row is `m2s train owt` with these settings, then
+the NELBO with all terms on the held-out windows of the data, from the averaged weights, with times drawn as in `m2s evaluate
+bpd`. All rows of an entry see the same batches. OUT/ROW.json appears when a row is done. A row that failed holds its error, and
+the next call tries it again, after all others. Rows of experiments/results/text-ENTRY.json with the same settings and data are
+done too.
+
+The loss of the trace is the mean over `log_every` steps in nats per token. The gradient norm is that of the loss summed over
+tokens and averaged over sequences. Tokens per second is the median over the intervals of the trace, without compilation.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import math
+import shlex
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import m2s
+from m2s.cli.evaluate.bpd import finite
+from m2s.data import Tokens
+from m2s.data.files import BadData
+from m2s.evaluate.bpd import Part, bound, measured, summary
+from m2s.presets import PRESETS
+from m2s.report import Refused, folder, write_json
+from m2s.report.origin import command, origin
+from m2s.train import Config, train
+from m2s.train.config import nearest, replace, resolve
+from m2s.train.parallel import World
+
+RESULTS = Path(__file__).parent / "results"
+TERMS = {"nats": "bits", "integral": "integral", "prior": "prior", "reconstruction": "reconstruction"}
+BATCH_SIZE = 32  # windows of a call of the network in the final NELBO
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`settings` are options of `m2s train owt` that all rows share; `rows` are the options of each row."""
+
+    settings: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+    passes: int = 4  # times drawn for each window in the final NELBO
+
+
+SHORT = {
+    "batch": 64,
+    "steps": 900,
+    "seed": 1,
+    "optimizer.lr": 5e-4,
+    "optimizer.warmup": 200,
+    "optimizer.ema": 0.99,
+    "log_every": 25,
+    "validate_every": 150,
+    "validation_passes": 2,
+    "save_every": 900,
+}
+RECIPE = {
+    "m2s-offset-0.1": {"method": "m2s-offset", "importance": 0.1},
+    "m2s-offset": {"method": "m2s-offset"},
+    "mdlm": {"method": "mdlm"},
+    "mdlm-0.1": {"method": "mdlm", "importance": 0.1},
+    "ar": {"method": "ar"},
+    "sedd-0.1": {"method": "sedd", "importance": 0.1},
+    "m2s-offset-0.03": {"method": "m2s-offset", "importance": 0.03},
+    "m2s-offset-0.1-lr1.5e-3": {"method": "m2s-offset", "importance": 0.1, "optimizer.lr": 1.5e-3},
+}
+HEADS = {
+    "m2s-0.1": {"method": "m2s", "importance": 0.1},
+    "m2s": {"method": "m2s"},
+    "sedd": {"method": "sedd"},
+    **{f"{name}-0.1": {"method": name, "importance": 0.1} for name in ("neural-ctmc", "gidd", "md4", "duo")},
+}
+REPEATED = ("m2s-offset-0.1", "sedd-0.1", "mdlm-0.1", "mdlm")
+SEEDS = {f"{name}-seed{seed}": {**RECIPE[name], "seed": seed} for seed in (2, 3) for name in REPEATED}
+ENTRIES = {"recipe": Entry(SHORT, RECIPE), "heads": Entry(SHORT, HEADS), "seeds": Entry(SHORT, SEEDS)}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What all rows of an entry share."""
+
+    out: Path
+    data: Path
+    settings: dict[str, Any]
+    described: dict[str, Any]  # the data
+    passes: int
+    device: torch.device
+
+    @property
+    def held_out(self) -> Part:
+        windows = Tokens(self.data, "validation", self.settings["data.length"])
+        return Part(windows, self.described["validation_windows"])
+
+    def config(self, name: str, options: dict[str, Any]) -> Config:
+        settings = {**self.settings, **options, "out": self.out / "runs" / name, "data.folder": str(self.data)}
+        settings |= {"validation_samples": self.described["validation_windows"], "keep": 1, "device": str(self.device)}
+        config = PRESETS["owt"]
+        for key, value in settings.items():
+            config = replace(config, key, value)
+        return config
+
+    def measure(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Train, validate, and return the row."""
+        config = self.config(name, options)
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # an uncompiled row would be slower than the others
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        start = time.monotonic()
+        train(config)
+        trained = time.monotonic()
+        checkpoint = m2s.load(config.run.out, self.device)
+        world, bf16, rows = World(0, 1, self.device), self.device.type == "cuda", self.held_out
+        found = bound(checkpoint.model, checkpoint.head, rows, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world)
+        assert checkpoint.tokenizer is not None
+        nelbo = summary(found, measured(rows, checkpoint.tokenizer))
+        records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [record for record in records if "loss" in record]
+        return {
+            "row": name,
+            "train": typed({"method": options["method"], **self.settings, **options}),
+            "tokens": steps[-1]["tokens"],
+            "parameters": sum(weight.numel() for weight in checkpoint.model.parameters()),
+            "nelbo": {term: {unit: value[unit] for unit in ("nats", "bits_per_byte")} for term, value in nelbo.items()},
+            "validation": [self.point(record) for record in records if "loss" not in record],
+            "trace": {key: [record[key] for record in steps] for key in ("tokens", "loss", "grad_norm", "grad_norm_max")},
+            "tokens_per_second": speed(steps),
+            "seconds": {"train": trained - start, "nelbo": time.monotonic() - trained},
+            **origin(self.device),
+        }
+
+    def point(self, record: dict[str, Any]) -> dict[str, float]:
+        """The validation of the trainer: nats per token of the NELBO, its terms and its error over windows; bits per byte."""
+        nats = {key: record[f"validation_{name}"] * math.log(2) for key, name in {**TERMS, "error": "error"}.items()}
+        tokens = record["step"] * self.settings["batch"] * self.settings["data.length"]
+        return {"tokens": tokens, **nats, "bits_per_byte": record["validation_bits"] / self.described["bytes_per_token"]}
+
+
+def typed(options: dict[str, Any]) -> str:
+    """The options as a command."""
+    words = [f"--{key.replace('_', '-')} {shlex.quote(str(value))}" for key, value in options.items()]
+    return " ".join(["m2s train owt", *words])
+
+
+def speed(records: list[dict[str, Any]]) -> float | None:
+    pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
+    rates = [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # a resumed run starts its clock again
+    return statistics.median(rates) if rates else None
+
+
+def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
+    """The data: its sources, its size, and the cross entropy of the held-out tokens under the unigram distribution."""
+    windows, held_out = (Tokens(data, split, length) for split in ("train", "validation"))
+    count = min(len(held_out), limit or len(held_out))
+    part = Part(held_out, count)
+    rows = part[torch.arange(count)]
+    seen = sum(np.bincount(shard, minlength=windows.vocab) for shard in windows._shards) + 1  # add-one smoothing
+    unigram = -np.log(seen / seen.sum())[rows.numpy()].mean()
+    size = float(measured(part, windows.tokenizer)["byte"].sum())
+    return {
+        "sources": [{key: source[key] for key in ("name", "sha256")} for source in windows.meta["sources"]],
+        "tokenizer": windows.meta["tokenizer"]["kind"],
+        "validation_every": windows.meta["validation_every"],
+        "train_tokens": windows.meta["splits"]["train"]["tokens"],
+        "validation_windows": count,
+        "bytes_per_token": size / rows.numel(),
+        "unigram_nats": float(unigram),
+    }
+
+
+def as_json(text: str) -> Any:
+    """The value of a setting; what is not JSON is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be read as JSON ({error}): remove it, and its rows are done again") from error
+
+
+def read_rows(out: Path, entry: Entry) -> dict[str, dict[str, Any]]:
+    """The rows that have a file in the folder, in the order of the entry."""
+    return {name: read(out / f"{name}.json") for name in entry.rows if (out / f"{name}.json").exists()}
+
+
+def known_rows(options: argparse.Namespace, shared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the results file, where they were made with the same settings and data."""
+    path = options.results / f"text-{options.entry}.json"
+    found = read(path) if path.exists() else {}
+    alike = all(found.get(key) == value for key, value in shared.items())
+    return {row["row"]: row for row in found["rows"]} if found and alike else {}
+
+
+def refuse_others(out: Path, shared: dict[str, Any]) -> None:
+    """All rows of a folder have the same settings and data, which its entry.json holds."""
+    path = out / "entry.json"
+    if path.exists() and (there := read(path)) != shared:
+        key = next(key for key in shared if there.get(key) != shared[key])
+        raise Refused(
+            f"{path} has {key} {there.get(key)}, but now it is {shared[key]}: give another folder, or the same settings"
+        )
+
+
+def run(options: argparse.Namespace, started: float) -> bool:
+    """Do the rows that are not done; return whether none failed."""
+    entry = ENTRIES[options.entry]
+    changes = {key: as_json(value) for key, _, value in (pair.partition("=") for pair in options.set)}
+    settings = {"data.length": PRESETS["owt"].data.length, **entry.settings, **changes}
+    data = describe(options.data, settings["data.length"], options.limit)
+    shared = json.loads(json.dumps({"entry": options.entry, "settings": settings, "passes": entry.passes, "data": data}))
+    refuse_others(options.out, shared)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lab = Lab(options.out, options.data, settings, data, entry.passes, device)
+    for name, changes in entry.rows.items():
+        resolve(lab.config(name, changes))  # an invalid option is found before anything is written
+    done = {**known_rows(options, shared), **read_rows(options.out, entry)}
+    todo = [name for name in options.rows if name not in done]
+    todo += [name for name in options.rows if "error" in done.get(name, {})]
+    write_json(folder(options.out) / "entry.json", shared)
+    for number, name in enumerate(todo):
+        if time.monotonic() - started > options.seconds:
+            print(f"{options.seconds:g} s are over, not begun: {', '.join(todo[number:])}")
+            break
+        print(f"{name} ({number + 1} of {len(todo)}), at {time.monotonic() - started:.0f} s", flush=True)
+        try:
+            row = lab.measure(name, entry.rows[name])
+        except Exception as error:
+            row = {"row": name, "error": f"{type(error).__name__}: {error}"}
+            print(f"{name} failed: {row['error']}", file=sys.stderr, flush=True)
+            if device.type == "cuda":  # a recording that failed stays on its stream
+                torch.cuda.set_stream(torch.cuda.default_stream())
+        write_json(options.out / f"{name}.json", finite(row))
+        if not options.keep and "error" not in row:
+            shutil.rmtree(options.out / "runs" / name, ignore_errors=True)
+    return not any("error" in row for row in read_rows(options.out, entry).values())
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Markdown: the final NELBO, the validation on the way, the gradient norms and the speed."""
+    whole = [row for row in rows if "error" not in row]
+    points = [point["tokens"] for point in whole[0]["validation"][:-1]] if whole else []
+    heads = ["row", "NELBO, nats per token", "bits per byte", *(f"{tokens / 1e6:.1f} M" for tokens in points)]
+    heads += ["gradient norm: median", "greatest", "tokens/s", "seconds"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| `{row['row']}` | failed: {row['error'].splitlines()[0]} |" + " |" * (len(heads) - 2))
+            continue
+        nats, trace = row["nelbo"]["bound"]["nats"], row["trace"]
+        cells = [f"`{row['row']}`", f"{nats['value']:.3f} ± {nats['rows_error']:.3f}"]
+        cells += [f"{row['nelbo']['bound']['bits_per_byte']['value']:.3f}"]
+        cells += [f"{point['nats']:.3f}" for point in row["validation"][:-1]]
+        cells += [f"{statistics.median(trace['grad_norm']):,.0f}", f"{max(trace['grad_norm_max']):,.0f}"]
+        cells += [f"{row['tokens_per_second'] or math.nan:,.0f}", f"{row['seconds']['train']:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def summarise(options: argparse.Namespace) -> None:
+    """The rows of the folder, and those of the results file, as a table and as the results file."""
+    entry, path = ENTRIES[options.entry], options.out / "entry.json"
+    if not path.exists():
+        raise Refused(f"{options.out} holds no rows: make them with python experiments/text.py {options.out} --data FOLDER")
+    shared = read(path)
+    found = {**known_rows(options, shared), **read_rows(options.out, entry)}
+    rows = [found[name] for name in entry.rows if name in found]
+    print("\n".join(table(rows)))
+    target = folder(options.results) / f"text-{options.entry}.json"
+    write_json(target, {"command": command(), **shared, "rows": rows})
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of the rows")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="what m2s data prepare wrote")
+    parser.add_argument("--entry", default="recipe", choices=ENTRIES, help="the table (%(default)s)")
+    parser.add_argument("--rows", metavar="A,B,C", help="these only")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many")
+    parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N held-out windows")
+    parser.add_argument("--keep", action="store_true", help="keep the checkpoint of each row in OUT/runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of text-ENTRY.json")
+    parser.add_argument("--table", action="store_true", help="print the table and write text-ENTRY.json")
+    options = parser.parse_args(arguments)
+    rows = ENTRIES[options.entry].rows
+    options.rows = options.rows.split(",") if options.rows else list(rows)
+    for name in options.rows:
+        if name not in rows:
+            raise Refused(f"{options.entry} has no row {name!r}: {nearest(name, rows)}")
+    if options.data is None and not options.table:
+        raise Refused("--data is missing: give the folder that `m2s data prepare` wrote")
+    if options.limit is not None and options.limit < 1:
+        raise Refused(f"--limit is {options.limit}, but it must be at least 1")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    started = time.monotonic()
+    try:
+        options = parse(arguments)
+        if options.table:
+            summarise(options)
+            return 0
+        return 0 if run(options, started) else 1
+    except (Refused, BadData) as error:
+        print(f"text.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
