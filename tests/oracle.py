@@ -209,7 +209,8 @@ class Oracle:
         return weight * np.where(weight > 0, score, 0.0)
 
     def terminal(self, score: Score, reference: np.ndarray, high: float, low: float) -> np.ndarray:
-        """Law at time `low` of the reverse process with any score, from independent sites of law `reference` at time `high`."""
+        """Distribution at `low` of the reverse process with any score, from independent sites at time `high`, of one distribution
+        `reference` [S] or each of its own [L, S]."""
         into = self.neighbours(self.noisy).ravel()
 
         def slope(u: float, p: np.ndarray) -> np.ndarray:
@@ -217,7 +218,8 @@ class Oracle:
             flow = p[:, None, None] * self.reverse_rates(score(self.noisy, t), self.noisy, t)
             return t * (1 - t) * (flow.sum((1, 2)) - np.bincount(into, flow.ravel(), len(p)))
 
-        start = reference[self.noisy].prod(1)
+        sites = np.broadcast_to(reference, (self.length, reference.shape[-1]))
+        start = np.stack([sites[i, self.noisy[:, i]] for i in range(self.length)]).prod(0)
         return solve_ivp(slope, (logit(high), logit(low)), start, method="DOP853", rtol=1e-10, atol=1e-13).y[:, -1]
 
 

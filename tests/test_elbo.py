@@ -18,8 +18,12 @@ ELBO = {
     **{name: CASES[name] for name in ("uniform-linear", "absorbing-linear", "hybrid-0.6", "gaussian", "birth-death")},
     "uniform-geometric": Case(m2s.Uniform(3, m2s.Geometric(0.05, 6.0)), tabulated(uniform_rates(3), geometric(0.05, 6.0)), 4),
     "absorbing-loglinear": Case(m2s.Absorbing(4, m2s.LogLinear(1e-2)), tabulated(absorbing_rates(4), log_linear(1e-2), 4), 3),
+    "tabulated-absorbing": Case(
+        m2s.RateMatrix.absorbing(3, m2s.LogLinear(0.1)), tabulated(absorbing_rates(3), log_linear(0.1), 3), 3
+    ),
 }
-PURE_MASK = ("absorbing-linear", "hybrid-0.6")  # whose KL to the reference is infinite before t = 1
+SURVIVING = ("absorbing-loglinear", "tabulated-absorbing")  # tokens are left at t = 1, where sampling starts from masks
+PURE_MASK = ("absorbing-linear", "hybrid-0.6", *SURVIVING)  # whose KL to the reference is infinite before t = 1
 EVERY = pytest.mark.parametrize("name", ELBO)
 
 
@@ -57,7 +61,12 @@ def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float)
         score = oracle.bridge(model.posterior(x, clipped(t, t_min)), x, t)
         integral = integral + weight * oracle.expected(oracle.losses(score, x, t), t)
     prior = np.zeros(len(oracle.clean))
-    if name not in PURE_MASK:
+    if name in SURVIVING:
+        start = oracle.noise.kernel(1.0)[:vocab]
+        predicted = predicted_end(model, oracle, t_min)
+        terms = np.where(start > 0, start * np.log(np.where(start > 0, start, 1) / predicted[:, None]), 0.0).sum(-1)
+        prior = np.stack([terms[i, oracle.clean[:, i]] for i in range(oracle.length)]).sum(0)
+    elif name not in PURE_MASK:
         start, reference = oracle.noise.kernel(1 - t_min)[:vocab], oracle.noise.kernel(1 - 1e-15)[:vocab].mean(0)
         safe = np.where(start > 0, start, 1)
         prior = (
@@ -67,6 +76,12 @@ def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float)
         surprise = -np.log(known(model.posterior(x, t_min), oracle, t_min))
     surprise = np.where(np.isfinite(surprise), surprise, 0.0)  # of probability zero, since x_t has then kept its token
     return integral, prior, oracle.expected(surprise[..., :vocab], t_min)
+
+
+def predicted_end(model: Exact | Network, oracle: Oracle, t_min: float) -> np.ndarray:
+    """The distribution of x_1 at every site that the model predicts from masks alone: sum_z mu_z P_1(.|z), [L, S]."""
+    vocab, masks = oracle.noise.vocab, np.full((1, oracle.length), oracle.noise.states - 1)
+    return model.posterior(masks, 1 - t_min)[0, :, :vocab] @ oracle.noise.kernel(1.0)[:vocab]
 
 
 def known(posterior: np.ndarray, oracle: Oracle, t: float) -> np.ndarray:
@@ -125,15 +140,19 @@ def test_elbo_interval_coverage(name: str) -> None:
     assert total == pytest.approx(exact, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["uniform-linear", "uniform-geometric", "gaussian"])
+@pytest.mark.parametrize("name", ["uniform-linear", "uniform-geometric", "gaussian", *SURVIVING])
 @pytest.mark.parametrize("kind", ["exact", "random"])
 def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
     """The estimate over all clean sequences, weighted by the data law, exceeds the NLL of the model it bounds."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
     model, x = network(kind, oracle), oracle.noisy
-    reference = oracle.noise.kernel(1 - 1e-15)[: process.vocab].mean(0)
-    start = oracle.terminal(lambda x, t: oracle.bridge(model.posterior(x, t), x, t), reference, 1 - T_MIN, T_MIN)
-    last = model.posterior(x, T_MIN)
+    reference, end = oracle.noise.kernel(1 - 1e-15)[: process.vocab].mean(0), 1 - T_MIN
+    if name in SURVIVING:  # the model predicts x_1 from masks alone
+        reference, end = predicted_end(model, oracle, T_MIN), 1 - 1e-9
+    start = oracle.terminal(
+        lambda x, t: oracle.bridge(model.posterior(x, clipped(t, T_MIN)), x, t), reference, end, T_MIN
+    )
+    last = known(model.posterior(x, T_MIN), oracle, T_MIN)
     nll = -np.log(start @ np.stack([last[:, i, oracle.clean[:, i]] for i in range(oracle.length)]).prod(0))
     found = m2s.elbo(
         model,
@@ -156,7 +175,8 @@ def test_elbo_integrates_a_pure_mask_to_the_end() -> None:
         assert case.process.last_time(T_MIN) == (1.0 if name in PURE_MASK else 1 - T_MIN)
         end = torch.tensor([case.process.last_time(T_MIN)], dtype=torch.float64)
         prior = float(case.process.prior_kl(x_0, end))
-        assert prior == 0 if name in PURE_MASK else 0 < prior < math.inf
+        assert case.process.survives_to_the_end == (name in SURVIVING)
+        assert math.isinf(prior) if name in SURVIVING else prior == 0 if name in PURE_MASK else 0 < prior < math.inf
     for process in (m2s.Absorbing(5, m2s.Cosine()), m2s.Hybrid(5, p_uniform=0.1)):
         assert math.isinf(float(process.prior_kl(x_0, torch.tensor([0.999]))))
 

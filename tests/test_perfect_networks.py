@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import m2s
 from m2s.belief import NextToken, Ordinal, Shifted
@@ -138,7 +138,7 @@ def quick(sampler: str) -> m2s.sampler.Sampler:
     return make(sampler, **({"corrections": 1} if "corrections" in kind.__dataclass_fields__ else {}))
 
 
-def network(head: m2s.Head) -> Perfect:
+def network_of(head: m2s.Head) -> Perfect:
     return Perfect(head.head if isinstance(head, m2s.Projected) else head)
 
 
@@ -151,7 +151,7 @@ def test_samples_are_the_data(sampler: str, name: str) -> None:
     for (kind, head), grid in itertools.product(served(sampler, process), ("linear", "cosine")):
         with unchecked():  # shapes in signatures: other tests check them
             found = m2s.sample(
-                network(head), head, (SAMPLES, LENGTH), STEPS, quick(sampler), grid, 3, clamp=given, micro_batch=SAMPLES
+                network_of(head), head, (SAMPLES, LENGTH), STEPS, quick(sampler), grid, 3, clamp=given, micro_batch=SAMPLES
             )
         assert torch.equal(found, wanted), (kind, grid)
 
@@ -171,7 +171,7 @@ def test_samples_are_the_data_in_windows_and_under_guidance(sampler: str, name: 
                 continue
             asked |= {"window": LENGTH, "overlap": PERIOD, "micro_batch": SAMPLES, "steps": STEPS}
             with unchecked():
-                found = m2s.sample(network(head), head, (SAMPLES, 9), sampler=quick(sampler), **asked)
+                found = m2s.sample(network_of(head), head, (SAMPLES, 9), sampler=quick(sampler), **asked)
             assert torch.equal(found, pattern(9).expand(SAMPLES, -1)), (kind, guide)
 
 
@@ -188,5 +188,74 @@ def test_samples_start_from_masks(sampler: str, name: str) -> None:
 
     for _, head in served(sampler, process):
         with unchecked():
-            m2s.sample(network(head), head, tuple(given.shape), steps=2, sampler=quick(sampler), clamp=given, callback=look)
+            m2s.sample(network_of(head), head, tuple(given.shape), steps=2, sampler=quick(sampler), clamp=given, callback=look)
     assert torch.equal(torch.cat(first), torch.where(given < 0, process.states - 1, given).repeat(len(first), 1))
+
+
+# ------------------------------------------------------------------------------------------------------------------- ranking
+
+
+CONFIDENCE = torch.tensor([0.5, 0.9, 0.3, 0.8, 0.4, 0.7])
+SHARP = {"greedy": {"top_k": 1}, "cold": {"temperature": 0.01}, "nucleus": {"top_p": 0.2}}
+
+
+def sure_by_site(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+    """The data at every site with a confidence of its own, the rest shared out evenly."""
+    probability = ((1 - CONFIDENCE) / (VOCAB - 1)).unsqueeze(-1).repeat(1, VOCAB + 1)
+    probability[torch.arange(LENGTH), pattern(LENGTH)] = CONFIDENCE
+    return probability.double().log().expand(*x_t.shape, -1)
+
+
+def revealed(sampler: str, network: Callable[..., Tensor], count: int, **asked: object) -> Tensor:
+    """The sites of each sample in the order in which they lose their mask, one a step, [count, L]."""
+    head, seen = m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), m2s.sampler.Trajectory()
+    m2s.sample(network, head, (count, LENGTH), LENGTH, sampler, "linear", callback=seen, **asked)
+    masked = seen.states == VOCAB
+    assert (masked.sum(-1) == torch.arange(LENGTH, -1, -1).unsqueeze(-1)).all()
+    return masked.sum(0).argsort(-1)  # by the number of steps that a site was masked for
+
+
+@pytest.mark.parametrize("how", SHARP)
+@pytest.mark.parametrize("sampler", ["confidence", "adaptive"])
+def test_sites_are_ranked_by_the_unsharpened_prediction(sampler: str, how: str) -> None:
+    """Greedy decoding draws the likeliest tokens in the order of their probability, not from left to right."""
+    order = revealed(sampler, sure_by_site, 3, **SHARP[how])
+    assert torch.equal(order, CONFIDENCE.argsort(descending=True).expand(3, -1))
+
+
+@pytest.mark.parametrize("sampler", ["confidence", "adaptive"])
+def test_ties_are_broken_by_the_randomness_of_the_sample(sampler: str) -> None:
+    """All sites are equally sure: their order is random, another for each sample, and the same in another batch."""
+    network = network_of(m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())))
+    order = revealed(sampler, network, 40, seed=2)
+    assert len(order[:, 0].unique()) == LENGTH and len({tuple(row) for row in order.tolist()}) > 30
+    assert torch.equal(revealed(sampler, network, 5, seed=2, start=20, batch_size=2), order[20:25])
+
+
+# -------------------------------------------------------------------------------------------------------------------- modes
+
+
+class Blocks(nn.Module):
+    """A network in training mode with a part that is frozen, inside a new wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.learning = nn.Dropout(0.5).eval(), nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
+        self.seen: list[bool] = []
+
+    def forward(self, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        self.seen.append(any(module.training for module in self.modules()))
+        return torch.zeros(*x_t.shape, VOCAB)
+
+
+def test_every_module_gets_its_own_mode_back() -> None:
+    inner = Blocks().eval()
+    trained = inner.learning.train()
+    before = [module.training for module in inner.modules()]
+    head = m2s.Posterior(m2s.Uniform(VOCAB, m2s.Linear()))
+    m2s.sample(inner, head, (2, 3), steps=2)
+    assert [module.training for module in inner.modules()] == before and trained.training and not inner.frozen.training
+    assert inner.seen == [False, False]
+    with pytest.raises(ValueError, match="output"):  # also after an error
+        m2s.sample(inner, m2s.Posterior(m2s.Uniform(VOCAB + 1, m2s.Linear())), (2, 3), steps=2)
+    assert [module.training for module in inner.modules()] == before

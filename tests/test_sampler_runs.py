@@ -1112,6 +1112,8 @@ def test_what_a_sampler_notes_is_so(sampler: str, process: str, head: str) -> No
             weights = m2s.analytic_weights(score.double(), x_t, earlier, t, chosen.process)
             here["negative_mass"] += float(-weights.clamp(max=0).sum())
             return
+        if bool((step.s <= 0).all()):
+            return  # the last step is a draw, no leap
         rates = m2s.rate_from_score(score.double(), x_t, t, chosen.process)
         exit_mass = (step.t - step.s)[:, None] * rates.sum(-1)
         here["above"] += int((exit_mass > 1 + 1e-5).sum())
@@ -1137,14 +1139,30 @@ def test_euler_is_seen_to_leave_too_fast() -> None:
     assert log.total("several_jumps") > 0
 
 
+class Stops(m2s.sampler.Ancestral):
+    """A sampler whose plan ends before t = 0."""
+
+    name = "stops"
+
+    def plan(self, *asked: Any) -> m2s.sampler.Plan:
+        return m2s.sampler.Plan(*(part[:-1] for part in super().plan(*asked)[:2]))
+
+
 def test_masks_left_are_drawn_and_counted() -> None:
-    """A schedule with alpha_0 below one leaves masks; the result has none."""
+    """A plan that ends early leaves masks; the result has none."""
     head, trajectory = m2s.Posterior(m2s.Absorbing(K, m2s.Geometric(0.5, 8.0))), Trajectory()
-    for sampler in ("euler", "tau_leaping", "remasking"):
-        out, log = run(Rounding(K + 1), head, 24, 0, sampler=sampler, callback=trajectory, diagnostics=True)
-        left = trajectory.states[-1] == K
-        assert log.masks_left == int(left.sum()) > 0
-        assert (out < K).all() and torch.equal(out[~left], trajectory.states[-1][~left])
+    out, log = run(Rounding(K + 1), head, 24, 0, sampler=Stops(), callback=trajectory, diagnostics=True)
+    left = trajectory.states[-1] == K
+    assert log.masks_left == int(left.sum()) > 0
+    assert (out < K).all() and torch.equal(out[~left], trajectory.states[-1][~left])
+
+
+@pytest.mark.parametrize("sampler", ["euler", "tau_leaping", "remasking"])
+def test_no_masks_are_left_where_alpha_0_is_below_one(sampler: str) -> None:
+    head, trajectory = m2s.Posterior(m2s.Absorbing(K, m2s.Geometric(0.5, 8.0))), Trajectory()
+    out, log = run(Rounding(K + 1), head, 24, 0, sampler=sampler, callback=trajectory, diagnostics=True)
+    assert log.masks_left == 0 and (trajectory.states[-2] == K).any()
+    assert torch.equal(out, trajectory.states[-1])
 
 
 @pytest.mark.parametrize("process", CHAINS)
@@ -1275,8 +1293,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         r"guidance on rates",
     ),
-    "guide": (call(guide="scores"), ValueError, r"guide is 'scores'.*'posterior' or 'rates'"),
-    "on": (call(on="score"), ValueError, r"on is 'score'.*'posterior' or 'leave_one_out'"),
+    "guide": (call(guide="scores"), ValueError, r"guide is 'scores'.*'posterior', 'rates', 'step'"),
+    "on": (call(on="score"), ValueError, r"on is 'score'.*'posterior', 'leave_one_out'"),
     "temperature of zero": (call(temperature=0.0), ValueError, r"temperature is 0\.0.*positive.*top_k=1"),
     "negative temperature": (call(temperature=-1.0), ValueError, r"temperature is -1\.0"),
     "temperature is no number": (call(temperature=math.nan), ValueError, r"temperature is nan"),

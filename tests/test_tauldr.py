@@ -173,7 +173,7 @@ def test_too_many_levels() -> None:
 
 def test_correctors_and_shorter_leaps_lead_to_the_data_law() -> None:
     """With exact beliefs: the distance of the samples' law from the data's falls with a corrector, and by half with steps."""
-    case, count = CASES["gaussian"], 2000
+    case, count = CASES["gaussian"], 8000
     oracle, head = Oracle(case.noise, 2), m2s.Posterior(case.process)
 
     def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ def test_correctors_and_shorter_leaps_lead_to_the_data_law() -> None:
         return float(np.abs(seen / count - oracle.law).sum() / 2)
 
     corrected = PredictorCorrector(predictor=TauLeaping())
-    plain, few, many = distance(TauLeaping(), 16), distance(corrected, 16), distance(corrected, 32)
+    plain, few, many = distance(TauLeaping(), 32), distance(corrected, 32), distance(corrected, 64)
     noise = float(np.sqrt(oracle.law * (1 - oracle.law) / count).sum() / 2)
     assert few < plain - noise
     assert many < 0.5 * few + noise

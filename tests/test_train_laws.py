@@ -10,6 +10,7 @@ from small_runs import Rows, small
 
 import m2s
 from m2s.method import METHODS
+from m2s.objective import prior_nats
 from m2s.train import train
 from m2s.train.build import BOUNDS, LOSSES
 from m2s.train.config import resolve
@@ -61,7 +62,7 @@ def exact_bound(model, head, rows: torch.Tensor, loss, t_min: float, nodes: int 
         return -head.last_step(output, x_t, t).gather(-1, x_0.unsqueeze(-1)).squeeze(-1)
 
     nats = sum(w * mean(t, loss) for t, w in zip(times, weight, strict=True)) + mean(t_min, last)
-    nats += process.prior_kl(x_0, at(end, x_0)).sum(-1)
+    nats += prior_nats(head, lambda x_t, t: model(x_t, t.clamp(max=1 - t_min).float()), x_0, end).sum(-1)
     return float((nats * counts).sum() / counts.sum()) / math.log(2)
 
 
