@@ -175,6 +175,8 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"device": "abacus"}, "device is 'abacus', but it must be cpu, cuda"),
         ({"method": "sedd", "head__offset": "exact"}, "head.offset is exact, which is for a posterior, not log-score"),
         ({"init": "nowhere"}, "--init nowhere"),
+        ({"method": "gidd-clipped", "head__max_weight": 0.0}, "head.max_weight is 0.0, but it must be a positive number"),
+        ({"method": "gidd", "head__max_weight": 2.0}, "head.max_weight is 2.0, which is for head.loss gidd-clipped, not "),
     ],
 )
 def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
@@ -223,6 +225,17 @@ def test_gidd_without_masks_is_what_the_refusal_says(tmp_path, capsys):
         ["train", "digits", "--method", "gidd", *option[1].split(), "--head.loss", "gidd", "--steps", "1", "--out", out, *QUICK]
     )
     assert repr(m2s.load(out).head) == "Posterior(Uniform(17, Linear()), offset='exact')"
+
+
+def test_gidds_largest_weight_is_an_option(tmp_path, capsys):
+    """The same run with other weights has another loss, and is validated by the same bound."""
+    most = {"default": [], "one": ["--head.max-weight", "1"], "two": ["--head.max-weight", "2"], "set": ["head.max_weight=2"]}
+    for name, given in most.items():
+        main(["train", "digits", "--method", "gidd-clipped", "--steps", "2", "--out", str(tmp_path / name), *QUICK, *given])
+    default, one, two, also = (outcome(tmp_path / name) for name in most)
+    assert default == one and two == also and two["weights"] != one["weights"]
+    assert two["log"][0]["loss"] > one["log"][0]["loss"]  # at the same weights, in the first step
+    assert json.loads((tmp_path / "two" / "train.json").read_text())["config"]["head"]["max_weight"] == 2
 
 
 def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """From names to objects: the process, the head, the loss and the network that a configuration describes."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -127,6 +128,13 @@ def make_head(config: HeadConfig, process: Process) -> Head:
     if config.kind in ("posterior", "ordinal"):
         return {"posterior": Posterior, "ordinal": Ordinal}[config.kind](process, config.offset)
     return {"factorized-rate": FactorizedRate, "next-token": NextToken}[config.kind](process)
+
+
+def make_loss(config: HeadConfig) -> Loss:
+    """The training loss that `config` names, with its options bound."""
+    if config.loss == "gidd-clipped":
+        return functools.partial(gidd_clipped, max_weight=config.max_weight)
+    return LOSSES[config.loss]
 
 
 def describe_network(config: NetworkConfig, process: Process, source: Source) -> dict[str, Any]:

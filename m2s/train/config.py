@@ -100,6 +100,8 @@ class HeadConfig:
     RADD's, the same weighed by the number of masks, where the network is not told the time; gidd-clipped, GIDD's for
     training; chain, the bound of a finite chain; d3pm, that and a cross entropy, for training. As their authors write them,
     equal to score-entropy: gidd, udlm, path-kl, ct-elbo. likelihood, exactly, for next-token."""
+    max_weight: float = 1.0
+    """gidd-clipped: the largest weight of a site (w_max in GIDD's paper, loss.max_loss_weight in its code)."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,11 @@ def _check(config: Config) -> None:
         )
     if config.head.loss == "any-order" and config.network.time != "no":
         raise Refused("head.loss any-order averages over times, so that the network may not see them: give --network.time no")
+    largest, loss = config.head.max_weight, config.head.loss
+    if loss != "gidd-clipped" and largest != HeadConfig().max_weight:
+        raise Refused(f"head.max_weight is {largest}, which is for head.loss gidd-clipped, not {loss}: leave it out")
+    if not (math.isfinite(largest) and largest > 0):
+        raise Refused(f"head.max_weight is {largest}, but it must be a positive number")
     if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
         raise Refused(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
     if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):
