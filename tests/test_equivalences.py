@@ -24,7 +24,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear()], ids=str)
+@pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear(), m2s.Rescaled(m2s.Cosine())], ids=str)
 def test_masks(schedule):
     """Score entropy of M2S = MD4 = MDLM = RADD = SEDD fed with the bridge's score."""
     process = m2s.Absorbing(VOCAB, schedule)

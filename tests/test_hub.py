@@ -31,6 +31,7 @@ SCHEDULES: list[m2s.Schedule] = [
     m2s.LogLinear(eps=1e-5),
     m2s.Geometric(sigma_min=1e-4, sigma_max=20.0),
     m2s.Cosine(),
+    m2s.Rescaled(m2s.Cosine(), eps=1e-4),
 ]
 PROCESSES: list[m2s.Process] = [
     *(m2s.Uniform(K, schedule) for schedule in SCHEDULES),

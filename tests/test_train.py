@@ -175,6 +175,12 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"device": "abacus"}, "device is 'abacus', but it must be cpu, cuda"),
         ({"method": "sedd", "head__offset": "exact"}, "head.offset is exact, which is for a posterior, not log-score"),
         ({"init": "nowhere"}, "--init nowhere"),
+        (
+            {"method": "mdlm", "process__rescale": 1e-4},
+            "process.rescale is 0.0001, which is for process.schedule linear or",
+        ),
+        ({"method": "gidd", "process__rescale": 1e-4}, "process.rescale is 0.0001, .*, not that of hybrid: leave it out"),
+        ({"method": "md4", "process__rescale": 0.5}, r"process: eps is 0.5, but it must lie in \(0, 0.5\)"),
         ({"method": "gidd-clipped", "head__max_weight": 0.0}, "head.max_weight is 0.0, but it must be a positive number"),
         ({"method": "gidd", "head__max_weight": 2.0}, "head.max_weight is 2.0, which is for head.loss gidd-clipped, not "),
     ],
@@ -194,6 +200,8 @@ def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
         {"method": "tauldr", "process__jump_width": 2.0, "process__stationary_width": 9.0, "process__sigma_max": 5.0},
         {"method": "md4", "process__schedule": "exponential", "process__horizon": 3.0},
         {"method": "sedd", "process__schedule": "log-linear", "process__eps": 0.01},
+        {"method": "md4", "process__rescale": 0.0125},
+        {"method": "md4", "process__schedule": "cosine", "process__rescale": 0.0125},
         {"method": "d3pm-uniform", "process__kind": "uniform", "head__loss": "score-entropy"},
     ],
 )
@@ -236,6 +244,20 @@ def test_gidds_largest_weight_is_an_option(tmp_path, capsys):
     assert default == one and two == also and two["weights"] != one["weights"]
     assert two["log"][0]["loss"] > one["log"][0]["loss"]  # at the same weights, in the first step
     assert json.loads((tmp_path / "two" / "train.json").read_text())["config"]["head"]["max_weight"] == 2
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_md4s_eps_is_an_option(tmp_path, schedule):
+    options = ["--process.schedule", schedule, "--process.rescale", "1e-4", "--steps", "2"]
+    main(["train", "digits", "--method", "md4", *options, "--out", str(tmp_path), *QUICK])
+    model, head = m2s.load(tmp_path)
+    rescaled, plain = head.process.schedule, {"linear": m2s.Linear(), "cosine": m2s.Cosine()}[schedule]
+    assert rescaled == m2s.Rescaled(plain, 1e-4)
+    t = torch.linspace(0, 1, 11, dtype=torch.float64)
+    torch.testing.assert_close(rescaled.alpha(t), (1 - 2e-4) * plain.alpha(t) + 1e-4)
+    assert rescaled.lost(t[-1:], t[-1:]) == 0 and rescaled.sigma_prime(t).isfinite().all()
+    samples = m2s.sample(model, head, (4, 64), steps=4)
+    assert samples.max() < head.process.vocab
 
 
 def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):

@@ -42,6 +42,7 @@ from m2s.process import (
     Uniform,
 )
 from m2s.process.chain import cosine_betas, even_betas, linear_betas
+from m2s.process.schedule import Rescaled
 from m2s.report import Refused
 from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest, rename
 from m2s.train.noise import derived_seed
@@ -85,7 +86,8 @@ def make_schedule(config: ProcessConfig) -> Schedule:
         "geometric": lambda: Geometric(config.sigma_min, config.sigma_max),
         "cosine": lambda: Cosine(),
     }
-    return schedules[config.schedule]()
+    schedule = schedules[config.schedule]()
+    return schedule if config.rescale is None else Rescaled(schedule, config.rescale)
 
 
 def make_process(config: ProcessConfig, vocab: int) -> Process:

@@ -69,6 +69,9 @@ class ProcessConfig:
     """exponential: alpha = exp(-horizon t)."""
     eps: float = 1e-3
     """log-linear: alpha at t = 1."""
+    rescale: Number = None
+    """linear, cosine: eps of alpha = eps + (1 - 2 eps) alpha~, which falls from 1 - eps to eps in place of from 1 to 0 (MD4's
+    released code: 1e-4)."""
     sigma_min: float = 1e-3
     """geometric: total noise at t = 0."""
     sigma_max: float = 7.0
@@ -267,6 +270,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "schedule": ("kind", SCHEDULED),
     "horizon": ("schedule", ("exponential",)),
     "eps": ("schedule", ("log-linear",)),
+    "rescale": ("schedule", ("linear", "cosine")),
     "sigma_min": ("schedule", ("geometric",)),
     "sigma_max": ("schedule", ("geometric",)),
     "p_uniform": ("kind", ("hybrid",)),
