@@ -16,6 +16,7 @@ import m2s
 from m2s.model import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.model.condition import sinusoids
 from m2s.model.rotary import angles
+from m2s.model.unet import Normalise
 from m2s.ops import form
 from m2s.ops.rotary.reference import rotate
 from walk import unchecked
@@ -40,6 +41,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "unet, classes": replace(UNET, classes=3),
     "unet, time-free": replace(UNET, time=False),
     "unet, one resolution": replace(UNET, multipliers=(1,), rows=K + 5, columns=K + 2),
+    "unet, MD4's groups and sinusoids": replace(UNET, groups=8, sinusoids="sin-first", classes=3),
 }
 
 
@@ -333,6 +335,47 @@ def test_a_mask_without_a_column_gets_zeros() -> None:
     assert output.shape[-1] == K
     assert not output[..., -1].any()
     assert output[..., :-1].all()
+
+
+def test_groups_are_what_is_asked_for() -> None:
+    """MD4 has 32 at every width; the default is groups of 4 channels, 32 of them from width 128 on."""
+
+    def groups(**options: object) -> set[int]:
+        with torch.device("meta"):
+            model = UNet(UNetConfig(K, (4, 4), **options))
+        return {layer.num_groups for layer in model.modules() if isinstance(layer, nn.GroupNorm)}
+
+    for width in (32, 64, 128, 256):
+        assert groups(width=width, multipliers=(1, 2), groups=32) == {32}
+        assert groups(width=width, multipliers=(1,)) == {min(32, width // 4), min(32, width // 2)}
+
+
+@pytest.mark.usefixtures("without_shape_hook")
+def test_groups_and_sinusoids_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match=r"groups is 3, but it must divide width = 8"):
+        replace(UNET, groups=3)
+    with pytest.raises(ValueError, match='sinusoids is \'sin\', but it must be "cos-first" or "sin-first"'):
+        replace(UNET, sinusoids="sin")
+
+
+def test_every_group_is_normalised_by_itself() -> None:
+    features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    norm = Normalise(8, groups=8).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    centred = features - features.mean((2, 3), keepdim=True)
+    expected = centred / (centred.square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(norm(features), expected * norm.weight[:, None, None] + norm.bias[:, None, None])
+
+
+def test_sinusoids_of_md4() -> None:
+    """Sines, then cosines; the slowest has frequency 1e-4 itself, where those of SEDD stop a step before."""
+    value, near = torch.tensor([0.0, 1.0, 250.0]), {"rtol": 1e-4, "atol": 1e-4}  # angles are float32
+    frequency = torch.logspace(0, -4, 5, dtype=torch.float64)
+    angle = value.double()[:, None] * frequency
+    torch.testing.assert_close(sinusoids(value, 10, sin_first=True).double(), torch.cat([angle.sin(), angle.cos()], 1), **near)
+    angle = value.double()[:, None] * 1e4 ** (-torch.arange(5).double() / 5)
+    torch.testing.assert_close(sinusoids(value, 10).double(), torch.cat([angle.cos(), angle.sin()], 1), **near)
 
 
 # --- learning --------------------------------------------------------------------------------------------------------------

@@ -137,7 +137,9 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"optimizer__clip": -1.0}, "optimizer.clip is -1.0"),
         ({"head__loss": "masked"}, "head.loss is masked"),
         ({"network__kind": "unet", "network__depth": None, "network__heads": None}, "unet, which is for images"),
-        ({"network__layers": 3}, "network.layers is a number of a unet"),
+        ({"network__layers": 3}, "network.layers is an option of a unet"),
+        ({"network__groups": 32}, "network.groups is an option of a unet"),
+        ({"network__sinusoids": "sin-first"}, "network.sinusoids is an option of a unet"),
         ({"network__heads": 3}, "network: width is 16"),
         ({"network__labels": True}, "the data has no labels"),
         ({"method": "gidd", "process__p_uniform": 1.5}, r"p_uniform is 1.5, but it must lie in \[0, 1\)$"),
@@ -258,6 +260,21 @@ def test_md4s_eps_is_an_option(tmp_path, schedule):
     assert rescaled.lost(t[-1:], t[-1:]) == 0 and rescaled.sigma_prime(t).isfinite().all()
     samples = m2s.sample(model, head, (4, 64), steps=4)
     assert samples.max() < head.process.vocab
+
+
+def test_md4s_groups_and_sinusoids_are_options(tmp_path, capsys):
+    plain, options = tmp_path / "plain", ["--network.groups", "8", "--network.sinusoids", "sin-first"]
+    main(["train", "digits", "--steps", "1", "--out", str(plain), *QUICK])
+    main(["train", "digits", "--steps", "1", "--out", str(tmp_path / "md4"), *QUICK, *options])
+    (one, _), (other, _) = m2s.load(plain), m2s.load(tmp_path / "md4")
+    assert (one.config.groups, one.config.sinusoids) == (None, "cos-first")
+    assert other.config == dataclasses.replace(one.config, groups=8, sinusoids="sin-first")
+    x, t = torch.randint(17, (2, 64)), torch.tensor([0.2, 0.7])
+    other.load_state_dict(one.state_dict())  # the same tensors, another network
+    assert not torch.allclose(other(x, t), one(x, t))
+    capsys.readouterr()
+    said = refused(capsys, "train", "digits", "--init", str(plain), "--out", str(tmp_path / "x"), *QUICK, *options)
+    assert "groups is None there and 8 here" in said
 
 
 def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):

@@ -151,7 +151,12 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     common = {"width": config.width, "dropout": config.dropout}
     own: dict[str, dict[str, Any]] = {
         "dit": {"depth": config.depth, "heads": config.heads},
-        "unet": {"layers": config.layers, "multipliers": config.multipliers or None},
+        "unet": {
+            "layers": config.layers,
+            "multipliers": config.multipliers or None,
+            "groups": config.groups,
+            "sinusoids": None if config.sinusoids == NetworkConfig().sinusoids else config.sinusoids,
+        },
     }
     other = {"dit": "unet", "unet": "dit"}[config.kind]
     strange = [name for name, value in own[other].items() if value is not None]
@@ -159,7 +164,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     if sigma and config.kind != "dit":
         raise Refused(f"network.{next(iter(sigma))} is for network.kind dit, not {config.kind}: leave it out")
     if strange:
-        raise Refused(f"network.{strange[0]} is a number of a {other}, but network.kind is {config.kind}")
+        raise Refused(f"network.{strange[0]} is an option of a {other}, but network.kind is {config.kind}")
     options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None} | sigma
     options |= {"time": config.time != "no", "label_dropout": config.label_dropout}
     options["classes"] = source.classes if config.labels else None
@@ -283,7 +288,7 @@ def _put(model: nn.Module, description: dict[str, Any], given: hub.Checkpoint, p
             f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
             f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
         )
-    for name in ("heads", "causal"):  # which no tensor shows
+    for name in ("heads", "causal", "groups", "sinusoids"):  # which no tensor shows
         if before.get(name) != description.get(name):
             raise Refused(
                 f"--init {path} holds another network: {name} is {before.get(name)} there and {description.get(name)} here; "

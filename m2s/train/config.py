@@ -43,6 +43,12 @@ class NetworkConfig:
     """unet: features of each resolution in units of width."""
     input: Literal["embedding", "level"] = "embedding"
     """unet: a site comes in as an embedding of its token, or as its grey level."""
+    groups: Count = None
+    """unet: groups of channels in every norm, a divisor of width (MD4: 32). By default groups of 4 channels, at most 32:
+    MD4's number from width 128 on."""
+    sinusoids: Literal["cos-first", "sin-first"] = "cos-first"
+    """unet: features of the time. cos-first: of frequencies 10000^(-i/half), as in the transformer; sin-first, MD4's: of
+    10000^(-i/(half-1))."""
     dropout: Number = None
     """In the residual branches."""
     time: Literal["auto", "yes", "no"] = "auto"
