@@ -33,6 +33,10 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "dit, noise for a clock": replace(DIT, clock=m2s.LogLinear()),
     "dit, classes": replace(DIT, classes=3),
     "dit, time-free, classes": replace(DIT, time=False, classes=3),
+    "dit, classes after SiLU": replace(DIT, classes=3, label_after_silu=True),
+    "dit, time-free, classes after SiLU": replace(DIT, time=False, classes=3, label_after_silu=True),
+    "dit, norm biases": replace(DIT, norm_bias=True),
+    "dit, time-free, norm biases": replace(DIT, time=False, norm_bias=True),
     "unet": UNET,
     "unet, mask": replace(UNET, mask=True),
     "unet, levels": replace(UNET, input="level"),
@@ -196,16 +200,18 @@ def test_labels_are_dropped_while_training_and_only_then(name: str) -> None:
 # --- the transformer -------------------------------------------------------------------------------------------------------
 
 
-def test_forward_pass_written_out() -> None:
+@pytest.mark.parametrize("options", [{}, {"label_after_silu": True}, {"norm_bias": True}], ids=["usual", "UDLM", "RADD"])
+def test_forward_pass_written_out(options: dict[str, bool]) -> None:
     """One layer by its formulas, in float64: adaLN, rotary attention, MLP, adaLN, linear."""
-    config = replace(DIT, depth=1, heads=2, classes=3)
+    config = replace(DIT, depth=1, heads=2, classes=3, **options)
     model = make(config).double()
     w = {name: value.double() for name, value in model.state_dict().items()}
     width, half = config.width, config.width // config.heads // 2
 
     def norm(value: Tensor, weight: str) -> Tensor:
         centred = value - value.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
+        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
+        return normed + w[weight.replace("weight", "bias")] if config.norm_bias else normed
 
     def modulated(value: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return value * (1 + scale[:, None]) + shift[:, None]
@@ -219,12 +225,12 @@ def test_forward_pass_written_out() -> None:
     frequency = 10_000.0 ** (-torch.arange(128).double() / 128)
     angle = 1000 * t.double()[:, None] * frequency
     told = torch.cat([angle.cos(), angle.sin()], -1) @ w["condition.time.0.weight"].T + w["condition.time.0.bias"]
-    told = (
-        (told * told.sigmoid()) @ w["condition.time.2.weight"].T
-        + w["condition.time.2.bias"]
-        + w["condition.label.weight"][label]
-    )
-    told = told * told.sigmoid()
+    told = (told * told.sigmoid()) @ w["condition.time.2.weight"].T + w["condition.time.2.bias"]
+    named = w["condition.label.weight"][label]
+    if config.label_after_silu:
+        told = told * told.sigmoid() + named * named.sigmoid()
+    else:
+        told = (told + named) * (told + named).sigmoid()
     linear = "modulation.linear"
     parts = (told @ w[f"blocks.0.{linear}.weight"].T + w[f"blocks.0.{linear}.bias"]).split(width, -1)
     value = w["embedding.weight"][x]
@@ -241,6 +247,15 @@ def test_forward_pass_written_out() -> None:
     output = model(x, t, label)
     assert output.dtype == torch.float64
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)  # angles are float32
+
+
+def test_biases_of_norms_start_at_one_and_are_there_only_where_asked_for() -> None:
+    fresh, plain = DiT(replace(DIT, norm_bias=True)), DiT(DIT)
+    extra = fresh.state_dict().keys() - plain.state_dict().keys()
+    assert extra == {"norm.bias", *(f"blocks.{i}.norm{j}.bias" for i in range(2) for j in (1, 2))}
+    assert all((fresh.state_dict()[name] == 1).all() for name in extra)
+    with pytest.raises(ValueError, match="label_after_silu is True, but classes is None"):
+        replace(DIT, label_after_silu=True)
 
 
 def test_causal_sites_see_nothing_after_them() -> None:

@@ -141,6 +141,10 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"network__groups": 32}, "network.groups is an option of a unet"),
         ({"network__sinusoids": "sin-first"}, "network.sinusoids is an option of a unet"),
         ({"network__heads": 3}, "network: width is 16"),
+        (
+            {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__norm_bias": True},
+            "network.norm_bias is an option of a dit, but network.kind is unet",
+        ),
         ({"network__labels": True}, "the data has no labels"),
         ({"method": "gidd", "process__p_uniform": 1.5}, r"p_uniform is 1.5, but it must lie in \[0, 1\)$"),
         ({"method": "gidd", "process__p_uniform": -0.1}, r"p_uniform is -0.1, but it must lie in \[0, 1\)$"),
@@ -275,6 +279,25 @@ def test_md4s_groups_and_sinusoids_are_options(tmp_path, capsys):
     capsys.readouterr()
     said = refused(capsys, "train", "digits", "--init", str(plain), "--out", str(tmp_path / "x"), *QUICK, *options)
     assert "groups is None there and 8 here" in said
+
+
+def test_udlms_labels_and_radds_norms_are_options(tmp_path):
+    """Saved, loaded, and learned with; without labels there is nothing to add after a SiLU."""
+    label = torch.arange(64) % 3
+    rows = Rows(random_rows().rows, 5, label=label)
+    options = {"steps": 3, "network__labels": True, "network__label_after_silu": True, "network__norm_bias": True}
+    train(small(tmp_path / "run", **options), rows)
+    model, _ = m2s.load(tmp_path / "run")
+    assert model.config.label_after_silu and model.config.norm_bias
+    assert not (model.norm.bias == 1).all() and (model.norm.bias - 1).abs().max() < 0.1
+    train(small(tmp_path / "plain", steps=3, network__labels=True), rows)
+    plain, _ = m2s.load(tmp_path / "plain")
+    assert not plain.config.label_after_silu and plain.norm.bias is None
+    with pytest.raises(Refused, match="network: label_after_silu is True, but classes is None"):
+        train(small(tmp_path / "x", network__label_after_silu=True), random_rows())
+    other = {"network__labels": True, "network__label_after_silu": True, "init": str(tmp_path / "plain")}
+    with pytest.raises(Refused, match="label_after_silu is False there and True here"):
+        train(small(tmp_path / "x", **other), rows)
 
 
 def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):

@@ -21,7 +21,9 @@ $$\frac{\alpha_t'}{K\alpha_t}\Big[\frac{K}{\bar x_k} - \frac{K}{\bar\nu_k} - \su
 \log\frac{\bar\nu_k\,\bar x_j}{\bar\nu_j\,\bar x_k}\Big].$$
 
 It is the score entropy of `m2s-offset` (`tests/test_equivalences.py`), which is what is computed; `--head.loss udlm`
-computes it as written.""",
+computes it as written. Where there are class labels, the authors' network is conditioned on $\operatorname{silu}(\text{time}) +
+\operatorname{silu}(\text{label})$: `--network.label-after-silu`. By default it is $\operatorname{silu}(\text{time} +
+\text{label})$.""",
     r"""@inproceedings{schiff2025simple,
   title     = {Simple Guidance Mechanisms for Discrete Diffusion Models},
   author    = {Schiff, Yair and Sahoo, Subham Sekhar and Phung, Hao and Wang, Guanghan and Boshar, Sam and Dalla-torre, Hugo

@@ -5,6 +5,7 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from m2s import check
 from m2s.process import Schedule
@@ -41,7 +42,8 @@ class Condition(nn.Module):
     Index `classes` of the embedding means "no label". It stands in where no condition is given, and while training with
     probability `label_dropout`, so that one network learns both laws that guidance compares.
 
-    `sin_first` is that of `sinusoids`.
+    `sin_first` is that of `sinusoids`. With `silu_each` the two are added after a SiLU of each, as in UDLM:
+    silu(time) + silu(class) is what is returned, and whoever uses it applies no SiLU to the sum.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class Condition(nn.Module):
         label_dropout: float = 0.0,
         clock: Schedule | None = None,
         sin_first: bool = False,
+        silu_each: bool = False,
     ) -> None:
         super().__init__()
         self.frequencies, self.classes, self.label_dropout, self.clock = frequencies, classes, label_dropout, clock
-        self.sin_first = sin_first
+        self.sin_first, self.silu_each = sin_first, silu_each
         self.time = nn.Sequential(nn.Linear(frequencies, hidden), nn.SiLU(), nn.Linear(hidden, width)) if time else None
         self.label = None if classes is None else nn.Embedding(classes + 1, width)
         if self.label is not None:
@@ -74,6 +77,8 @@ class Condition(nn.Module):
                 parts.append(self.label(self._labels(x_t, condition)))
             elif condition is not None:
                 raise ValueError("condition is given, but this network has no classes: set `classes` in its configuration")
+            if self.silu_each:
+                parts = [silu(part) for part in parts]
         return sum(parts[1:], parts[0]) if parts else None
 
     def _sinusoids(self, x_t: Tensor, t: Tensor | None) -> Tensor:

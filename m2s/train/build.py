@@ -150,7 +150,12 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
         raise Refused("network.labels is set, but the data has no labels")
     common = {"width": config.width, "dropout": config.dropout}
     own: dict[str, dict[str, Any]] = {
-        "dit": {"depth": config.depth, "heads": config.heads},
+        "dit": {
+            "depth": config.depth,
+            "heads": config.heads,
+            "label_after_silu": config.label_after_silu or None,
+            "norm_bias": config.norm_bias or None,
+        },
         "unet": {
             "layers": config.layers,
             "multipliers": config.multipliers or None,
@@ -288,7 +293,7 @@ def _put(model: nn.Module, description: dict[str, Any], given: hub.Checkpoint, p
             f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
             f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
         )
-    for name in ("heads", "causal", "groups", "sinusoids"):  # which no tensor shows
+    for name in ("heads", "causal", "label_after_silu", "groups", "sinusoids"):  # which no tensor shows
         if before.get(name) != description.get(name):
             raise Refused(
                 f"--init {path} holds another network: {name} is {before.get(name)} there and {description.get(name)} here; "

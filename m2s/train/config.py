@@ -60,6 +60,10 @@ class NetworkConfig:
     """The network sees the labels of the data, where it has them, and can then be guided."""
     label_dropout: float = 0.1
     """How often a label is hidden."""
+    label_after_silu: bool = False
+    """dit with labels: condition on silu(time) + silu(label), as UDLM does, in place of silu(time + label)."""
+    norm_bias: bool = False
+    """dit: every LayerNorm has a bias, which starts at one (RADD's network)."""
 
 
 @dataclass(frozen=True)
