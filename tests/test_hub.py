@@ -361,7 +361,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         TypeError,
         "data and extra must hold what JSON can",
     ),
-    "a matrix without a place": (lambda f: hub.to_dict(PROCESSES[7]), ValueError, "rates is a matrix, .* `tensors`"),
+    "a matrix without a place": (
+        lambda f: hub.to_dict(m2s.RateMatrix(matrix, m2s.Linear())),
+        ValueError,
+        "rates is a matrix, .* `tensors`",
+    ),
     "not a description": (lambda f: hub.from_dict("Linear"), TypeError, "a description must be a dictionary"),
 }
 
