@@ -42,6 +42,7 @@ from m2s.process import (
     Schedule,
     Uniform,
 )
+from m2s.process.schedule import Rescaled
 from m2s.realizability import Diagnosis, Projected, affine_inverse, box, classify, diagnose, project
 from m2s.sampler import Trajectory, sample
 
@@ -89,6 +90,7 @@ __all__ = [
     "Process",
     "Projected",
     "RateMatrix",
+    "Rescaled",
     "Schedule",
     "Trajectory",
     "Uniform",

@@ -1,5 +1,7 @@
 """The losses of the literature are one loss: each as its authors write it, against score entropy, in float64."""
 
+import math
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear()], ids=str)
+@pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear(), m2s.Rescaled(m2s.Cosine())], ids=str)
 def test_masks(schedule):
     """Score entropy of M2S = MD4 = MDLM = RADD = SEDD fed with the bridge's score."""
     process = m2s.Absorbing(VOCAB, schedule)
@@ -88,7 +90,7 @@ def test_masks_and_other_tokens(p_uniform):
         same(m2s.masked_cross_entropy(m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), output, x_0, x_t, t), wanted)
 
 
-def test_a_clipped_weight_is_at_most_one():
+def test_a_clipped_weight_is_at_most_one_or_what_is_given():
     """Against the weight by hand: n_t(k) / P_t(k|x_0), and 1 where that is more; it happens on both sides here."""
     head = m2s.Posterior(m2s.Hybrid(VOCAB, 0.2), "exact")
     x_0, x_t, t, output = situation(head.process)
@@ -98,6 +100,10 @@ def test_a_clipped_weight_is_at_most_one():
     weight = rates[batch, other, x_t] / kernel[batch, x_0, x_t]
     assert (weight > 1).any() and (weight < 1).any()
     same(gidd_clipped(head, output, x_0, x_t, t), gidd(head, output, x_0, x_t, t) * weight.clamp(max=1) / weight)
+    for most in (0.3, 2.0):
+        found = gidd_clipped(head, output, x_0, x_t, t, max_weight=most)
+        same(found, gidd(head, output, x_0, x_t, t) * weight.clamp(max=most) / weight)
+    same(gidd_clipped(head, output, x_0, x_t, t, max_weight=math.inf), gidd(head, output, x_0, x_t, t))
 
 
 def test_leaving_and_jumping_between_256_levels():

@@ -31,6 +31,7 @@ SCHEDULES: list[m2s.Schedule] = [
     m2s.LogLinear(eps=1e-5),
     m2s.Geometric(sigma_min=1e-4, sigma_max=20.0),
     m2s.Cosine(),
+    m2s.Rescaled(m2s.Cosine(), eps=1e-4),
 ]
 PROCESSES: list[m2s.Process] = [
     *(m2s.Uniform(K, schedule) for schedule in SCHEDULES),
@@ -360,7 +361,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         TypeError,
         "data and extra must hold what JSON can",
     ),
-    "a matrix without a place": (lambda f: hub.to_dict(PROCESSES[7]), ValueError, "rates is a matrix, .* `tensors`"),
+    "a matrix without a place": (
+        lambda f: hub.to_dict(m2s.RateMatrix(matrix, m2s.Linear())),
+        ValueError,
+        "rates is a matrix, .* `tensors`",
+    ),
     "not a description": (lambda f: hub.from_dict("Linear"), TypeError, "a description must be a dictionary"),
 }
 

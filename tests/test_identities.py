@@ -425,9 +425,10 @@ def test_forward_equation(name: str) -> None:
 
 
 SCHEDULES = [m2s.Linear(), m2s.Exponential(4.0), m2s.LogLinear(1e-3), m2s.Geometric(1e-3, 8.0), m2s.Cosine()]
+SCHEDULES += [m2s.Rescaled(m2s.Linear(), 1e-4), m2s.Rescaled(m2s.Cosine(), 1e-4), m2s.Rescaled(m2s.Geometric(1e-3, 8.0), 0.2)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_tabulated_agrees_with_rank_one(schedule: m2s.Schedule) -> None:
     """SPEC 1: `RateMatrix.uniform` and `.absorbing` are `Uniform` and `Absorbing` to 1e-12, also between two times."""
     t = torch.tensor([0.0, 1e-6, 0.01, 0.5, 0.99, 1.0], dtype=torch.float64)
@@ -444,6 +445,9 @@ def test_tabulated_agrees_with_rank_one(schedule: m2s.Schedule) -> None:
 
 def survival(schedule: m2s.Schedule, t: mpmath.mpf) -> mpmath.mpf:
     """alpha_t by its definition, in the working precision."""
+    if isinstance(schedule, m2s.Rescaled):
+        eps = mpmath.mpf(schedule.eps)
+        return eps + (1 - 2 * eps) * survival(schedule.schedule, t)
     return {
         m2s.Linear: lambda: 1 - t,
         m2s.Exponential: lambda: mpmath.exp(-4 * t),
@@ -453,7 +457,7 @@ def survival(schedule: m2s.Schedule, t: mpmath.mpf) -> mpmath.mpf:
     }[type(schedule)]()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules_in_eighty_digits(schedule: m2s.Schedule) -> None:
     """SPEC 1: alpha, beta, sigma, their slopes and lost(s, t) keep their relative accuracy at both ends of time."""
     with mpmath.workdps(80):

@@ -16,6 +16,7 @@ import m2s
 from m2s.model import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.model.condition import sinusoids
 from m2s.model.rotary import angles
+from m2s.model.unet import Normalise
 from m2s.ops import form
 from m2s.ops.rotary.reference import rotate
 from walk import unchecked
@@ -32,6 +33,10 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "dit, noise for a clock": replace(DIT, clock=m2s.LogLinear()),
     "dit, classes": replace(DIT, classes=3),
     "dit, time-free, classes": replace(DIT, time=False, classes=3),
+    "dit, classes after SiLU": replace(DIT, classes=3, label_after_silu=True),
+    "dit, time-free, classes after SiLU": replace(DIT, time=False, classes=3, label_after_silu=True),
+    "dit, norm biases": replace(DIT, norm_bias=True),
+    "dit, time-free, norm biases": replace(DIT, time=False, norm_bias=True),
     "unet": UNET,
     "unet, mask": replace(UNET, mask=True),
     "unet, levels": replace(UNET, input="level"),
@@ -40,6 +45,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "unet, classes": replace(UNET, classes=3),
     "unet, time-free": replace(UNET, time=False),
     "unet, one resolution": replace(UNET, multipliers=(1,), rows=K + 5, columns=K + 2),
+    "unet, MD4's groups and sinusoids": replace(UNET, groups=8, sinusoids="sin-first", classes=3),
 }
 
 
@@ -194,16 +200,18 @@ def test_labels_are_dropped_while_training_and_only_then(name: str) -> None:
 # --- the transformer -------------------------------------------------------------------------------------------------------
 
 
-def test_forward_pass_written_out() -> None:
+@pytest.mark.parametrize("options", [{}, {"label_after_silu": True}, {"norm_bias": True}], ids=["usual", "UDLM", "RADD"])
+def test_forward_pass_written_out(options: dict[str, bool]) -> None:
     """One layer by its formulas, in float64: adaLN, rotary attention, MLP, adaLN, linear."""
-    config = replace(DIT, depth=1, heads=2, classes=3)
+    config = replace(DIT, depth=1, heads=2, classes=3, **options)
     model = make(config).double()
     w = {name: value.double() for name, value in model.state_dict().items()}
     width, half = config.width, config.width // config.heads // 2
 
     def norm(value: Tensor, weight: str) -> Tensor:
         centred = value - value.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
+        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
+        return normed + w[weight.replace("weight", "bias")] if config.norm_bias else normed
 
     def modulated(value: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return value * (1 + scale[:, None]) + shift[:, None]
@@ -217,12 +225,12 @@ def test_forward_pass_written_out() -> None:
     frequency = 10_000.0 ** (-torch.arange(128).double() / 128)
     angle = 1000 * t.double()[:, None] * frequency
     told = torch.cat([angle.cos(), angle.sin()], -1) @ w["condition.time.0.weight"].T + w["condition.time.0.bias"]
-    told = (
-        (told * told.sigmoid()) @ w["condition.time.2.weight"].T
-        + w["condition.time.2.bias"]
-        + w["condition.label.weight"][label]
-    )
-    told = told * told.sigmoid()
+    told = (told * told.sigmoid()) @ w["condition.time.2.weight"].T + w["condition.time.2.bias"]
+    named = w["condition.label.weight"][label]
+    if config.label_after_silu:
+        told = told * told.sigmoid() + named * named.sigmoid()
+    else:
+        told = (told + named) * (told + named).sigmoid()
     linear = "modulation.linear"
     parts = (told @ w[f"blocks.0.{linear}.weight"].T + w[f"blocks.0.{linear}.bias"]).split(width, -1)
     value = w["embedding.weight"][x]
@@ -239,6 +247,15 @@ def test_forward_pass_written_out() -> None:
     output = model(x, t, label)
     assert output.dtype == torch.float64
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)  # angles are float32
+
+
+def test_biases_of_norms_start_at_one_and_are_there_only_where_asked_for() -> None:
+    fresh, plain = DiT(replace(DIT, norm_bias=True)), DiT(DIT)
+    extra = fresh.state_dict().keys() - plain.state_dict().keys()
+    assert extra == {"norm.bias", *(f"blocks.{i}.norm{j}.bias" for i in range(2) for j in (1, 2))}
+    assert all((fresh.state_dict()[name] == 1).all() for name in extra)
+    with pytest.raises(ValueError, match="label_after_silu is True, but classes is None"):
+        replace(DIT, label_after_silu=True)
 
 
 def test_causal_sites_see_nothing_after_them() -> None:
@@ -333,6 +350,47 @@ def test_a_mask_without_a_column_gets_zeros() -> None:
     assert output.shape[-1] == K
     assert not output[..., -1].any()
     assert output[..., :-1].all()
+
+
+def test_groups_are_what_is_asked_for() -> None:
+    """MD4 has 32 at every width; the default is groups of 4 channels, 32 of them from width 128 on."""
+
+    def groups(**options: object) -> set[int]:
+        with torch.device("meta"):
+            model = UNet(UNetConfig(K, (4, 4), **options))
+        return {layer.num_groups for layer in model.modules() if isinstance(layer, nn.GroupNorm)}
+
+    for width in (32, 64, 128, 256):
+        assert groups(width=width, multipliers=(1, 2), groups=32) == {32}
+        assert groups(width=width, multipliers=(1,)) == {min(32, width // 4), min(32, width // 2)}
+
+
+@pytest.mark.usefixtures("without_shape_hook")
+def test_groups_and_sinusoids_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match=r"groups is 3, but it must divide width = 8"):
+        replace(UNET, groups=3)
+    with pytest.raises(ValueError, match='sinusoids is \'sin\', but it must be "cos-first" or "sin-first"'):
+        replace(UNET, sinusoids="sin")
+
+
+def test_every_group_is_normalised_by_itself() -> None:
+    features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
+    norm = Normalise(8, groups=8).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    centred = features - features.mean((2, 3), keepdim=True)
+    expected = centred / (centred.square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(norm(features), expected * norm.weight[:, None, None] + norm.bias[:, None, None])
+
+
+def test_sinusoids_of_md4() -> None:
+    """Sines, then cosines; the slowest has frequency 1e-4 itself, where those of SEDD stop a step before."""
+    value, near = torch.tensor([0.0, 1.0, 250.0]), {"rtol": 1e-4, "atol": 1e-4}  # angles are float32
+    frequency = torch.logspace(0, -4, 5, dtype=torch.float64)
+    angle = value.double()[:, None] * frequency
+    torch.testing.assert_close(sinusoids(value, 10, sin_first=True).double(), torch.cat([angle.sin(), angle.cos()], 1), **near)
+    angle = value.double()[:, None] * 1e4 ** (-torch.arange(5).double() / 5)
+    torch.testing.assert_close(sinusoids(value, 10).double(), torch.cat([angle.cos(), angle.sin()], 1), **near)
 
 
 # --- learning --------------------------------------------------------------------------------------------------------------

@@ -14,27 +14,30 @@ from m2s.ops.rotary.reference import rotate
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
-NAMES = ("x", "branch", "gate", "weight", "shift", "scale")
+NAMES = ("x", "branch", "gate", "weight", "shift", "scale", "bias")
 KINDS = {  # what there is besides x and the weight
     "all": ("branch", "gate", "shift", "scale"),
     "no gate": ("branch", "shift", "scale"),
     "no branch": ("shift", "scale"),
     "no modulation": ("branch",),
     "norm alone": (),
+    "all and a bias": ("branch", "gate", "shift", "scale", "bias"),
+    "no modulation, a bias": ("branch", "bias"),
+    "norm with a bias": ("bias",),
 }
 SHAPES = [(1, 1, 1), (2, 3, 5), (3, ROWS + 1, 7), (1, 2 * ROWS, 32), (2, ROWS - 1, 130), (2, 5, 768), (1, 3, 1025)]
 
 
 def inputs(kind: str, shape: tuple[int, int, int]) -> dict[str, Tensor | None]:
     batch, _, width = shape
-    sizes = {"x": shape, "branch": shape, "weight": (width,)}
+    sizes = {"x": shape, "branch": shape, "weight": (width,), "bias": (width,)}
     here = ("x", "weight", *KINDS[kind])
     return {name: torch.randn(sizes.get(name, (batch, 1, width))) if name in here else None for name in NAMES}
 
 
 def in_order(given: dict[str, Tensor | None], fused: bool) -> tuple[Tensor, Tensor]:
-    x, branch, gate, weight, shift, scale = given.values()
-    return add_norm(x, branch, gate, weight, EPS, shift, scale, fused)
+    x, branch, gate, weight, shift, scale, bias = given.values()
+    return add_norm(x, branch, gate, weight, EPS, shift, scale, fused, bias)
 
 
 def with_gradients(
@@ -64,12 +67,12 @@ def test_values_and_gradients(kind, shape):
 
 
 def test_the_reference_is_the_formula():
-    given = {key: None if value is None else value.double() for key, value in inputs("all", (2, 4, 6)).items()}
+    given = {key: None if value is None else value.double() for key, value in inputs("all and a bias", (2, 4, 6)).items()}
     total, y = in_order(given, fused=False)
     expected = given["x"] + given["gate"] * given["branch"]
     torch.testing.assert_close(total, expected)
     centred = expected - expected.mean(-1, keepdim=True)
-    normed = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * given["weight"]
+    normed = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * given["weight"] + given["bias"]
     torch.testing.assert_close(y, normed * (1 + given["scale"]) + given["shift"])
     leaves = [value.requires_grad_() for value in given.values()]
     assert torch.autograd.gradcheck(lambda *values: in_order(dict(zip(NAMES, values, strict=True)), fused=False), leaves)
@@ -78,7 +81,7 @@ def test_the_reference_is_the_formula():
 @pytest.mark.parametrize("used", ["sum", "norm"])
 def test_one_result_without_the_other(used):
     """The last norm of a network takes no sum further; a gradient that is missing is a gradient of zero."""
-    given, shape = inputs("all", (2, 3, 5)), (2, 3, 5)
+    given, shape = inputs("all and a bias", (2, 3, 5)), (2, 3, 5)
     above = tuple(torch.randn(shape) * (name == used) for name in ("sum", "norm"))
     exact = with_gradients(given, above, torch.float64, fused=False)
     leaves = {key: value.to(DEVICE).requires_grad_() for key, value in given.items()}
@@ -113,7 +116,7 @@ def test_kernels_are_for_training_in_float32():
 
 
 def test_autocast_says_what_the_next_product_wants():
-    given = {key: value.to(DEVICE) for key, value in inputs("all", (1, 2, 4)).items()}
+    given = {key: value.to(DEVICE) for key, value in inputs("all and a bias", (1, 2, 4)).items()}
     for enabled, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=enabled):
             total, y = in_order(given, fused=True)
@@ -127,6 +130,9 @@ NETWORKS = {
     "time-free": {"time": False},
     "causal": {"time": False, "causal": True},
     "classes": {"classes": 3},
+    "classes after SiLU": {"classes": 3, "label_after_silu": True},
+    "norm biases": {"norm_bias": True},
+    "time-free, norm biases": {"time": False, "norm_bias": True},
     "dropout": {"dropout": 0.2},
 }
 
@@ -234,8 +240,8 @@ def gradients(model, kernels):
 
 
 # blocks compiled one by one, in both forms by the same compiled blocks, recomputed or not
-for recompute in (False, True):
-    model = network()
+for recompute, biased in ((False, False), (True, False), (False, True)):
+    model = network(norm_bias=biased)
     expected = gradients(model, "reference")
     for block in model.blocks:
         forward = partial(checkpoint, block.forward, use_reentrant=False) if recompute else block.forward

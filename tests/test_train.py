@@ -137,8 +137,14 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"optimizer__clip": -1.0}, "optimizer.clip is -1.0"),
         ({"head__loss": "masked"}, "head.loss is masked"),
         ({"network__kind": "unet", "network__depth": None, "network__heads": None}, "unet, which is for images"),
-        ({"network__layers": 3}, "network.layers is a number of a unet"),
+        ({"network__layers": 3}, "network.layers is an option of a unet"),
+        ({"network__groups": 32}, "network.groups is an option of a unet"),
+        ({"network__sinusoids": "sin-first"}, "network.sinusoids is an option of a unet"),
         ({"network__heads": 3}, "network: width is 16"),
+        (
+            {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__norm_bias": True},
+            "network.norm_bias is an option of a dit, but network.kind is unet",
+        ),
         ({"network__labels": True}, "the data has no labels"),
         ({"method": "gidd", "process__p_uniform": 1.5}, r"p_uniform is 1.5, but it must lie in \[0, 1\)$"),
         ({"method": "gidd", "process__p_uniform": -0.1}, r"p_uniform is -0.1, but it must lie in \[0, 1\)$"),
@@ -175,6 +181,14 @@ def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
         ({"device": "abacus"}, "device is 'abacus', but it must be cpu, cuda"),
         ({"method": "sedd", "head__offset": "exact"}, "head.offset is exact, which is for a posterior, not log-score"),
         ({"init": "nowhere"}, "--init nowhere"),
+        (
+            {"method": "mdlm", "process__rescale": 1e-4},
+            "process.rescale is 0.0001, which is for process.schedule linear or",
+        ),
+        ({"method": "gidd", "process__rescale": 1e-4}, "process.rescale is 0.0001, .*, not that of hybrid: leave it out"),
+        ({"method": "md4", "process__rescale": 0.5}, r"process: eps is 0.5, but it must lie in \(0, 0.5\)"),
+        ({"method": "gidd-clipped", "head__max_weight": 0.0}, "head.max_weight is 0.0, but it must be a positive number"),
+        ({"method": "gidd", "head__max_weight": 2.0}, "head.max_weight is 2.0, which is for head.loss gidd-clipped, not "),
     ],
 )
 def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
@@ -192,6 +206,8 @@ def test_bad_values_are_refused_at_the_door(tmp_path, changes, message):
         {"method": "tauldr", "process__jump_width": 2.0, "process__stationary_width": 9.0, "process__sigma_max": 5.0},
         {"method": "md4", "process__schedule": "exponential", "process__horizon": 3.0},
         {"method": "sedd", "process__schedule": "log-linear", "process__eps": 0.01},
+        {"method": "md4", "process__rescale": 0.0125},
+        {"method": "md4", "process__schedule": "cosine", "process__rescale": 0.0125},
         {"method": "d3pm-uniform", "process__kind": "uniform", "head__loss": "score-entropy"},
     ],
 )
@@ -223,6 +239,65 @@ def test_gidd_without_masks_is_what_the_refusal_says(tmp_path, capsys):
         ["train", "digits", "--method", "gidd", *option[1].split(), "--head.loss", "gidd", "--steps", "1", "--out", out, *QUICK]
     )
     assert repr(m2s.load(out).head) == "Posterior(Uniform(17, Linear()), offset='exact')"
+
+
+def test_gidds_largest_weight_is_an_option(tmp_path, capsys):
+    """The same run with other weights has another loss, and is validated by the same bound."""
+    most = {"default": [], "one": ["--head.max-weight", "1"], "two": ["--head.max-weight", "2"], "set": ["head.max_weight=2"]}
+    for name, given in most.items():
+        main(["train", "digits", "--method", "gidd-clipped", "--steps", "2", "--out", str(tmp_path / name), *QUICK, *given])
+    default, one, two, also = (outcome(tmp_path / name) for name in most)
+    assert default == one and two == also and two["weights"] != one["weights"]
+    assert two["log"][0]["loss"] > one["log"][0]["loss"]  # at the same weights, in the first step
+    assert json.loads((tmp_path / "two" / "train.json").read_text())["config"]["head"]["max_weight"] == 2
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_md4s_eps_is_an_option(tmp_path, schedule):
+    options = ["--process.schedule", schedule, "--process.rescale", "1e-4", "--steps", "2"]
+    main(["train", "digits", "--method", "md4", *options, "--out", str(tmp_path), *QUICK])
+    model, head = m2s.load(tmp_path)
+    rescaled, plain = head.process.schedule, {"linear": m2s.Linear(), "cosine": m2s.Cosine()}[schedule]
+    assert rescaled == m2s.Rescaled(plain, 1e-4)
+    t = torch.linspace(0, 1, 11, dtype=torch.float64)
+    torch.testing.assert_close(rescaled.alpha(t), (1 - 2e-4) * plain.alpha(t) + 1e-4)
+    assert rescaled.lost(t[-1:], t[-1:]) == 0 and rescaled.sigma_prime(t).isfinite().all()
+    samples = m2s.sample(model, head, (4, 64), steps=4)
+    assert samples.max() < head.process.vocab
+
+
+def test_md4s_groups_and_sinusoids_are_options(tmp_path, capsys):
+    plain, options = tmp_path / "plain", ["--network.groups", "8", "--network.sinusoids", "sin-first"]
+    main(["train", "digits", "--steps", "1", "--out", str(plain), *QUICK])
+    main(["train", "digits", "--steps", "1", "--out", str(tmp_path / "md4"), *QUICK, *options])
+    (one, _), (other, _) = m2s.load(plain), m2s.load(tmp_path / "md4")
+    assert (one.config.groups, one.config.sinusoids) == (None, "cos-first")
+    assert other.config == dataclasses.replace(one.config, groups=8, sinusoids="sin-first")
+    x, t = torch.randint(17, (2, 64)), torch.tensor([0.2, 0.7])
+    other.load_state_dict(one.state_dict())  # the same tensors, another network
+    assert not torch.allclose(other(x, t), one(x, t))
+    capsys.readouterr()
+    said = refused(capsys, "train", "digits", "--init", str(plain), "--out", str(tmp_path / "x"), *QUICK, *options)
+    assert "groups is None there and 8 here" in said
+
+
+def test_udlms_labels_and_radds_norms_are_options(tmp_path):
+    """Saved, loaded, and learned with; without labels there is nothing to add after a SiLU."""
+    label = torch.arange(64) % 3
+    rows = Rows(random_rows().rows, 5, label=label)
+    options = {"steps": 3, "network__labels": True, "network__label_after_silu": True, "network__norm_bias": True}
+    train(small(tmp_path / "run", **options), rows)
+    model, _ = m2s.load(tmp_path / "run")
+    assert model.config.label_after_silu and model.config.norm_bias
+    assert not (model.norm.bias == 1).all() and (model.norm.bias - 1).abs().max() < 0.1
+    train(small(tmp_path / "plain", steps=3, network__labels=True), rows)
+    plain, _ = m2s.load(tmp_path / "plain")
+    assert not plain.config.label_after_silu and plain.norm.bias is None
+    with pytest.raises(Refused, match="network: label_after_silu is True, but classes is None"):
+        train(small(tmp_path / "x", network__label_after_silu=True), random_rows())
+    other = {"network__labels": True, "network__label_after_silu": True, "init": str(tmp_path / "plain")}
+    with pytest.raises(Refused, match="label_after_silu is False there and True here"):
+        train(small(tmp_path / "x", **other), rows)
 
 
 def test_a_chain_is_trained_with_the_loss_that_the_refusal_names(tmp_path, capsys):

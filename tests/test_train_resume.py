@@ -225,6 +225,18 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
 
 
+def test_a_run_older_than_an_option_had_its_default(tmp_path):
+    out = tmp_path / "run"
+    config = small(out, steps=2, method="gidd-clipped")
+    train(config, random_rows())
+    record = json.loads((out / "train.json").read_text())
+    del record["config"]["head"]["max_weight"], record["config"]["network"]["label_dropout"]
+    (out / "train.json").write_text(json.dumps(record))
+    assert train(config, random_rows()).step == 2
+    with pytest.raises(Refused, match=r"head\.max_weight was 1\.0 and is now 2\.0"):
+        train(small(out, steps=2, method="gidd-clipped", head__max_weight=2.0), random_rows())
+
+
 @pytest.mark.parametrize("when", ["tensors", "sync", "rename"])
 def test_a_full_disk_leaves_the_last_good_state(tmp_path, uninterrupted, when):
     out = tmp_path / "run"

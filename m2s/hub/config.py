@@ -29,6 +29,7 @@ from m2s.process import (
     Schedule,
     Uniform,
 )
+from m2s.process.schedule import Rescaled
 from m2s.realizability import Projected
 
 # Each class by the arguments that make it again. A new schedule, process or head is one line here.
@@ -39,6 +40,7 @@ ARGUMENTS: dict[type, tuple[str, ...]] = {
     Geometric: ("sigma_min", "sigma_max"),
     GeometricRate: ("sigma_max", "base"),
     Cosine: (),
+    Rescaled: ("schedule", "eps"),
     Uniform: ("vocab", "schedule"),
     Absorbing: ("vocab", "schedule"),
     Hybrid: ("vocab", "p_uniform"),

@@ -35,9 +35,10 @@ CLIPPED = Method(
     "gidd-clipped",
     "GIDD, clipped weights",
     {**SETTINGS, "head.loss": "gidd-clipped"},
-    r"""`gidd` with the weight $w_t(k)$ no greater than 1: no bound, but steadier to train with. The weight knows
-$x_0$, so that clipping it moves the minimum away from the posterior: little where
-tokens are many, much where they are three. Validation is by the bound. It is one of the two weights that the authors train
-with; their other, which depends on the kind of the token alone, is not here.""",
+    r"""`gidd` with the weight $w_t(k)$ clipped at `--head.max-weight`, 1 by default: no bound, but steadier to train with. The
+weight knows $x_0$, so that clipping it moves the minimum away from the posterior: little where tokens are many, much where they
+are three. Validation is by the bound. It is one of the two weights that the authors train with, `loss.loss_weighting: clip` in
+their code, and the option is their `loss.max_loss_weight`. The paper has 1 there. Their configuration says 2, for their other
+weight, `dynamic`, which depends on the kind of the token alone and is not here.""",
     BIBTEX,
 )

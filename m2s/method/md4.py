@@ -10,8 +10,12 @@ MD4 = Method(
     {**SETTINGS, "process.schedule": "linear"},
     r"""At a masked site the network gives the logits of $\mu$, with none for the mask; a token that is not masked stays. The
 loss is $\frac{-\alpha_t'}{1-\alpha_t}\,(-\log\mu_{x_0})$ at masked sites, which is score entropy through the bridge
-(Theorem 4.6). The linear schedule is $\alpha = 1-t$; `--process.schedule cosine`, $\alpha = 1 -
-\cos(\frac\pi2(1-t))$, is another of MD4's.""",
+(Theorem 4.6). The linear schedule is $\tilde\alpha = 1-t$; `--process.schedule cosine`, $\tilde\alpha = 1 -
+\cos(\frac\pi2(1-t))$, is another of MD4's. The authors' released code trains with $\alpha = \epsilon +
+(1-2\epsilon)\,\tilde\alpha$, $\epsilon = 10^{-4}$: `--process.rescale 1e-4`. By default $\alpha = \tilde\alpha$, as in the
+paper. Their U-Net (`--network.kind unet --network.multipliers 1`, at any width) has `--network.groups 32 --network.sinusoids
+sin-first`: with these two options ours computes the same function of the same weights, but for class labels, which theirs
+appends to the time's features.""",
     r"""@inproceedings{shi2024simplified,
   title     = {Simplified and Generalized Masked Diffusion for Discrete Data},
   author    = {Shi, Jiaxin and Han, Kehang and Wang, Zhe and Doucet, Arnaud and Titsias, Michalis K.},

@@ -14,7 +14,8 @@ RADD = Method(
         "network.time": "no",
     },
     r"""For masks the score is a law that does not know the time, times a number that does: $s_y =
-\frac{\alpha_t}{1-\alpha_t}\,\Pr(X_0^i = y \mid \text{unmasked tokens})$. So the network gets no time. The loss is
+\frac{\alpha_t}{1-\alpha_t}\,\Pr(X_0^i = y \mid \text{unmasked tokens})$. So the network gets no time. That of the
+authors' code has a bias in every norm, too: `--network.norm-bias`. The loss is
 that of `md4` with the share of masks $\lambda = 1-\alpha_t$ for the clock,
 $\frac{1}{\lambda}(-\log\mu_{x_0})\,\frac{d\lambda}{dt}$ ($\lambda$-DCE); `--head.loss score-entropy` is the other of
 its equivalent losses ($t$-DSE). `--head.loss any-order` weighs a sample by the number $n$ of its $L$ sites that are masked,

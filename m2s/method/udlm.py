@@ -21,7 +21,9 @@ $$\frac{\alpha_t'}{K\alpha_t}\Big[\frac{K}{\bar x_k} - \frac{K}{\bar\nu_k} - \su
 \log\frac{\bar\nu_k\,\bar x_j}{\bar\nu_j\,\bar x_k}\Big].$$
 
 It is the score entropy of `m2s-offset` (`tests/test_equivalences.py`), which is what is computed; `--head.loss udlm`
-computes it as written.""",
+computes it as written. Where there are class labels, the authors' network is conditioned on $\operatorname{silu}(\text{time}) +
+\operatorname{silu}(\text{label})$: `--network.label-after-silu`. By default it is $\operatorname{silu}(\text{time} +
+\text{label})$.""",
     r"""@inproceedings{schiff2025simple,
   title     = {Simple Guidance Mechanisms for Discrete Diffusion Models},
   author    = {Schiff, Yair and Sahoo, Subham Sekhar and Phung, Hao and Wang, Guanghan and Boshar, Sam and Dalla-torre, Hugo
@@ -47,7 +49,9 @@ code; the scripts of their runs keep it at 0.001); the second half is `udlm`. Th
 $\tau > 0$ the training loss is not a bound; validation always uses the bound, on plain tokens. Here $a$ follows from the
 schedule of the run; while the curriculum lasts the authors' $\log\frac{1-a^2}{a^2}$ rises evenly with $t$, from -3.5 to
 -1.75. It takes a normal number for each token of the vocabulary at each site: with GPT-2's 50,257 tokens give a small
-`--micro-batch`. For a training loop of one's own it is `m2s.objective.Relaxed(model, head)`.""",
+`--micro-batch`. For a training loop of one's own it is `m2s.objective.Relaxed(model, head)`.
+
+The authors' nucleus sampling keeps the likeliest tokens of $\nu$, not of the posterior: `--top-p P --on leave_one_out`.""",
     r"""@inproceedings{sahoo2025duality,
   title     = {The Diffusion Duality},
   author    = {Sahoo, Subham Sekhar and Deschenaux, Justin and Gokaslan, Aaron and Wang, Guanghan and Chiu, Justin

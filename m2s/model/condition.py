@@ -5,6 +5,7 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from m2s import check
 from m2s.process import Schedule
@@ -12,12 +13,26 @@ from m2s.process import Schedule
 TIME_SCALE = 1000.0  # t in [0, 1] is stretched by this before its sinusoids, whose highest frequency is one
 
 
-def sinusoids(value: Float[Tensor, "B"], width: int, slowest: float = 10_000.0) -> Float[Tensor, "B {width}"]:
-    """cos and sin of value slowest^{-i/half}, i = 0..half-1, half = width/2 (float32)."""
+def sinusoids(
+    value: Float[Tensor, "B"], width: int, slowest: float = 10_000.0, sin_first: bool = False
+) -> Float[Tensor, "B {width}"]:
+    """Sinusoidal features of a scalar, half of them cosines and half sines, half = width/2 (float32).
+
+    Args:
+        value: One scalar per sample [B].
+        width: The number of features, even.
+        slowest: The ratio of the highest frequency, which is one, to the lowest.
+        sin_first: False: cos, then sin, of value slowest^{-i/half}, i = 0..half-1 (SEDD). True: sin, then cos, of
+            value slowest^{-i/(half-1)} (MD4, after VDM).
+
+    Returns:
+        The features [B, width].
+    """
     half = width // 2
-    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=value.device) * (-math.log(slowest) / half))
+    steps = half - 1 if sin_first else half
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=value.device) * (-math.log(slowest) / steps))
     angle = value.float().unsqueeze(-1) * frequency
-    return torch.cat([angle.cos(), angle.sin()], -1)
+    return torch.cat([angle.sin(), angle.cos()] if sin_first else [angle.cos(), angle.sin()], -1)
 
 
 class Condition(nn.Module):
@@ -26,6 +41,9 @@ class Condition(nn.Module):
     The sinusoids are those of TIME_SCALE t or, where `clock` is a schedule, of its total noise sigma(t), as in SEDD.
     Index `classes` of the embedding means "no label". It stands in where no condition is given, and while training with
     probability `label_dropout`, so that one network learns both laws that guidance compares.
+
+    `sin_first` is that of `sinusoids`. With `silu_each` the two are added after a SiLU of each, as in UDLM:
+    silu(time) + silu(class) is what is returned, and whoever uses it applies no SiLU to the sum.
     """
 
     def __init__(
@@ -37,9 +55,12 @@ class Condition(nn.Module):
         classes: int | None = None,
         label_dropout: float = 0.0,
         clock: Schedule | None = None,
+        sin_first: bool = False,
+        silu_each: bool = False,
     ) -> None:
         super().__init__()
         self.frequencies, self.classes, self.label_dropout, self.clock = frequencies, classes, label_dropout, clock
+        self.sin_first, self.silu_each = sin_first, silu_each
         self.time = nn.Sequential(nn.Linear(frequencies, hidden), nn.SiLU(), nn.Linear(hidden, width)) if time else None
         self.label = None if classes is None else nn.Embedding(classes + 1, width)
         if self.label is not None:
@@ -56,6 +77,8 @@ class Condition(nn.Module):
                 parts.append(self.label(self._labels(x_t, condition)))
             elif condition is not None:
                 raise ValueError("condition is given, but this network has no classes: set `classes` in its configuration")
+            if self.silu_each:
+                parts = [silu(part) for part in parts]
         return sum(parts[1:], parts[0]) if parts else None
 
     def _sinusoids(self, x_t: Tensor, t: Tensor | None) -> Tensor:
@@ -65,7 +88,7 @@ class Condition(nn.Module):
         check.times("t", t)
         _one_each("t", t, x_t)
         value = t.float() * TIME_SCALE if self.clock is None else self.clock.sigma(t)
-        return sinusoids(value, self.frequencies).to(next(self.time.parameters()).dtype)
+        return sinusoids(value, self.frequencies, sin_first=self.sin_first).to(next(self.time.parameters()).dtype)
 
     def _labels(self, x_t: Tensor, condition: Tensor | None) -> Tensor:
         assert self.classes is not None

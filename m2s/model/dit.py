@@ -38,6 +38,9 @@ class DiTConfig:
     `length` is the greatest number of sites the network was made for; None sets no limit.
 
     `clock` is what the network reads the time from: None, t itself; a schedule, its total noise sigma(t) (SEDD).
+
+    `label_after_silu=True` conditions on silu(time) + silu(class), as UDLM does, in place of silu(time + class).
+    `norm_bias=True` gives every LayerNorm a bias, which starts at one, as RADD's network has it.
     """
 
     states: int
@@ -52,6 +55,8 @@ class DiTConfig:
     label_dropout: float = 0.1
     length: int | None = None
     clock: Schedule | None = None
+    label_after_silu: bool = False
+    norm_bias: bool = False
 
     def __post_init__(self) -> None:
         check.positive_int("states", self.states, low=2)
@@ -64,6 +69,8 @@ class DiTConfig:
         for name in ("classes", "length"):
             if getattr(self, name) is not None:
                 check.positive_int(name, getattr(self, name))
+        if self.label_after_silu and self.classes is None:
+            raise ValueError("label_after_silu is True, but classes is None: there is no class embedding to add")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width is {self.width}, but it must be a multiple of 2 heads = {2 * self.heads}: rotary positions turn pairs"
@@ -83,6 +90,13 @@ class DiTConfig:
         if size not in SIZES:
             raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
         return cls(states, **{**SIZES[size], **options})
+
+
+def layer_norm(config: DiTConfig) -> nn.LayerNorm:
+    layer = nn.LayerNorm(config.width, bias=config.norm_bias)
+    if config.norm_bias:
+        nn.init.ones_(layer.bias)
+    return layer
 
 
 def set_to_zero(*layers: nn.Module) -> None:
@@ -185,9 +199,9 @@ class Block(nn.Module):
     def __init__(self, config: DiTConfig, conditioned: bool) -> None:
         super().__init__()
         width = config.width
-        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.norm1 = layer_norm(config)
         self.attention = Attention(width, config.heads, config.causal)
-        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.norm2 = layer_norm(config)
         self.mlp = nn.Sequential(Dense(width, 4 * width), nn.GELU(approximate="tanh"), Dense(4 * width, width))
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
         self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
@@ -208,9 +222,9 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
         parts = (None,) * 6 if self.modulation is None else self.modulation(c)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
-        x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused)
+        x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused, self.norm1.bias)
         branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
-        x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused)
+        x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused, self.norm2.bias)
         return x, self.dropout(self._mlp(y, fused)), gate2
 
     def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
@@ -247,9 +261,10 @@ class DiT(nn.Module):
             config.classes,
             config.label_dropout,
             config.clock,
+            silu_each=config.label_after_silu,
         )
         self.blocks = nn.ModuleList(Block(config, conditioned) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width, bias=False)
+        self.norm = layer_norm(config)
         self.modulation = Modulation(config.condition_width, width, 2) if conditioned else None
         self.head = nn.Linear(width, config.rows)
         set_to_zero(self.head)
@@ -287,7 +302,7 @@ class DiT(nn.Module):
         length = x_t.shape[1] if cache is None else cache.shape[-2]
         self._check_length(length)
         c = self.condition(x_t, t, condition)
-        if c is not None:
+        if c is not None and not self.config.label_after_silu:
             c = silu(c)
         cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
         if at is not None:
@@ -298,7 +313,7 @@ class DiT(nn.Module):
             x, branch, gate = block(x, branch, gate, c, cos, sin, fused, None if cache is None else cache[number], at)
         with torch.autocast(x.device.type, enabled=False):
             shift, scale = (None, None) if self.modulation is None else self.modulation(c)
-        _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused)
+        _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused, self.norm.bias)
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
             hidden = hidden.to(torch.get_autocast_dtype("cuda"))  # operands of a product that is added up in float32
         output = Unprojected(hidden, self.head.weight, self.head.bias)

@@ -29,6 +29,10 @@ class UNetConfig:
     `multipliers` are the channels of each resolution in units of `width`, each resolution half of the one before; `layers`
     counts the residual blocks at each on the way down. `rows` of the embedding and `columns` of the output are `states` unless
     given: MD4 has 257 rows and 256 columns whatever the process; a mask without a column gets zeros.
+
+    `groups` of channels are normalised together in every norm. None makes groups of 4 channels, and at most 32 of them: below
+    width 128 that is fewer than the 32 of MD4. `sinusoids` of the time are "cos-first", as in the transformer, or "sin-first",
+    as in MD4, whose frequencies differ too (`m2s.model.condition.sinusoids`).
     """
 
     states: int
@@ -44,6 +48,8 @@ class UNetConfig:
     label_dropout: float = 0.1
     rows: int | None = None
     columns: int | None = None
+    groups: int | None = None
+    sinusoids: Literal["cos-first", "sin-first"] = "cos-first"
 
     def __post_init__(self) -> None:
         check.positive_int("states", self.states, low=2 + self.mask)
@@ -58,6 +64,12 @@ class UNetConfig:
             check.positive_int("classes", self.classes)
         if self.width % 4:
             raise ValueError(f"width is {self.width}, but it must be a multiple of 4: channels are normalised in groups of 4")
+        if self.groups is not None:
+            check.positive_int("groups", self.groups)
+            if self.width % self.groups:
+                raise ValueError(f"groups is {self.groups}, but it must divide width = {self.width}")
+        if self.sinusoids not in ("cos-first", "sin-first"):
+            raise ValueError(f'sinusoids is {self.sinusoids!r}, but it must be "cos-first" or "sin-first"')
         if not self.multipliers:
             raise ValueError("multipliers is empty, but there must be at least one resolution")
         factor = 2 ** (len(self.multipliers) - 1)
@@ -99,8 +111,8 @@ class Normalise(nn.GroupNorm):
     A compiler for a GPU gets the formula: torch's own kernel lays channels out first, convolutions want them last.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(min(32, channels // 4), channels, eps=1e-6)
+    def __init__(self, channels: int, groups: int | None = None) -> None:
+        super().__init__(min(32, channels // 4) if groups is None else groups, channels, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
         if not (x.is_cuda and torch.compiler.is_compiling()):
@@ -124,10 +136,12 @@ def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) 
 class Residual(nn.Module):
     """x + conv(dropout(silu(norm(conv(silu(norm(x))) + linear(c))))), with x made `outputs` channels wide."""
 
-    def __init__(self, inputs: int, outputs: int, condition_width: int | None, dropout: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, condition_width: int | None, dropout: float, groups: int | None = None
+    ) -> None:
         super().__init__()
-        self.norm1, self.conv1 = Normalise(inputs), convolution(inputs, outputs)
-        self.norm2, self.conv2 = Normalise(outputs), convolution(outputs, outputs, zero=True)
+        self.norm1, self.conv1 = Normalise(inputs, groups), convolution(inputs, outputs)
+        self.norm2, self.conv2 = Normalise(outputs, groups), convolution(outputs, outputs, zero=True)
         self.dropout = nn.Dropout(dropout)
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
         self.condition = None if condition_width is None else nn.Linear(condition_width, outputs, bias=False)
@@ -144,9 +158,9 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """x + attention between all places of the image, with one head."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, groups: int | None = None) -> None:
         super().__init__()
-        self.norm = Normalise(channels)
+        self.norm = Normalise(channels, groups)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
@@ -182,9 +196,10 @@ class UNet(nn.Module):
         conditioned = width if config.time or config.classes is not None else None
 
         def block(inputs: int, outputs: int) -> Residual:
-            return Residual(inputs, outputs, conditioned, config.dropout)
+            return Residual(inputs, outputs, conditioned, config.dropout, config.groups)
 
-        self.condition = Condition(width, width, 4 * width, config.time, config.classes, config.label_dropout)
+        told = (config.time, config.classes, config.label_dropout)
+        self.condition = Condition(width, width, 4 * width, *told, sin_first=config.sinusoids == "sin-first")
         self.embedding = nn.Embedding(config.rows or config.states, width) if config.input == "embedding" else None
         features = width if config.input == "embedding" else 1 + config.mask
         self.first = convolution(config.channels * features, width)
@@ -198,14 +213,14 @@ class UNet(nn.Module):
             if i < len(sizes) - 1:
                 self.down.append(convolution(channels, channels, stride=2))
                 left.append(channels)
-        self.middle = nn.ModuleList([block(channels, channels), Attention(channels), block(channels, channels)])
+        self.middle = nn.ModuleList([block(channels, channels), Attention(channels, config.groups), block(channels, channels)])
         for i, size in reversed(list(enumerate(sizes))):
             for _ in range(config.layers + 1):
                 self.up.append(block(channels + left.pop(), size))
                 channels = size
             if i > 0:
                 self.up.append(Up(channels))
-        self.norm = Normalise(channels)
+        self.norm = Normalise(channels, config.groups)
         self.last = convolution(channels, config.channels * (config.columns or config.states), zero=True)
 
     def forward(

@@ -23,11 +23,28 @@ def gidd(
 
 
 def gidd_clipped(
-    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+    head: Head,
+    output: Output,
+    x_0: Int[Tensor, "*site"],
+    x_t: Int[Tensor, "*site"],
+    t: Float[Tensor, "*b"],
+    max_weight: float = 1.0,
 ) -> Float[Tensor, "*site"]:
-    """`gidd` with a weight of at most 1: for training, no bound."""
+    """`gidd` with the weight clipped to [0, max_weight]: a training loss, not an upper bound on the NLL.
+
+    Args:
+        head: A `m2s.Posterior` over a rank-one process.
+        output: The network's output at (x_t, t), [*site, >= states].
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+        max_weight: The largest weight: w_max = 1 in the paper, `max_loss_weight` in the authors' code.
+
+    Returns:
+        min(w, max_weight) (KL(q_x || q_nu) + D(q_x(k), q_nu(k))) in nats per site [*site].
+    """
     weight, divergence = _parts(head, output, x_0, x_t, t)
-    return weight.clamp(max=1).to(divergence.dtype) * divergence
+    return weight.clamp(max=max_weight).to(divergence.dtype) * divergence
 
 
 def _parts(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

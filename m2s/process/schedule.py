@@ -224,3 +224,55 @@ class Cosine(Schedule):
     def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         # sin(pi t/2) - sin(pi s/2), as a product, over alpha_s
         return 2 * torch.sin(math.pi / 4 * ((1 - t) + (1 - s))) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)
+
+
+@dataclass(frozen=True)
+class Rescaled(Schedule):
+    """alpha = eps + (1 - 2 eps) alpha~ of another schedule alpha~: it falls from 1 - eps to eps where alpha~ falls from 1 to 0.
+
+    MD4's released code trains with it, eps = 1e-4, over its linear and its cosine schedule. Rates and loss weights are then
+    finite at both ends of time. Because alpha_0 is not one, a likelihood needs its reconstruction term.
+
+    Args:
+        schedule: The schedule alpha~.
+        eps: alpha at t = 1 and 1 - alpha at t = 0, in (0, 0.5).
+
+    Example:
+        >>> m2s.Absorbing(256, m2s.Rescaled(m2s.Linear(), eps=1e-4))
+    """
+
+    schedule: Schedule
+    eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {self.schedule!r}")
+        _positive("eps", self.eps)
+        if self.eps >= 0.5:
+            raise ValueError(f"eps is {self.eps}, but it must lie in (0, 0.5)")
+
+    @property
+    def _factor(self) -> float:
+        return 1 - 2 * self.eps
+
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.eps + self._factor * self.schedule.alpha(t)
+
+    def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self.eps + self._factor * self.schedule.beta(t)
+
+    def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return self._factor * self.schedule.alpha_prime(t)
+
+    def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        alpha, beta = self.alpha(t), self.beta(t)
+        return torch.where(beta < 0.5, -torch.log1p(-beta), -torch.log(alpha))
+
+    def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        return -self.alpha_prime(t) / self.alpha(t)
+
+    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # alpha_s - alpha_t = (1 - 2 eps) alpha~_s lost~(s, t); at alpha~_s = 0, where lost~ is 0/0, nothing is left to lose
+        alpha = self.schedule.alpha(s)
+        lost = torch.where(alpha > 0, alpha * self.schedule.lost(s, t), 0)
+        return self._factor * lost / self.alpha(s)

@@ -1,6 +1,7 @@
 """From names to objects: the process, the head, the loss and the network that a configuration describes."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from m2s.process import (
     Uniform,
 )
 from m2s.process.chain import cosine_betas, even_betas, linear_betas
+from m2s.process.schedule import Rescaled
 from m2s.report import Refused
 from m2s.train.config import Config, HeadConfig, NetworkConfig, ProcessConfig, nearest, rename
 from m2s.train.noise import derived_seed
@@ -86,7 +88,8 @@ def make_schedule(config: ProcessConfig) -> Schedule:
         "geometric-rate": lambda: GeometricRate(config.sigma_max, config.base),
         "cosine": lambda: Cosine(),
     }
-    return schedules[config.schedule]()
+    schedule = schedules[config.schedule]()
+    return schedule if config.rescale is None else Rescaled(schedule, config.rescale)
 
 
 def make_process(config: ProcessConfig, vocab: int) -> Process:
@@ -131,6 +134,13 @@ def make_head(config: HeadConfig, process: Process) -> Head:
     return {"factorized-rate": FactorizedRate, "next-token": NextToken}[config.kind](process)
 
 
+def make_loss(config: HeadConfig) -> Loss:
+    """The training loss that `config` names, with its options bound."""
+    if config.loss == "gidd-clipped":
+        return functools.partial(gidd_clipped, max_weight=config.max_weight)
+    return LOSSES[config.loss]
+
+
 def describe_network(config: NetworkConfig, process: Process, source: Source) -> dict[str, Any]:
     """The network as `m2s.model.build` reads it: its size, and what was changed of it."""
     sizes: dict[str, Any] = {"dit": dit.SIZES, "unet": unet.SIZES}[config.kind]
@@ -142,8 +152,18 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
         raise Refused("network.labels is set, but the data has no labels")
     common = {"width": config.width, "dropout": config.dropout}
     own: dict[str, dict[str, Any]] = {
-        "dit": {"depth": config.depth, "heads": config.heads},
-        "unet": {"layers": config.layers, "multipliers": config.multipliers or None},
+        "dit": {
+            "depth": config.depth,
+            "heads": config.heads,
+            "label_after_silu": config.label_after_silu or None,
+            "norm_bias": config.norm_bias or None,
+        },
+        "unet": {
+            "layers": config.layers,
+            "multipliers": config.multipliers or None,
+            "groups": config.groups,
+            "sinusoids": None if config.sinusoids == NetworkConfig().sinusoids else config.sinusoids,
+        },
     }
     other = {"dit": "unet", "unet": "dit"}[config.kind]
     strange = [name for name, value in own[other].items() if value is not None]
@@ -151,7 +171,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     if sigma and config.kind != "dit":
         raise Refused(f"network.{next(iter(sigma))} is for network.kind dit, not {config.kind}: leave it out")
     if strange:
-        raise Refused(f"network.{strange[0]} is a number of a {other}, but network.kind is {config.kind}")
+        raise Refused(f"network.{strange[0]} is an option of a {other}, but network.kind is {config.kind}")
     options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None} | sigma
     options |= {"time": config.time != "no", "label_dropout": config.label_dropout}
     options["classes"] = source.classes if config.labels else None
@@ -275,7 +295,7 @@ def _put(model: nn.Module, description: dict[str, Any], given: hub.Checkpoint, p
             f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
             f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
         )
-    for name in ("heads", "causal"):  # which no tensor shows
+    for name in ("heads", "causal", "label_after_silu", "groups", "sinusoids"):  # which no tensor shows
         if before.get(name) != description.get(name):
             raise Refused(
                 f"--init {path} holds another network: {name} is {before.get(name)} there and {description.get(name)} here; "

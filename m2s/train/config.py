@@ -43,6 +43,12 @@ class NetworkConfig:
     """unet: features of each resolution in units of width."""
     input: Literal["embedding", "level"] = "embedding"
     """unet: a site comes in as an embedding of its token, or as its grey level."""
+    groups: Count = None
+    """unet: groups of channels in every norm, a divisor of width (MD4: 32). By default groups of 4 channels, at most 32:
+    MD4's number from width 128 on."""
+    sinusoids: Literal["cos-first", "sin-first"] = "cos-first"
+    """unet: features of the time. cos-first: of frequencies 10000^(-i/half), as in the transformer; sin-first, MD4's: of
+    10000^(-i/(half-1))."""
     dropout: Number = None
     """In the residual branches."""
     time: Literal["auto", "yes", "no"] = "auto"
@@ -54,6 +60,10 @@ class NetworkConfig:
     """The network sees the labels of the data, where it has them, and can then be guided."""
     label_dropout: float = 0.1
     """How often a label is hidden."""
+    label_after_silu: bool = False
+    """dit with labels: condition on silu(time) + silu(label), as UDLM does, in place of silu(time + label)."""
+    norm_bias: bool = False
+    """dit: every LayerNorm has a bias, which starts at one (RADD's network)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,9 @@ class ProcessConfig:
     """exponential: alpha = exp(-horizon t)."""
     eps: float = 1e-3
     """log-linear: alpha at t = 1."""
+    rescale: Number = None
+    """linear, cosine: eps of alpha = eps + (1 - 2 eps) alpha~, which falls from 1 - eps to eps in place of from 1 to 0 (MD4's
+    released code: 1e-4)."""
     sigma_min: float = 1e-3
     """geometric: total noise at t = 0."""
     sigma_max: float = 7.0
@@ -102,6 +115,8 @@ class HeadConfig:
     RADD's, the same weighed by the number of masks, where the network is not told the time; gidd-clipped, GIDD's for
     training; chain, the bound of a finite chain; d3pm, that and a cross entropy, for training. As their authors write them,
     equal to score-entropy: gidd, udlm, path-kl, ct-elbo. likelihood, exactly, for next-token."""
+    max_weight: float = 1.0
+    """gidd-clipped: the largest weight of a site (w_max in GIDD's paper, loss.max_loss_weight in its code)."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +282,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "schedule": ("kind", SCHEDULED),
     "horizon": ("schedule", ("exponential",)),
     "eps": ("schedule", ("log-linear",)),
+    "rescale": ("schedule", ("linear", "cosine")),
     "sigma_min": ("schedule", ("geometric",)),
     "sigma_max": ("schedule", ("geometric", "geometric-rate")),
     "base": ("schedule", ("geometric-rate",)),
@@ -318,6 +334,11 @@ def _check(config: Config) -> None:
         )
     if config.head.loss == "any-order" and config.network.time != "no":
         raise Refused("head.loss any-order averages over times, so that the network may not see them: give --network.time no")
+    largest, loss = config.head.max_weight, config.head.loss
+    if loss != "gidd-clipped" and largest != HeadConfig().max_weight:
+        raise Refused(f"head.max_weight is {largest}, which is for head.loss gidd-clipped, not {loss}: leave it out")
+    if not (math.isfinite(largest) and largest > 0):
+        raise Refused(f"head.max_weight is {largest}, but it must be a positive number")
     if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
         raise Refused(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
     if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):

@@ -75,7 +75,8 @@ class RunFolder:
 
     def _same(self, record: dict[str, Any]) -> None:
         """The run in the folder is the one that is asked for."""
-        before, now = _flat(record["config"]), _flat(self.config)
+        # an option that is newer than the run had its default there
+        before, now = _flat(plain(Config())) | _flat(record["config"]), _flat(self.config)
         different = [key for key in {**before, **now} if before.get(key) != now.get(key) and not _free(key)]
         if different:
             shown = "; ".join(f"{_option(key)} was {before.get(key)} and is now {now.get(key)}" for key in different[:4])

@@ -20,7 +20,7 @@ from m2s.ops import form, fused
 from m2s.ops.adamw import Step
 from m2s.process import Process, RateMatrix, Uniform
 from m2s.process.chain import settled, span
-from m2s.train.build import BOUNDS, LOSSES
+from m2s.train.build import BOUNDS, make_loss
 from m2s.train.config import Config, OptimizerConfig
 from m2s.train.ema import Average
 from m2s.train.narrow import Narrow
@@ -108,7 +108,7 @@ class Learner:
     ) -> None:
         self.config, self.source, self.world, self.head, self.description = config, source, world, head, description
         run, optimizer, kind = config.run, config.optimizer, world.device.type
-        self.loss = LOSSES[config.head.loss]
+        self.loss = make_loss(config.head)
         self.bound = BOUNDS.get(config.head.loss, self.loss)
         self.model = model.to(world.device).train()
         traced = traceable(head.process, world.device)

@@ -232,19 +232,6 @@ def _measure(
     low, high = tl.where(counted, delta, 0.0), tl.where(counted, (alpha + plain) / own, INF)
     less, more = loose_low.to(tl.float64, bitcast=True), loose_high.to(tl.float64, bitcast=True)
 
-    outside = tl.full([], 0, tl.int64)
-    beyond = tl.full([], 0, tl.int64)
-    last = delta * 0.0
-    if MASK:
-        last = tl.load(rows + vocab, mask=masked == 0, other=0.0).to(tl.float64)
-        if LOG:
-            last = tl.where(masked, 0.0, tl.exp(last))
-        low_last, high_last = tl.where(counted, delta_mask, 0.0), tl.where(counted, masking / own, INF)
-        outside += (((last >= low_last) & (last <= high_last) | masked) == 0).to(tl.int64)
-        beyond += (((last >= low_last * less) & (last <= high_last * more) | masked) == 0).to(tl.int64)
-        last = _finite(last)
-    e = tl.where(masked, 0.0, last - delta_mask)
-
     # in a whole tile k has the score of another candidate, which is taken off again
     spare = tl.load(rows + tl.where(k == 0, 1, 0))
     if LOG:
@@ -261,6 +248,20 @@ def _measure(
         within, within_loose, least, scored, squares = _first_pass(
             rows, k, vocab, spare, floor, ceiling, floor_loose, ceiling_loose, MASK, True, LOG, LINES, BLOCK
         )
+    # the mask itself, looked at after the candidates: nothing of it takes registers while they are read
+    outside = tl.full([], 0, tl.int64)
+    beyond = tl.full([], 0, tl.int64)
+    last = delta * 0.0
+    if MASK:
+        last = tl.load(rows + vocab, mask=masked == 0, other=0.0).to(tl.float64)
+        if LOG:
+            last = tl.where(masked, 0.0, tl.exp(last))
+        low_last, high_last = tl.where(counted, delta_mask, 0.0), tl.where(counted, masking / own, INF)
+        outside += (((last >= low_last) & (last <= high_last) | masked) == 0).to(tl.int64)
+        beyond += (((last >= low_last * less) & (last <= high_last * more) | masked) == 0).to(tl.int64)
+        last = _finite(last)
+    e = tl.where(masked, 0.0, last - delta_mask)
+
     idle_within = tl.where((spare >= floor) & (spare <= ceiling), idle, 0.0)
     idle_within_loose = tl.where((spare >= floor_loose) & (spare <= ceiling_loose), idle, 0.0)
     tl.store(counts + row, outside + (candidates + idle_within).to(tl.int64) - within)

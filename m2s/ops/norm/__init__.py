@@ -42,14 +42,30 @@ def add_norm(
     shift: Float[Tensor, "B 1 D"] | None,
     scale: Float[Tensor, "B 1 D"] | None,
     fused: bool,
+    bias: Float[Tensor, "D"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
-    """`reference.add_norm`; a fused one gives the second result in the dtype that autocast wants for a product."""
+    """`reference.add_norm`; a fused one gives the second result in the dtype that autocast wants for a product.
+
+    The kernels know no bias of the norm: (h weight + bias) (1 + scale) + shift has it in the shift, bias (1 + scale) + shift,
+    of which there is one row a sample. Its gradient, and what it adds to that of the scale, are left to autograd.
+    """
     if not fused:
-        return reference.add_norm(x, branch, gate, weight, eps, shift, scale)
+        return reference.add_norm(x, branch, gate, weight, eps, shift, scale, bias)
+    if bias is not None:
+        shift, scale = _with_bias(len(x), bias, shift, scale)
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     total, y, _, _ = _add_norm(x, branch, gate, weight, shift, scale, eps, dtype)
     return x if branch is None else total, y
+
+
+def _with_bias(samples: int, bias: Tensor, shift: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The shift that holds the bias too, and its scale, both [samples, 1, D] in the dtype of the bias."""
+    if shift is None or scale is None:
+        rows = bias.expand(samples, 1, -1)
+        return rows, torch.zeros_like(bias).expand_as(rows)
+    scale = scale.to(bias.dtype)
+    return bias * (1 + scale) + shift, scale
 
 
 @torch.library.custom_op("m2s::add_norm", mutates_args=())
