@@ -209,8 +209,10 @@ class Oracle:
         return weight * np.where(weight > 0, score, 0.0)
 
     def terminal(self, score: Score, reference: np.ndarray, high: float, low: float) -> np.ndarray:
-        """Distribution at `low` of the reverse process with any score, from independent sites at time `high`, of one distribution
-        `reference` [S] or each of its own [L, S]."""
+        """Distribution at `low` of the reverse process with any score, from independent sites at time `high`.
+
+        `reference` is the distribution of every site, [S], or one for each, [L, S].
+        """
         into = self.neighbours(self.noisy).ravel()
 
         def slope(u: float, p: np.ndarray) -> np.ndarray:

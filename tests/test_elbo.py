@@ -149,9 +149,7 @@ def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
     reference, end = oracle.noise.kernel(1 - 1e-15)[: process.vocab].mean(0), 1 - T_MIN
     if name in SURVIVING:  # the model predicts x_1 from masks alone
         reference, end = predicted_end(model, oracle, T_MIN), 1 - 1e-9
-    start = oracle.terminal(
-        lambda x, t: oracle.bridge(model.posterior(x, clipped(t, T_MIN)), x, t), reference, end, T_MIN
-    )
+    start = oracle.terminal(lambda x, t: oracle.bridge(model.posterior(x, clipped(t, T_MIN)), x, t), reference, end, T_MIN)
     last = known(model.posterior(x, T_MIN), oracle, T_MIN)
     nll = -np.log(start @ np.stack([last[:, i, oracle.clean[:, i]] for i in range(oracle.length)]).prod(0))
     found = m2s.elbo(

@@ -272,6 +272,78 @@ MUTANTS = {
         "return (mass - (near - origin) * gain) / (size + gain), size",
         "test_projection.py",
     ),
+    "start: tokens that survive to t = 1 under a log-linear schedule": Mutant(
+        "process/rank_one.py",
+        "        if self.only_masks:\n            return self._vector(Mixing(torch.zeros_like(end), end))\n",
+        "",
+        "test_perfect_networks.py::test_samples_start_from_masks[ancestral-absorbing-log-linear]",
+    ),
+    "start: the same of a chain": Mutant(
+        "process/base.py",
+        "if self.mask is not None and bool(end[self.mask, self.mask] == 1):",
+        "if False:",
+        "test_perfect_networks.py::test_samples_are_the_data[bayes-chain-absorbing-not-to-the-end]",
+    ),
+    "prior: of the masks, not of the tokens that survive": Mutant(
+        "objective/elbo.py",
+        'survival = check.align("t", process.alpha(t), x_0)',
+        'survival = check.align("t", process.mixing(t).mask, x_0)',
+        "test_elbo.py::test_elbo_terms[exact-absorbing-loglinear]",
+    ),
+    "end: a leap in place of the last draw": Mutant(
+        "sampler/loop.py",
+        "        last = self.sampler.last_step(belief, noise)\n",
+        "        last = self.sampler.step(belief, move, noise)\n",
+        "test_perfect_networks.py::test_samples_are_the_data[ordinal_tau_leaping-gaussian-geometric]",
+    ),
+    "end: the denoiser of a score leaves the noise of t = 0": Mutant(
+        "process/rank_one.py",
+        "clean, whole = s <= 0, self.mixing(t)",
+        "clean, whole = s < 0, self.mixing(t)",
+        "test_perfect_networks.py::test_samples_are_the_data[analytic-uniform-geometric]",
+    ),
+    "end: score and inverse of two times": Mutant(
+        "sampler/loop.py",
+        "plan = plan._replace(t=torch.where(last, plan.t.clamp(min=self.t_min), plan.t))",
+        "pass",
+        "test_perfect_networks.py::test_samples_are_the_data_of_a_network_that_sees_no_small_times[analytic-uniform-geometric]",
+    ),
+    "ranking: confidence by what temperature and top-k leave": Mutant(
+        "sampler/confidence.py",
+        "belief.unsharpened().probability(drawn.token) if belief.shaping.sharpens else drawn.share",
+        "drawn.share",
+        "test_perfect_networks.py::test_sites_are_ranked_by_the_unsharpened_prediction[confidence-greedy]",
+    ),
+    "ranking: adaptive by what temperature and top-k leave": Mutant(
+        "sampler/adaptive.py",
+        "part.unsharpened().leave_one_out() if part.shaping.sharpens else sharpened",
+        "sharpened",
+        "test_perfect_networks.py::test_sites_are_ranked_by_the_unsharpened_prediction[adaptive-greedy]",
+    ),
+    "ranking: ties from left to right": Mutant(
+        "sampler/first_hitting.py",
+        "    if ties is None:",
+        "    if True:",
+        "test_perfect_networks.py::test_ties_are_broken_by_the_randomness_of_the_sample[confidence]",
+    ),
+    "modes: all modules into training mode": Mutant(
+        "modes.py",
+        "        for module in training:\n            module.training = True\n",
+        "        if training:\n            model.train()\n",
+        "test_perfect_networks.py::test_every_module_gets_its_own_mode_back",
+    ),
+    "guidance of steps: exponents swapped": Mutant(
+        "sampler/base.py",
+        "guided_step(*(self.weights_of(each, s).clamp(min=0) for each in part.apart()), part.shaping.guidance)",
+        "guided_step(*(self.weights_of(each, s).clamp(min=0) for each in part.apart()), 1 - part.shaping.guidance)",
+        "test_sampler_laws.py::test_guidance_of_steps[uniform-linear-posterior-2.0]",
+    ),
+    "corrector: an unconstrained score believed at a token that is certainly clean": Mutant(
+        "sampler/predictor_corrector.py",
+        "torch.where(part.certain().unsqueeze(-1),",
+        "torch.where(part.certain().unsqueeze(-1) & False,",
+        "test_perfect_networks.py::test_samples_are_the_data[predictor_corrector-absorbing-linear]",
+    ),
 }
 
 

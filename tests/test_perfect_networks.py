@@ -31,6 +31,7 @@ SCHEDULES = {
     "geometric": m2s.Geometric(0.2, 7.0),  # noise at t = 0, likewise
     "geometric-rate": m2s.GeometricRate(7.0),
     "cosine": m2s.Cosine(),
+    "rescaled": m2s.Rescaled(m2s.Cosine(), 0.05),  # noise at t = 0 and tokens at t = 1
 }
 KINDS: dict[str, Callable[[m2s.Schedule], m2s.Process]] = {
     "uniform": lambda schedule: m2s.Uniform(VOCAB, schedule),
@@ -173,6 +174,15 @@ def test_samples_are_the_data_in_windows_and_under_guidance(sampler: str, name: 
             with unchecked():
                 found = m2s.sample(network_of(head), head, (SAMPLES, 9), sampler=quick(sampler), **asked)
             assert torch.equal(found, pattern(9).expand(SAMPLES, -1)), (kind, guide)
+
+
+@pytest.mark.parametrize("name", ["uniform-geometric", "gaussian-geometric"])
+@pytest.mark.parametrize("sampler", ["analytic", "euler", "tau_leaping"])
+def test_samples_are_the_data_of_a_network_that_sees_no_small_times(sampler: str, name: str) -> None:
+    """A score is inverted at the time that the network sees, at least t_min, not at that of the plan, down to 1e-5."""
+    for kind, head in served(sampler, PROCESSES[name]()):
+        found = m2s.sample(network_of(head), head, (64, LENGTH), 8, sampler, t_min=0.2, micro_batch=64)
+        assert torch.equal(found, pattern(LENGTH).expand(64, -1)), kind
 
 
 @pytest.mark.parametrize(("sampler", "name"), cases(MASKED))

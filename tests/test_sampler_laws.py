@@ -285,6 +285,14 @@ def test_ordinal_tau_leaping_step(kind: str) -> None:
             np.testing.assert_allclose(found[i], wanted, rtol=0, atol=EXACT)
 
 
+class InTheLoop(Analytic):
+    """The analytic sampler as the loop calls it: its last step where s = 0."""
+
+    def step(self, belief: Belief, move: Move, noise: walk.Noise) -> torch.Tensor:
+        ends = (move.s <= 0).unsqueeze(-1)
+        return torch.where(ends, self.last_step(belief, noise), super().step(belief, move, noise))
+
+
 @pytest.mark.parametrize("kind", ["posterior", "score"])
 @pytest.mark.parametrize("name", RANK_ONE)
 def test_analytic_step(name: str, kind: str) -> None:
@@ -296,7 +304,7 @@ def test_analytic_step(name: str, kind: str) -> None:
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return walk.analytic(process, score_of(head, output, k, at), k, at, s)
 
-    found, wanted = problem.law(Analytic(), ["token"]), expected(form, problem)
+    found, wanted = problem.law(InTheLoop(), ["token"]), expected(form, problem)
     some = ~np.isnan(wanted).any(-1)  # see `test_analytic_last_step_with_nowhere_to_go`
     assert some.mean() > 0.9
     found = np.where(some[:, None], found, 0.0)
@@ -316,7 +324,7 @@ def test_analytic_last_step_with_nowhere_to_go(blocks: int, monkeypatch: pytest.
     problem = Sites(m2s.LogScore(process), output[None], np.array([0]), *np.full((3, 1), 0.5))
     problem.s = np.zeros(1)
     for u in (0.0, 0.5, LAST):
-        token = problem.outcome(Analytic())(np.array([0]), {"token": np.array([u])})
+        token = problem.outcome(InTheLoop())(np.array([0]), {"token": np.array([u])})
         assert token[0] < process.vocab
 
 
@@ -567,25 +575,19 @@ def walker(case: Case, sampler: str, head: m2s.Head, strength: float) -> tuple[w
     process = case.process
 
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+        mu = walk.posterior(process, output, k, at, head.offset == "exact")
+        if s == 0:  # the last step of every sampler
+            return mu
         if sampler in ("euler", "tau_leaping"):
             rates = rates_of(head, output, k, at)
             return (walk.euler if sampler == "euler" else walk.tau_leap)(rates, k, t - s)
         if sampler == "analytic":
             return walk.analytic(process, score_of(head, output, k, at), k, at, s)
-        mu = walk.posterior(process, output, k, at, head.offset == "exact")
         if sampler == "remasking":
             return walk.remasking(process, mu, k, at, s, strength)
-        return mu if s == 0 else walk.bayes(process, mu, k, at, s)
+        return walk.bayes(process, mu, k, at, s)
 
     return form, sampler in ("euler", "tau_leaping", "analytic")
-
-
-def finish(head: m2s.Head) -> Callable[[np.ndarray, np.ndarray, float], np.ndarray] | None:
-    """The law from which masks that are left are drawn at t_min: mu."""
-    process = head.process
-    if process.mask is None:
-        return None
-    return lambda output, k, t: walk.posterior(process, output, k, t, getattr(head, "offset", "none") == "exact")
 
 
 def chained(
@@ -601,7 +603,7 @@ def chained(
     """The exact terminal law over clean sequences."""
     form, open_start = walker(case, sampler, head, strength)
     ends = walk.grid(grid, steps, 1e-5 if sampler == "analytic" else None)
-    p = walk.terminal(case.process, case.length, network, form, ends, open_start, t_min, finish(head))
+    p = walk.terminal(case.process, case.length, network, form, ends, open_start, t_min)
     oracle = case.oracle()
     assert abs(p.sum() - 1) < 1e-9
     assert p[(oracle.noisy >= case.process.vocab).any(1)].sum() < EXACT
@@ -769,6 +771,44 @@ def test_guidance(name: str, kind: str, g: float) -> None:
     problem.without = sites(name, free, steps, kinds=(1, 3)).output
     with_without = replace(problem, output=np.stack([problem.output, problem.without], 1))
     same(problem.law(Euler(), ["route", "token"]), expected(partial(on_rates, free), with_without), problem)
+
+
+@pytest.mark.parametrize("g", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("uniform-linear", "posterior"), ("hybrid-0.2", "offset"), ("absorbing-linear", "posterior"), ("gaussian", "posterior")],
+)
+def test_guidance_of_steps(name: str, kind: str, g: float) -> None:
+    """p(x_s) ∝ p_c(x_s)^g p_u(x_s)^(1-g) of the one-step distributions (UDLM's D-CFG), for Bayes and for analytic steps."""
+    process = PLACES[name].process
+    steps = [(0.9, 0.7), (0.5, 0.1)]
+
+    def expected_of(form: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+        def both(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+            conditional, unconditional = (form(output[:, i], k, t, s) for i in (0, 1))
+            combined = unconditional if g == 0 else guided(conditional, unconditional, g)
+            combined = np.where(combined.sum(-1, keepdims=True) > 0, combined, conditional)  # nothing has weight in both
+            return combined / combined.sum(-1, keepdims=True)
+
+        return both
+
+    def check(head: m2s.Head, sampler: Sampler, form: Callable[..., np.ndarray]) -> None:
+        problem = replace(sites(name, head, steps, kinds=(0, 2)), shaping=Shaping(guidance=g, guide="step"))
+        problem.without = sites(name, head, steps, kinds=(1, 0)).output
+        with_without = replace(problem, output=np.stack([problem.output, problem.without], 1))
+        same(problem.law(sampler, ["token"]), expected(expected_of(form), with_without), problem)
+
+    def bayes(output: np.ndarray, k: np.ndarray, t: float, s: float) -> np.ndarray:
+        return walk.bayes(process, walk.posterior(process, output, k, t, kind == "offset"), k, t, s)
+
+    def analytic(output: np.ndarray, k: np.ndarray, t: float, s: float) -> np.ndarray:
+        score = np.exp(output)
+        score[np.arange(len(k)), k] = 1.0
+        return walk.analytic(process, score, k, t, s).clip(0)
+
+    check(HEADS[kind](process), Bayes(), bayes)
+    if isinstance(process, RankOne):
+        check(m2s.LogScore(process), Analytic(), analytic)
 
 
 def routes_of(process: m2s.Process, belief: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:

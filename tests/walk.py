@@ -350,17 +350,13 @@ def terminal(
     ends: Sequence[float],
     open_start: bool,
     t_min: float,
-    finish: Callable[[np.ndarray, np.ndarray, float], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """The exact law over all S^L states at the end of a walk over the times `ends`, from the reference law."""
+    """The exact distribution over all S^L states at the end of a walk over the times `ends`, from the reference."""
     x = np.array(list(itertools.product(range(process.states), repeat=length)))
     p = parallel(np.broadcast_to(process.reference().numpy(), (1, length, process.states)))[0]
     for t, s in itertools.pairwise(ends):
         at = min(t, 1 - t_min) if open_start else t
         p = p @ parallel(form(network(x, seen(t, t_min)), x, t, min(s, at), at))
-    if finish is not None:  # masks that are left are drawn from the belief at t_min
-        drawn = finish(network(x, seen(t_min, t_min)), x, t_min)
-        p = p @ parallel(np.where((x == process.mask)[..., None], drawn, one_hot(x, process.states)))
     return p
 
 

@@ -24,6 +24,7 @@ class Head(ABC):
     """A meaning for the output of a network under a forward process."""
 
     has_posterior: ClassVar[bool] = False  # a true posterior stands behind every output
+    predicts_score: ClassVar[bool] = False  # the output is a score: its posterior is found by inverting the noise of its time
     open_start: ClassVar[bool] = False  # t = 1 has no answer
     exact: ClassVar[bool] = False  # the likelihood itself is known, and is what `last_step` says: there is no noise
     sampler: ClassVar[str | None] = None  # the sampler that alone can draw from it, where there is one
@@ -175,6 +176,8 @@ class Posterior(Head):
 
 class _FreeScore(Head):
     """A score that no posterior need stand behind."""
+
+    predicts_score = True
 
     def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         return affine_inverse(self.log_score(output, x_t, t).exp(), x_t, t, self.process)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 # What of the options a sample depends on, beside the network, the clamp, the labels and projection.
-SETTINGS = ("steps", "grid", "seed", "start", "guidance", "temperature", "top_p", "top_k", "on", "micro_batch")
+SETTINGS = ("steps", "grid", "seed", "start", "guidance", "guide", "temperature", "top_p", "top_k", "on", "micro_batch")
 ELSEWHERE = "give another --out, or --overwrite to replace it"
 NUMBERS = ("corrections", "sites", "leap", "entry")  # options of some samplers, on which their samples depend too
 

@@ -42,7 +42,10 @@ class Sample(Drawing):
     labels: tuple[int, ...] = ()
     """Classes to draw, in turns, from a network that takes them."""
     guidance: float = 1.0
-    """Exaggerate the labels: mu_c^g mu_u^(1-g)."""
+    """Strength g of classifier-free guidance: above 1 exaggerates the labels, 1 is no guidance."""
+    guide: Literal["posterior", "rates", "step"] = "posterior"
+    """What guidance combines, as p_c^g p_u^(1-g) of the predictions with and without labels: posteriors, reverse rates (always
+    for an unconstrained score), or the distributions of one step (D-CFG of UDLM; samplers bayes, ancestral, analytic)."""
     temperature: float = 1.0
     """Below one sharpens the posterior."""
     top_p: float = 1.0
@@ -152,6 +155,7 @@ class Sample(Drawing):
             clamp=self._clamp(checkpoint, self.tokens(checkpoint)),
             condition=torch.tensor([self.labels[i % len(self.labels)] for i in range(self.n)]) if self.labels else None,
             guidance=self.guidance,
+            guide=self.guide,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,

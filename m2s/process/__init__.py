@@ -4,7 +4,7 @@ from m2s.process.base import Process
 from m2s.process.chain import Chain
 from m2s.process.rank_one import Absorbing, Hybrid, Mixing, RankOne, Site, Uniform
 from m2s.process.rate_matrix import RateMatrix
-from m2s.process.schedule import Cosine, Exponential, Geometric, GeometricRate, Linear, LogLinear, Schedule
+from m2s.process.schedule import Cosine, Exponential, Geometric, GeometricRate, Linear, LogLinear, Rescaled, Schedule
 
 __all__ = [
     "Absorbing",
@@ -20,6 +20,7 @@ __all__ = [
     "Process",
     "RankOne",
     "RateMatrix",
+    "Rescaled",
     "Schedule",
     "Site",
     "Uniform",

@@ -23,6 +23,7 @@ class Projected(Head):
     """
 
     has_posterior = True
+    predicts_score = True
     open_start = True
 
     def __init__(self, head: Head) -> None:

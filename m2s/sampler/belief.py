@@ -323,8 +323,10 @@ def _each(output: Output, function: Callable[[Tensor], Tensor]) -> Output:
 
 
 def guided_step(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
-    """p_c^g p_u^(1-g), normalised, of weights of the next token."""
-    return torch.softmax(_guided(safe_log(conditional), safe_log(unconditional), guidance), -1)
+    """p_c^g p_u^(1-g), normalised, of weights of the next token; p_c where no token has weight in both."""
+    mixed = _guided(safe_log(conditional), safe_log(unconditional), guidance)
+    nothing = (mixed == -torch.inf).all(-1, keepdim=True)
+    return torch.where(nothing, conditional, torch.softmax(mixed.masked_fill(nothing, 0), -1))
 
 
 def _guided(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:

@@ -226,7 +226,7 @@ class _Run:
         plan = self.sampler.plan(self.options.steps, self.options.grid, group.free.sum(-1), self.options.acts_as, noise)
         last = plan.s <= 0
         group.ends = list(zip(last.any(-1).tolist(), last.all(-1).tolist(), strict=True))  # here, once: a host read waits
-        if not self.options.acts_as.has_posterior:
+        if self.options.acts_as.predicts_score:
             # The last step inverts the noise of the score, so both must be of one time: that which the network sees.
             plan = plan._replace(t=torch.where(last, plan.t.clamp(min=self.t_min), plan.t))
         group.plan = plan
