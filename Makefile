@@ -27,7 +27,7 @@ bench: $(VENV)/test.installed
 	$(BIN)/python benchmarks/sampler.py
 
 gpu:
-	$(PYTHON) -m pytest -n 8 tests/test_ops_*.py tests/test_devices.py tests/test_train_update.py tests/test_sampler_memory.py
+	$(PYTHON) -m pytest -n 8 tests/ops tests/test_devices.py tests/training/test_trainer.py tests/samplers/test_memory.py
 
 $(VENV)/pip.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "m2s needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.12")'

@@ -1,7 +1,7 @@
 """Kernels expm(sigma Q) of a batch of times, each another: by tables, by doubling a short step, by torch.linalg.matrix_exp.
 
 The rates are those of `--method tauldr` between 256 levels, the times those of a batch of training. Errors are the greatest of
-any entry, relative to it, against doubling, which `tests/test_identities.py` holds to 80 digits; entries below 1e-290 do not
+any entry, relative to it, against doubling, which `tests/conversions/test_identities.py` holds to 80 digits; entries below 1e-290 do not
 count. matrix_exp is accurate in the large entries alone. Tables are held to three times the speed of doubling.
 """
 
@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import common
 
-from m2s.process.exponential import expm
-from m2s.process.ladder import Ladder
-from m2s.train.build import make_process
-from m2s.train.config import ProcessConfig
+from m2s.process.expm import expm
+from m2s.process.expm_table import ExpmTable
+from m2s.training.build import make_process
+from m2s.training.config import ProcessConfig
 
 LEAST = 3.0
 
@@ -41,7 +41,7 @@ def main() -> int:
         return found
 
     start = time.perf_counter()
-    ladder = Ladder.of(rates)
+    ladder = ExpmTable.of(rates)
     assert ladder is not None
     settled(rates)
     built = time.perf_counter() - start

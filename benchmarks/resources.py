@@ -100,12 +100,12 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
             {"MASK": mask, "GRADIENT": gradient, "BLOCK": block},
             warps,
         )
-        for kind, block, warps in (("bridged", 1024, 8), ("free", 512, 4), ("masked", 1024, 8))
+        for kind, block, warps in (("posterior_entropy", 1024, 8), ("score_entropy", 512, 4), ("masked_ce", 1024, 8))
         for mask, gradient in ((False, True), (True, True), (True, False))
     },
     **{
         name: (
-            "m2s.ops.draw.triton",
+            "m2s.ops.reverse_step.triton",
             "_draw",
             DRAW,
             {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256},
@@ -129,7 +129,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     },
     **{
         f"audit{', mask' if mask else ''}": (
-            "m2s.ops.audit.triton",
+            "m2s.ops.classify.triton",
             "_measure",
             AUDIT,
             {"MASK": mask, "STEP": True, "LOG": False, "NARROW": True, "LINES": 4, "BLOCK": 1024},
@@ -177,14 +177,14 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
         for part, (names, constants, warps) in EMBEDDING.items()
     },
     "columns, beside": (
-        "m2s.ops.columns.triton",
+        "m2s.ops.bias_columns.triton",
         "_beside",
         {"rows": "*fp32", "bias": "*fp32", "result": "*bf16", "count": "i32"},
         {"WIDTH": 768, "EXTRA": 8, "MORE": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
     "columns, alone": (
-        "m2s.ops.columns.triton",
+        "m2s.ops.bias_columns.triton",
         "_alone",
         {"columns": "*fp32", "factor": "*fp64", "result": "*fp32", "count": "i32"},
         {"WIDTH": 768, "APART": 776, "ROWS": 8, "BLOCK": 256},

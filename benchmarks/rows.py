@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import common
 
 import m2s
-from m2s.benchmark.contest import turns
-from m2s.objective.score_entropy import rows_of
-from m2s.ops.linear import CHUNK
+from m2s.benchmark.comparison import interleave
+from m2s.losses.score_entropy import row_loss_spec
+from m2s.ops.last_layer_chunks import CHUNK
 
 VOCAB, COLUMNS = 50_257, 50_304
 
@@ -33,7 +33,7 @@ def main() -> None:
     given = options.parse_args()
     if not torch.cuda.is_available():
         sys.exit("the kernel is for a GPU, and there is none")
-    from m2s.ops.bridged import triton
+    from m2s.ops.posterior_entropy import triton
 
     device, rows = torch.device("cuda"), CHUNK // COLUMNS
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def main() -> None:
     t = torch.rand(rows, dtype=torch.float64, device=device) * 0.98 + 0.01
     x_0 = torch.randint(VOCAB, (rows,), device=device)
     x_t = head.process.corrupt(x_0[:, None], t)[:, 0]
-    told = rows_of(head, x_0, x_t, t)
+    told = row_loss_spec(head, x_0, x_t, t)
     assert told is not None
     ready, weight = triton.prepare(x_t, x_0, told.scalars), torch.full_like(t, 1 / rows)
     fresh = logits.clone()
@@ -59,7 +59,7 @@ def main() -> None:
         "every program on one row": lambda: work(one),
         "a copy of the bytes that must move": lambda: target.copy_(source),
     }
-    times = {name: statistics.median(found) for name, found in turns(calls, device, given.repeats).items()}
+    times = {name: statistics.median(found) for name, found in interleave(calls, device, given.repeats).items()}
     times["rows from memory"] -= times.pop("that copy of the rows")
     for name, ms in times.items():
         print(f"{name:36s} {ms:.3f} ms, {ms * 1e3 * 2048 / rows:.0f} us for 2,048 rows")

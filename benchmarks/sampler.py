@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import common
 
 import m2s
-from m2s.sampler import Bayes, Belief, Move, Noise
+from m2s.samplers import Bayes, CounterNoise, Move, Prediction
 
 LEAST_SPEED, LEAST_MEMORY = 4.0, 4.0
 NAMES = ["vectors", "m2s"]
@@ -41,8 +41,8 @@ def vectors(log_score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> Tensor:
 
 def streaming(logits: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """The library's step: routes and one draw, some rows at a time."""
-    belief = Belief(m2s.Posterior(m2s.Uniform(logits.shape[-1], m2s.Linear())), logits, x_t, t)
-    return Bayes().step(belief, Move(t.double(), s.double()), Noise(0, torch.arange(len(x_t)), x_t.shape[1], 1))
+    prediction = Prediction(m2s.Posterior(m2s.Uniform(logits.shape[-1], m2s.Linear())), logits, x_t, t)
+    return Bayes().step(prediction, Move(t.double(), s.double()), CounterNoise(0, torch.arange(len(x_t)), x_t.shape[1], 1))
 
 
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {"vectors": vectors, "m2s": streaming}

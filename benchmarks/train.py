@@ -1,7 +1,7 @@
 """A whole update of the weights on a GPU: the trainer against a plain eager loop over the same network.
 
 The plain loop has autocast to bf16, the loss that builds s, r and h, clipping, AdamW and an average of the weights, nothing
-compiled. The trainer is `m2s.train` as it runs by default. Each form runs in a process of its own. MFU is 6 x parameters
+compiled. The trainer is `m2s.training` as it runs by default. Each form runs in a process of its own. MFU is 6 x parameters
 (without the embedding table) + 12 x depth x width x length operations a token, over the rate of a bf16 product of two matrices
 measured in the same run.
 """
@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import common
 from loss import direct
 
-from m2s.benchmark.contest import synchronize
+from m2s.benchmark.comparison import synchronize
 from m2s.benchmark.train import Random, matrix_rate, operations_a_token, trainer
 from m2s.data import batch_indices
+from m2s.distributed import World
 from m2s.presets import PRESETS
-from m2s.train import Config, resolve
-from m2s.train.build import make_objects
-from m2s.train.config import replace
-from m2s.train.parallel import World
+from m2s.training import Config, resolve
+from m2s.training.build import make_objects
+from m2s.training.config import replace
 
 LEAST_SPEED, LEAST_MEMORY = 2.6, 2.0
 FORMS = ("plain", "m2s")

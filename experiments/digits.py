@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 import m2s
+from m2s.io import write_json
 from m2s.presets import PRESETS
-from m2s.report import write_json
-from m2s.train import train
-from m2s.train.config import replace
+from m2s.training import train
+from m2s.training.config import replace
 
 SEEDS = (1, 2, 3)  # seed 0 had been looked at when the bounds below were written down
 SETTINGS = {"sedd-absorb": {"head.scale": "none"}}  # as it was when they were: the scale of SEDD's release came later

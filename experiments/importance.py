@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
+from m2s.data.source import open_source
+from m2s.distributed import World
+from m2s.io import write_json
 from m2s.presets import PRESETS
-from m2s.report import write_json
-from m2s.train.build import load_weights, make_objects
-from m2s.train.config import replace, resolve
-from m2s.train.parallel import World
-from m2s.train.source import open_source
-from m2s.train.update import Learner
+from m2s.training.build import load_weights, make_objects
+from m2s.training.config import replace, resolve
+from m2s.training.trainer import Trainer
 
 STEPS = 60
 DENSITIES = (None, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -36,10 +36,10 @@ def measure(run: Path) -> list[dict[str, float | None]]:
     rows = []
     for density in DENSITIES:
         changed = resolve(replace(config, "run.importance", density))
-        source = open_source(changed.data)
+        source = open_source(**vars(changed.data))
         model, head, description = make_objects(changed, source)
         load_weights(model, description, str(run))
-        learner = Learner(changed, source, World.start("cpu"), model, head, description)
+        learner = Trainer(changed, source, World.start("cpu"), model, head, description)
         learner.model.eval()
         gradients = []
         for step in range(STEPS):

@@ -18,10 +18,10 @@ from statistics import fmean
 
 import torch
 
+from m2s.io import write_json
 from m2s.presets import PRESETS
-from m2s.report import write_json
-from m2s.train import Config, train
-from m2s.train.config import replace
+from m2s.training import Config, train
+from m2s.training.config import replace
 
 MOST = 0.01
 RUNS = {"fused": ("fused", 0), "reference": ("reference", 0), "another seed": ("reference", 1)}

@@ -20,10 +20,10 @@ from torch import Tensor
 
 import m2s
 from m2s.cli import main as command
-from m2s.evaluate.fid import Statistics, frechet
-from m2s.method import METHODS
-from m2s.report import write_json
-from m2s.report.origin import origin
+from m2s.evaluation.fid import Statistics, frechet
+from m2s.io import write_json
+from m2s.methods import METHODS
+from m2s.provenance import provenance
 
 SAMPLES, STEPS, PASSES, SEED = 512, 64, 16, 1
 
@@ -62,7 +62,7 @@ def again(out: Path, names: list[str]) -> None:
     rows, path = {name: measure(name, out) for name in names}, out / "methods.json"
     if path.exists():
         found = json.loads(path.read_text())
-        made = {**origin("cpu"), "threads": torch.get_num_threads()}
+        made = {**provenance("cpu"), "threads": torch.get_num_threads()}
         rows = {row["method"]: row for row in found["rows"]} | {name: {**row, "made": made} for name, row in rows.items()}
         found["rows"] = [rows[name] for name in METHODS if name in rows]
         write_json(path, found)
@@ -78,7 +78,7 @@ def main(out: Path) -> None:
         print(f"{row['method']:16s} {bits:>18s} {row['distance']:9.4f} {row['samples_per_second']:9.1f}")
     print(f"{'held-out images':16s} {'':18s} {held_out:9.4f}")
     settings = {"samples": SAMPLES, "steps": STEPS, "passes": PASSES, "seed": SEED, "threads": torch.get_num_threads()}
-    write_json(out / "methods.json", {**origin("cpu"), "settings": settings, "rows": rows, "held_out_distance": held_out})
+    write_json(out / "methods.json", {**provenance("cpu"), "settings": settings, "rows": rows, "held_out_distance": held_out})
 
 
 if __name__ == "__main__":

@@ -35,19 +35,20 @@ from m2s import data
 from m2s.cli.evaluate.bpd import finite
 from m2s.cli.evaluate.fid import PROTOCOLS, statistics
 from m2s.cli.evaluate.fid import Images as Pictures
-from m2s.evaluate import inception
-from m2s.evaluate.bpd import Part, bound, summary
-from m2s.evaluate.fid import Statistics, frechet
+from m2s.data.source import ImageSource
+from m2s.distributed import World
+from m2s.errors import UserError, suggest
+from m2s.evaluation import inception
+from m2s.evaluation.bpd import Shard, dataset_nelbo, summary
+from m2s.evaluation.fid import Statistics, frechet
 from m2s.hub import Checkpoint
-from m2s.method import METHODS
+from m2s.io import atomic_write, output_folder, write_json
+from m2s.methods import METHODS
 from m2s.presets import PRESETS
-from m2s.report import Refused, folder, whole, write_json
-from m2s.report.origin import command, origin
-from m2s.sampler.ready import Ready
-from m2s.train import Batch, Config, train
-from m2s.train.config import nearest, replace
-from m2s.train.parallel import World
-from m2s.train.source import ImageSource
+from m2s.provenance import command, provenance
+from m2s.samplers.inference_model import InferenceModel
+from m2s.training import Batch, Config, train
+from m2s.training.config import replace
 
 PROTOCOL = PROTOCOLS["mnist-5k"]
 STEPS = (25, 50, 100)
@@ -136,9 +137,9 @@ class Lab:
             pictures = Pictures(f"{name}, {steps} steps", tokens, self.images.shape, self.images.vocab)
             ours = self._timed(seconds, f"features {steps}", lambda pictures=pictures: statistics(pictures, self.features))
             distances.append(self.later(frechet, ours, self.reference))
-        with whole(self.out / f"{name}.npz") as temporary:
+        with atomic_write(self.out / f"{name}.npz") as temporary:
             np.savez_compressed(temporary, tokens=tokens[:SHOWN].numpy())
-        row |= {"seconds": seconds, **origin(self.device)}
+        row |= {"seconds": seconds, **provenance(self.device)}
         self.later(finish, self.out / f"{name}.json", row, distances)
         print(f"{name}: {', '.join(f'{part} {value:.1f} s' for part, value in seconds.items())}", flush=True)
 
@@ -177,13 +178,13 @@ class Lab:
     def bound(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Bits per dimension of the bound on the test images and of its terms, with both errors."""
         count = self.settings["test_images"]
-        rows = Part(self.images.test, count)
+        rows = Shard(self.images.test, count)
         world = World(0, 1, self.device)
-        found = bound(checkpoint.model, checkpoint.head, rows, PASSES, batch_size=ROWS, bf16=self.bf16, world=world)
+        found = dataset_nelbo(checkpoint.model, checkpoint.head, rows, PASSES, batch_size=ROWS, bf16=self.bf16, world=world)
         return {term: value["bits"] for term, value in summary(found).items()}
 
     def sample(self, checkpoint: Checkpoint, name: str, steps: int) -> Tensor:
-        network = Ready(checkpoint.model, checkpoint.head.process.states, self.bf16)
+        network = InferenceModel(checkpoint.model, checkpoint.head.process.states, self.bf16)
         shape = (self.settings["samples"], self.images.train.shape[1])
         tokens = m2s.sample(
             network,
@@ -222,7 +223,7 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
             try:
                 found[name] = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise Refused(f"{path} is no JSON ({error}): remove it, and the row is done again") from error
+                raise UserError(f"{path} is no JSON ({error}): remove it, and the row is done again") from error
     return found
 
 
@@ -232,11 +233,11 @@ def take_over(table: Path, out: Path) -> None:
         rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
         found = {row["method"]: row for row in rows if "error" not in row and row["method"] in METHODS}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
+        raise UserError(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
     there = read_rows(out)
     if rows := {**found, **there}:
         refuse_others(out, rows, next(iter(rows.values()))["settings"])
-    folder(out)
+    output_folder(out)
     for name, row in found.items():
         if "error" in there.get(name, {"error": "not done"}):
             write_json(out / f"{name}.json", row)
@@ -247,7 +248,7 @@ def refuse_others(out: Path, rows: dict[str, dict[str, Any]], settings: dict[str
     for name, row in rows.items():
         for key in settings:
             if row["settings"].get(key) != settings[key]:
-                raise Refused(
+                raise UserError(
                     f"{out / name}.json was made with {key} {row['settings'].get(key)}, not {settings[key]}, and rows of one "
                     "table must be alike: give another folder, or the same numbers"
                 )
@@ -269,7 +270,7 @@ def run(options: argparse.Namespace, started: float) -> bool:
         return True
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = inception.load(options.inception, device)
-    folder(options.out)
+    output_folder(options.out)
     reference = Pictures(PROTOCOL.against, images.test[: min(PROTOCOL.count or 0, limit)], images.shape, images.vocab)
     theirs = statistics(reference, features)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -331,7 +332,7 @@ def summarise(out: Path) -> None:
 
     rows = list(read_rows(out).values())
     if not rows:
-        raise Refused(f"{out} holds no rows: make them with python experiments/mnist.py {out}")
+        raise UserError(f"{out} holds no rows: make them with python experiments/mnist.py {out}")
     refuse_others(out, {row["method"]: row for row in rows}, rows[0]["settings"])
     print("\n".join(table(rows)))
     transformers = [f"`{row['method']}`" for row in rows if row.get("network") == "dit"]
@@ -346,7 +347,7 @@ def summarise(out: Path) -> None:
                 pictures[name] = file["tokens"][:ACROSS].reshape(-1, *(math.isqrt(file["tokens"].shape[1]),) * 2)
     for name, figure in (("mnist.png", made and compared(made, STEPS)), ("samples.png", pictures and sheet(pictures))):
         if figure:
-            with whole(out / name) as temporary:
+            with atomic_write(out / name) as temporary:
                 figure.savefig(temporary, dpi=200, bbox_inches="tight")
 
 
@@ -364,11 +365,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.methods = options.methods.split(",")
     for name in options.methods:
         if name not in METHODS:
-            raise Refused(f"there is no method {name!r}: {nearest(name, METHODS)}")
+            raise UserError(f"there is no method {name!r}: {suggest(name, METHODS)}")
     if options.steps < 2:
-        raise Refused(f"--steps is {options.steps}, but it must be at least 2: the first updates are not timed")
+        raise UserError(f"--steps is {options.steps}, but it must be at least 2: the first updates are not timed")
     if options.limit is not None and options.limit < 2:
-        raise Refused(f"--limit is {options.limit}, but a covariance needs at least 2 images")
+        raise UserError(f"--limit is {options.limit}, but a covariance needs at least 2 images")
     return options
 
 
@@ -382,7 +383,7 @@ def main(arguments: list[str] | None = None) -> int:
             summarise(options.out)
             return 0
         return 0 if run(options, started) else 1
-    except Refused as error:
+    except UserError as error:
         print(f"mnist.py: {error}", file=sys.stderr)
         return 2
 

@@ -35,13 +35,14 @@ import m2s
 from m2s.cli.evaluate.bpd import finite
 from m2s.data import Tokens
 from m2s.data.files import BadData
-from m2s.evaluate.bpd import Part, bound, measured, summary
+from m2s.distributed import World
+from m2s.errors import UserError, suggest
+from m2s.evaluation.bpd import Shard, dataset_nelbo, measured, summary
+from m2s.io import output_folder, write_json
 from m2s.presets import PRESETS
-from m2s.report import Refused, folder, write_json
-from m2s.report.origin import command, origin
-from m2s.train import Config, train
-from m2s.train.config import nearest, replace, resolve
-from m2s.train.parallel import World
+from m2s.provenance import command, provenance
+from m2s.training import Config, train
+from m2s.training.config import replace, resolve
 
 RESULTS = Path(__file__).parent / "results"
 TERMS = {"nats": "bits", "integral": "integral", "prior": "prior", "reconstruction": "reconstruction"}
@@ -102,9 +103,9 @@ class Lab:
     device: torch.device
 
     @property
-    def held_out(self) -> Part:
+    def held_out(self) -> Shard:
         windows = Tokens(self.data, "validation", self.settings["data.length"])
-        return Part(windows, self.described["validation_windows"])
+        return Shard(windows, self.described["validation_windows"])
 
     def config(self, name: str, options: dict[str, Any]) -> Config:
         settings = {**self.settings, **options, "out": self.out / "runs" / name, "data.folder": str(self.data)}
@@ -126,7 +127,9 @@ class Lab:
         trained = time.monotonic()
         checkpoint = m2s.load(config.run.out, self.device)
         world, bf16, rows = World(0, 1, self.device), self.device.type == "cuda", self.held_out
-        found = bound(checkpoint.model, checkpoint.head, rows, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world)
+        found = dataset_nelbo(
+            checkpoint.model, checkpoint.head, rows, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world
+        )
         assert checkpoint.tokenizer is not None
         nelbo = summary(found, measured(rows, checkpoint.tokenizer))
         records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -141,7 +144,7 @@ class Lab:
             "trace": {key: [record[key] for record in steps] for key in ("tokens", "loss", "grad_norm", "grad_norm_max")},
             "tokens_per_second": speed(steps),
             "seconds": {"train": trained - start, "nelbo": time.monotonic() - trained},
-            **origin(self.device),
+            **provenance(self.device),
         }
 
     def point(self, record: dict[str, Any]) -> dict[str, float]:
@@ -167,7 +170,7 @@ def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
     """The data: its sources, its size, and the cross entropy of the held-out tokens under the unigram distribution."""
     windows, held_out = (Tokens(data, split, length) for split in ("train", "validation"))
     count = min(len(held_out), limit or len(held_out))
-    part = Part(held_out, count)
+    part = Shard(held_out, count)
     rows = part[torch.arange(count)]
     seen = sum(np.bincount(shard, minlength=windows.vocab) for shard in windows._shards) + 1  # add-one smoothing
     unigram = -np.log(seen / seen.sum())[rows.numpy()].mean()
@@ -195,7 +198,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise Refused(f"{path} cannot be read as JSON ({error}): remove it, and its rows are done again") from error
+        raise UserError(f"{path} cannot be read as JSON ({error}): remove it, and its rows are done again") from error
 
 
 def read_rows(out: Path, entry: Entry) -> dict[str, dict[str, Any]]:
@@ -216,7 +219,7 @@ def refuse_others(out: Path, shared: dict[str, Any]) -> None:
     path = out / "entry.json"
     if path.exists() and (there := read(path)) != shared:
         key = next(key for key in shared if there.get(key) != shared[key])
-        raise Refused(
+        raise UserError(
             f"{path} has {key} {there.get(key)}, but now it is {shared[key]}: give another folder, or the same settings"
         )
 
@@ -236,7 +239,7 @@ def run(options: argparse.Namespace, started: float) -> bool:
     done = {**known_rows(options, shared), **read_rows(options.out, entry)}
     todo = [name for name in options.rows if name not in done]
     todo += [name for name in options.rows if "error" in done.get(name, {})]
-    write_json(folder(options.out) / "entry.json", shared)
+    write_json(output_folder(options.out) / "entry.json", shared)
     for number, name in enumerate(todo):
         if time.monotonic() - started > options.seconds:
             print(f"{options.seconds:g} s are over, not begun: {', '.join(todo[number:])}")
@@ -280,12 +283,12 @@ def summarise(options: argparse.Namespace) -> None:
     """The rows of the folder, and those of the results file, as a table and as the results file."""
     entry, path = ENTRIES[options.entry], options.out / "entry.json"
     if not path.exists():
-        raise Refused(f"{options.out} holds no rows: make them with python experiments/text.py {options.out} --data FOLDER")
+        raise UserError(f"{options.out} holds no rows: make them with python experiments/text.py {options.out} --data FOLDER")
     shared = read(path)
     found = {**known_rows(options, shared), **read_rows(options.out, entry)}
     rows = [found[name] for name in entry.rows if name in found]
     print("\n".join(table(rows)))
-    target = folder(options.results) / f"text-{options.entry}.json"
+    target = output_folder(options.results) / f"text-{options.entry}.json"
     write_json(target, {"command": command(), **shared, "rows": rows})
 
 
@@ -306,11 +309,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.rows = options.rows.split(",") if options.rows else list(rows)
     for name in options.rows:
         if name not in rows:
-            raise Refused(f"{options.entry} has no row {name!r}: {nearest(name, rows)}")
+            raise UserError(f"{options.entry} has no row {name!r}: {suggest(name, rows)}")
     if options.data is None and not options.table:
-        raise Refused("--data is missing: give the folder that `m2s data prepare` wrote")
+        raise UserError("--data is missing: give the folder that `m2s data prepare` wrote")
     if options.limit is not None and options.limit < 1:
-        raise Refused(f"--limit is {options.limit}, but it must be at least 1")
+        raise UserError(f"--limit is {options.limit}, but it must be at least 1")
     return options
 
 
@@ -322,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
             summarise(options)
             return 0
         return 0 if run(options, started) else 1
-    except (Refused, BadData) as error:
+    except (UserError, BadData) as error:
         print(f"text.py: {error}", file=sys.stderr)
         return 2
 

@@ -1,20 +1,21 @@
 """m2s: mean-to-score discrete diffusion.
 
 Processes say how clean data is corrupted, heads say what a network's output means, objectives train it, samplers draw from it,
-and `realizability` says whether a score has a posterior behind it. `m2s.train`, `m2s.evaluate` and the other parts that are not
-imported here are imported when they are first asked for.
+and `realizability` says whether a score has a posterior behind it. Packages that are not imported
+here, such as `m2s.training` and `m2s.evaluation`, are imported on first access.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from m2s.belief import (
+from m2s.conversions.reverse_step import analytic_weights, bayes_probabilities
+from m2s.evaluation.audit import audit
+from m2s.heads import (
     FactorizedRate,
     Head,
     LogScore,
     Ordinal,
     Posterior,
-    Unprojected,
     leave_one_out_from_posterior,
     posterior_from_leave_one_out,
     rate_from_score,
@@ -22,11 +23,9 @@ from m2s.belief import (
     score_from_posterior,
     score_from_rate,
 )
-from m2s.belief.step import analytic_weights, bayes_law
-from m2s.check import checked
-from m2s.evaluate.audit import audit
 from m2s.hub import Checkpoint, load
-from m2s.objective import Elbo, Objective, elbo, masked_cross_entropy, score_entropy, stratified_times
+from m2s.losses import Elbo, Objective, elbo, masked_cross_entropy, score_entropy, stratified_times
+from m2s.ops.last_layer import Unprojected
 from m2s.process import (
     Absorbing,
     Chain,
@@ -44,22 +43,23 @@ from m2s.process import (
 )
 from m2s.process.schedule import Rescaled
 from m2s.realizability import Diagnosis, Projected, affine_inverse, box, classify, diagnose, project
-from m2s.sampler import Trajectory, sample
+from m2s.samplers import Trajectory, sample
+from m2s.validation import checked
 
 __version__ = "0.1.0"
 
-PARTS = ("benchmark", "cli", "data", "evaluate", "method", "model", "presets", "report", "train")
+PARTS = ("benchmark", "cli", "data", "evaluation", "methods", "models", "presets", "report", "training")
 
 if TYPE_CHECKING:
     from m2s import benchmark as benchmark
     from m2s import cli as cli
     from m2s import data as data
-    from m2s import evaluate as evaluate
-    from m2s import method as method
-    from m2s import model as model
+    from m2s import evaluation as evaluation
+    from m2s import methods as methods
+    from m2s import models as models
     from m2s import presets as presets
     from m2s import report as report
-    from m2s import train as train
+    from m2s import training as training
 else:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
@@ -98,7 +98,7 @@ __all__ = [
     "affine_inverse",
     "analytic_weights",
     "audit",
-    "bayes_law",
+    "bayes_probabilities",
     "box",
     "checked",
     "classify",

@@ -126,8 +126,8 @@ class Oracle:
         self.clean = np.array(list(itertools.product(range(noise.vocab), repeat=length)))
         self.noisy = np.array(list(itertools.product(range(noise.states), repeat=length)))
         self.power = noise.states ** np.arange(length)[::-1]
-        law = np.exp(1.5 * np.random.default_rng(seed).normal(size=len(self.clean)))
-        self.law = law / law.sum()
+        distribution = np.exp(1.5 * np.random.default_rng(seed).normal(size=len(self.clean)))
+        self.distribution = distribution / distribution.sum()
         self.indicator = np.eye(noise.states)[self.clean]  # [x_0, site, z]
 
     def index(self, x: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ class Oracle:
 
     def marginal(self, t: float) -> np.ndarray:
         """p_t over all noisy sequences."""
-        return self.law @ self.likelihood(self.noisy, t)
+        return self.distribution @ self.likelihood(self.noisy, t)
 
     def neighbours(self, x: np.ndarray) -> np.ndarray:
         """Place of x^{i->y} in `noisy` as [N, site, y]."""
@@ -158,14 +158,14 @@ class Oracle:
 
     def posterior(self, x: np.ndarray, t: float) -> np.ndarray:
         """Pr(X_0^i = z | X_t = x), by summing the joint law."""
-        joint = self.law[:, None] * self.likelihood(x, t)
+        joint = self.distribution[:, None] * self.likelihood(x, t)
         return np.einsum("cn,clz->nlz", joint, self.indicator) / joint.sum(0)[:, None, None]
 
     def leave_one_out(self, x: np.ndarray, t: float) -> np.ndarray:
         """Pr(X_0^i = z | X_t^{-i}): the same sum without the factor of site i."""
         factors, out = self.factors(x, t), []
         for i in range(self.length):
-            joint = self.law[:, None] * np.delete(factors, i, axis=-1).prod(-1)
+            joint = self.distribution[:, None] * np.delete(factors, i, axis=-1).prod(-1)
             out.append(joint.T @ self.indicator[:, i] / joint.sum(0)[:, None])
         return np.stack(out, 1)
 

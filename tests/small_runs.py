@@ -13,9 +13,9 @@ import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import Tensor
 
-from m2s.train import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, train
-from m2s.train.config import replace
-from m2s.train.log import TIMINGS
+from m2s.training import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, train
+from m2s.training.config import replace
+from m2s.training.log import TIMINGS
 
 
 class Rows:

@@ -79,7 +79,7 @@ def test_samples_on_a_device_are_those_of_the_cpu(name: str, device: str) -> Non
     process = PROCESSES[name]
     table = 2 * torch.randn(process.states, process.states + 3, dtype=torch.float64)
     numbers = torch.arange(7)
-    here, there = (m2s.sampler.Noise(3, numbers.to(place), 5, 2) for place in ("cpu", device))
+    here, there = (m2s.samplers.CounterNoise(3, numbers.to(place), 5, 2) for place in ("cpu", device))
     assert torch.equal(here("token"), there("token").cpu()) and torch.equal(here.once("time"), there.once("time").cpu())
     for head in (m2s.Posterior(process), m2s.Posterior(process, offset="exact"), m2s.LogScore(process)):
         for sampler in ("bayes", "euler", "first_hitting", "predictor_corrector"):
@@ -147,9 +147,9 @@ REPLAYED = """
 import sys
 from pathlib import Path
 from small_runs import losses, small
-from test_train_many import weighted_rows
-from m2s.train import train
-from m2s.train.config import replace
+from test_distributed import weighted_rows
+from m2s.training import train
+from m2s.training.config import replace
 out, network, micro_batch, compiled = sys.argv[1:]
 changes = {"steps": 8, "log_every": 1, "precision": "float32", "network__dropout": 0.0, "micro_batch": int(micro_batch)}
 if network == "duo":  # sixteen updates, of which the first eight see softened tokens

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import m2s
-from m2s.evaluate.bpd import bound
+from m2s.evaluation.bpd import dataset_nelbo
 
 pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
@@ -22,7 +22,7 @@ CALLERS: dict[str, Callable[..., Any]] = {
     "objective": lambda net, c=None: m2s.Objective(net, head)(x_0, m2s.stratified_times(B, 0.1, 0.9), condition=c),
     "elbo": lambda net, c=None: m2s.elbo(net, head, x_0, condition=c),
     "sample": lambda net, c=None: m2s.sample(net, head, (B, L), steps=2, condition=c),
-    "bound": lambda net, c=None: bound(net, head, x_0, passes=2, labels=c),
+    "bound": lambda net, c=None: dataset_nelbo(net, head, x_0, passes=2, labels=c),
 }
 EVERYONE = pytest.mark.parametrize("caller", CALLERS)
 

@@ -88,7 +88,7 @@ def test_schedules_state_one_function(schedule: m2s.Schedule, end: float, share:
     close(torch.exp(-schedule.sigma(t)), alpha, alpha)
     close(-torch.expm1(-schedule.sigma(t)), beta, beta)
     close(schedule.alpha_prime(t), -schedule.sigma_prime(t) * alpha, schedule.alpha_prime(t).abs())
-    close(1 - schedule.lost(s, t), alpha / schedule.alpha(s))
+    close(1 - schedule.one_minus_alpha_ratio(s, t), alpha / schedule.alpha(s))
     moved = t.clone().requires_grad_()
     (slope,) = torch.autograd.grad(schedule.sigma(moved), moved)
     close(schedule.sigma_prime(t), slope, slope.abs())
@@ -119,9 +119,9 @@ def test_kernels_are_stochastic_and_compose(process: m2s.Process, end: float, sh
     close(process.rates(t).sum(-1) / process.rates(t).abs().max(), torch.zeros(1, process.states, dtype=torch.float64))
     off_diagonal = process.rates(t) - torch.diag_embed(process.rates(t).diagonal(dim1=-2, dim2=-1))
     assert (off_diagonal >= 0).all()
-    law = process.reference()
-    assert (law >= 0).all()
-    close(law.sum(), torch.ones((), dtype=torch.float64))
+    distribution = process.reference()
+    assert (distribution >= 0).all()
+    close(distribution.sum(), torch.ones((), dtype=torch.float64))
 
 
 @given(situations())
@@ -227,15 +227,15 @@ def test_bayes_law_is_a_law_and_the_analytic_step_agrees(situation: tuple) -> No
     process, _, x_t, t, output = situation
     mu = m2s.Posterior(process).posterior(output, x_t, t)
     for share in (0.0, 0.3, 0.99):
-        law = m2s.bayes_law(mu, x_t, t * share, t, process)
-        assert (law >= 0).all()
-        close(law.sum(-1), torch.ones(SITES, dtype=torch.float64))
+        distribution = m2s.bayes_probabilities(mu, x_t, t * share, t, process)
+        assert (distribution >= 0).all()
+        close(distribution.sum(-1), torch.ones(SITES, dtype=torch.float64))
         known = (process.columns(x_t, t)[..., : process.vocab] > 0).sum(-1) == 1
         if isinstance(process, RankOne):
             score = m2s.score_from_posterior(mu, x_t, t, process)
             weights = m2s.analytic_weights(score, x_t, t * share, t, process)
             size = score.sum(-1, keepdim=True) / (process.alpha(t) / process.alpha(t * share))[:, None, None]
-            close(weights[~known], law[~known], size[~known].clamp(min=1))
+            close(weights[~known], distribution[~known], size[~known].clamp(min=1))
 
 
 @given(situations(edge=0.02))

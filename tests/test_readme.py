@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m2s.method.page import page as methods_page
+from m2s.methods.docs_page import page as methods_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -83,4 +83,4 @@ def test_the_map_of_the_paper_names_what_exists() -> None:
 
 
 def test_the_page_of_methods_is_what_they_say() -> None:
-    assert (ROOT / "docs" / "methods.md").read_text() == methods_page(), "python -m m2s.method.page > docs/methods.md"
+    assert (ROOT / "docs" / "methods.md").read_text() == methods_page(), "python -m m2s.methods.docs_page > docs/methods.md"

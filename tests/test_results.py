@@ -249,7 +249,7 @@ def test_every_method_on_digits() -> None:
 
 
 def test_every_method_on_mnist() -> None:
-    from m2s.method import METHODS as NAMES
+    from m2s.methods import METHODS as NAMES
 
     page, rows = section("Every method on MNIST, one budget"), experiment("mnist")["rows"]
     assert [row["method"] for row in rows] == [name for name in NAMES if name != "m2s-hybrid"]  # that one is gidd

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from scipy.special import expit, logit
 
 import m2s
-from m2s.objective import path_kl
+from m2s.losses import path_kl
 from oracle import CASES, Network, Oracle, h, quadrature
 
 TIMES = [1e-3, 0.1, 0.5, 0.9, 0.999]
@@ -89,9 +89,9 @@ def test_bridge_theorem_needs_its_support_condition(name: str) -> None:
 def test_bridge_theorem_for_a_law_with_holes(name: str) -> None:
     """Theorem 4.1 where most sequences have probability zero, and so some tokens at some sites."""
     process, oracle = case(name)
-    oracle.law = np.where(np.random.default_rng(1).random(len(oracle.law)) < 0.1, oracle.law, 0.0)
-    oracle.law[oracle.clean[:, 0] == 0] = 0.0
-    oracle.law /= oracle.law.sum()
+    oracle.distribution = np.where(np.random.default_rng(1).random(len(oracle.distribution)) < 0.1, oracle.distribution, 0.0)
+    oracle.distribution[oracle.clean[:, 0] == 0] = 0.0
+    oracle.distribution /= oracle.distribution.sum()
     t = 0.3
     x = oracle.noisy[oracle.marginal(t) > 0]
     weighted = oracle.weights(x, t) > 0
@@ -129,9 +129,9 @@ def leaving_and_jumping(oracle: Oracle, output: np.ndarray, x: np.ndarray, t: fl
     """
     weight = oracle.weights(x, t)
     leave = np.exp(np.take_along_axis(output, x[..., None], -1)[..., 0]) * weight.sum(-1)
-    law = np.where(weight > 0, np.exp(output), 0.0)
-    total = law.sum(-1, keepdims=True)
-    return leave, law / np.where(total > 0, total, 1.0)
+    distribution = np.where(weight > 0, np.exp(output), 0.0)
+    total = distribution.sum(-1, keepdims=True)
+    return leave, distribution / np.where(total > 0, total, 1.0)
 
 
 def factorized(oracle: Oracle, score: np.ndarray, x: np.ndarray, t: float, seed: int = 11) -> np.ndarray:
@@ -139,16 +139,16 @@ def factorized(oracle: Oracle, score: np.ndarray, x: np.ndarray, t: float, seed:
     weight, noise = oracle.weights(x, t), np.random.default_rng(seed).normal(size=(*score.shape[:-1], score.shape[-1] + 1))
     rate = np.where(weight > 0, weight * score, 0.0)
     leave, unit = rate.sum(-1, keepdims=True), weight.sum(-1, keepdims=True)
-    law = np.divide(rate, leave, out=np.ones_like(rate), where=weight > 0)
-    output = np.where(weight > 0, np.log(law) + noise[..., :1], noise[..., 1:])
+    distribution = np.divide(rate, leave, out=np.ones_like(rate), where=weight > 0)
+    output = np.where(weight > 0, np.log(distribution) + noise[..., :1], noise[..., 1:])
     own = np.log(np.divide(leave, unit, out=np.ones_like(leave), where=unit > 0))
     return np.where(np.arange(score.shape[-1]) == x[..., None], own, output)
 
 
 def rate_score(oracle: Oracle, output: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
     """lambda pi_y / Q_t(y -> k), the score with which the oracle's reverse process has these rates."""
-    weight, (leave, law) = oracle.weights(x, t), leaving_and_jumping(oracle, output, x, t)
-    return np.divide(leave[..., None] * law, weight, out=np.ones_like(law), where=weight > 0)
+    weight, (leave, distribution) = oracle.weights(x, t), leaving_and_jumping(oracle, output, x, t)
+    return np.divide(leave[..., None] * distribution, weight, out=np.ones_like(distribution), where=weight > 0)
 
 
 def path_divergence(oracle: Oracle, output: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
@@ -158,12 +158,12 @@ def path_divergence(oracle: Oracle, output: np.ndarray, x: np.ndarray, t: float)
     """
     kernel, weight = oracle.noise.kernel(t)[: oracle.noise.vocab], oracle.weights(x, t)[:, :, None, :]
     own = kernel[:, x].transpose(1, 2, 0)[..., None]
-    leave, law = (value[:, :, None] for value in leaving_and_jumping(oracle, output, x, t))
+    leave, distribution = (value[:, :, None] for value in leaving_and_jumping(oracle, output, x, t))
     wanted = weight * np.divide(kernel, own, out=np.zeros(own.shape[:-1] + kernel.shape[-1:]), where=own > 0)
     total = wanted.sum(-1)
     share = np.divide(wanted, total[..., None], out=np.zeros_like(wanted), where=total[..., None] > 0)
     moves = share > 0
-    jumps = np.where(moves, share * np.log(np.where(moves, share, 1) / np.where(moves, law, 1)), 0.0).sum(-1)
+    jumps = np.where(moves, share * np.log(np.where(moves, share, 1) / np.where(moves, distribution, 1)), 0.0).sum(-1)
     goes = total > 0
     waits = np.where(goes, total * np.log(np.where(goes, total, 1) / np.where(goes, leave, 1)), 0.0)
     return np.where(own[..., 0] > 0, leave - total + waits + total * jumps, 0.0)
@@ -209,7 +209,12 @@ def test_elbo_theorem(name: str, seed: int) -> None:
     nll = -np.log(oracle.terminal(score, reference(oracle), HIGH, LOW)[oracle.index(oracle.clean)])
     bound = integral(m2s.Posterior(process, offset="exact"), network.logits, oracle, LOW, HIGH) + prior(oracle, HIGH)
     assert (nll < bound).all()
-    assert entropy(oracle.law) < oracle.law @ nll < oracle.law @ bound < oracle.law @ nll + oracle.length
+    assert (
+        entropy(oracle.distribution)
+        < oracle.distribution @ nll
+        < oracle.distribution @ bound
+        < oracle.distribution @ nll + oracle.length
+    )
 
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-cosine", "hybrid-0.6", "gaussian"])
@@ -221,10 +226,10 @@ def test_elbo_theorem_for_a_free_score(name: str) -> None:
     def log_score(x: np.ndarray, t: float) -> np.ndarray:
         return np.log(oracle.score(x, t)) + 4 * t * (1 - t) * noise.logits(x, t)
 
-    law = oracle.terminal(lambda x, t: np.exp(log_score(x, t)), reference(oracle), HIGH, LOW)
-    nll = oracle.law @ -np.log(law[oracle.index(oracle.clean)])
-    bound = oracle.law @ (integral(m2s.LogScore(process), log_score, oracle, LOW, HIGH) + prior(oracle, HIGH))
-    assert entropy(oracle.law) < nll < bound < nll + oracle.length
+    distribution = oracle.terminal(lambda x, t: np.exp(log_score(x, t)), reference(oracle), HIGH, LOW)
+    nll = oracle.distribution @ -np.log(distribution[oracle.index(oracle.clean)])
+    bound = oracle.distribution @ (integral(m2s.LogScore(process), log_score, oracle, LOW, HIGH) + prior(oracle, HIGH))
+    assert entropy(oracle.distribution) < nll < bound < nll + oracle.length
 
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-cosine", "hybrid-0.6", "gaussian", "birth-death"])
@@ -240,12 +245,17 @@ def test_elbo_theorem_for_leaving_and_jumping(name: str) -> None:
         score = oracle.score(x, t) * np.exp(4 * t * (1 - t) * noise.logits(x, t))
         return factorized(oracle, score, x, t)
 
-    law = oracle.terminal(lambda x, t: rate_score(oracle, output(x, t), x, t), reference(oracle), HIGH, LOW)
-    nll = -np.log(law[oracle.index(oracle.clean)])
+    distribution = oracle.terminal(lambda x, t: rate_score(oracle, output(x, t), x, t), reference(oracle), HIGH, LOW)
+    nll = -np.log(distribution[oracle.index(oracle.clean)])
     found = path_integrals(process, oracle, output, LOW, HIGH)
     bound = found["hand"] + prior(oracle, HIGH)
     assert (nll < bound).all()
-    assert entropy(oracle.law) < oracle.law @ nll < oracle.law @ bound < oracle.law @ nll + oracle.length
+    assert (
+        entropy(oracle.distribution)
+        < oracle.distribution @ nll
+        < oracle.distribution @ bound
+        < oracle.distribution @ nll + oracle.length
+    )
     np.testing.assert_allclose(found["path_kl"], found["hand"], rtol=1e-10)
     np.testing.assert_allclose(found["score_entropy"], found["hand"], rtol=1e-10)
 
@@ -259,14 +269,14 @@ def test_elbo_theorem_is_tight_at_the_exact_leaving_and_jumping(name: str) -> No
         return factorized(oracle, oracle.score(x, t), x, t)
 
     end, ref = oracle.marginal(HIGH), reference(oracle)[oracle.noisy].prod(1)
-    least = entropy(oracle.law) + np.sum(end * np.log(end / ref))
+    least = entropy(oracle.distribution) + np.sum(end * np.log(end / ref))
     for value in path_integrals(process, oracle, output, LOW, HIGH).values():
-        assert oracle.law @ (value + prior(oracle, HIGH)) == pytest.approx(least, abs=1e-6)
-    law = oracle.terminal(lambda x, t: rate_score(oracle, output(x, t), x, t), reference(oracle), HIGH, LOW)
-    nll = oracle.law @ -np.log(law[oracle.index(oracle.clean)])
-    assert entropy(oracle.law) - 1e-6 < nll < least + 1e-6
+        assert oracle.distribution @ (value + prior(oracle, HIGH)) == pytest.approx(least, abs=1e-6)
+    distribution = oracle.terminal(lambda x, t: rate_score(oracle, output(x, t), x, t), reference(oracle), HIGH, LOW)
+    nll = oracle.distribution @ -np.log(distribution[oracle.index(oracle.clean)])
+    assert entropy(oracle.distribution) - 1e-6 < nll < least + 1e-6
     if name == "uniform-linear":  # then nothing is left of the data at t = 1, and all three are one number
-        assert least == pytest.approx(entropy(oracle.law), abs=1e-6)
+        assert least == pytest.approx(entropy(oracle.distribution), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", UNIFORM)
@@ -275,7 +285,9 @@ def test_elbo_theorem_is_tight_at_the_exact_score(name: str) -> None:
     process, oracle = case(name)
     found = integral(m2s.Posterior(process), lambda x, t: log(oracle.posterior(x, t)), oracle, LOW, HIGH) + prior(oracle, HIGH)
     end, ref = oracle.marginal(HIGH), reference(oracle)[oracle.noisy].prod(1)
-    assert oracle.law @ found == pytest.approx(entropy(oracle.law) + np.sum(end * np.log(end / ref)), abs=1e-6)
+    assert oracle.distribution @ found == pytest.approx(
+        entropy(oracle.distribution) + np.sum(end * np.log(end / ref)), abs=1e-6
+    )
 
 
 @EVERY
@@ -285,15 +297,15 @@ def test_objective_of_the_exact_score_is_the_information_lost(name: str) -> None
     low, high = 1e-3, 1 - 1e-3
 
     def information(t: float) -> float:
-        joint = oracle.law[:, None] * oracle.likelihood(oracle.noisy, t)
-        return entropy(oracle.law) + entropy(joint.sum(0)) - entropy(joint.ravel())
+        joint = oracle.distribution[:, None] * oracle.likelihood(oracle.noisy, t)
+        return entropy(oracle.distribution) + entropy(joint.sum(0)) - entropy(joint.ravel())
 
     for head, network in (
         (m2s.Posterior(process), lambda x, t: log(oracle.posterior(x, t))),
         (m2s.LogScore(process), lambda x, t: log(oracle.score(x, t))),
         (m2s.FactorizedRate(process), lambda x, t: factorized(oracle, oracle.score(x, t), x, t)),
     ):
-        found = oracle.law @ integral(head, network, oracle, low, high)
+        found = oracle.distribution @ integral(head, network, oracle, low, high)
         assert found == pytest.approx(information(low) - information(high), abs=1e-9)
 
 
@@ -310,14 +322,14 @@ def test_elbo_theorem_gap_is_a_path_space_divergence(name: str, kind: str) -> No
         "free score": lambda x, t: np.exp(network.logits(x, t)),
         "rate": lambda x, t: rate_score(oracle, network.logits(x, t), x, t),
     }[kind]
-    found = oracle.law @ (integral(head, network.logits, oracle, low, high) + prior(oracle, high))
+    found = oracle.distribution @ (integral(head, network.logits, oracle, low, high) + prior(oracle, high))
     path = 0.0
     for t, weight in quadrature(low, high):
         path += weight * oracle.path_rate(score(oracle.noisy, t), t)
-    joint = oracle.law[:, None] * oracle.likelihood(oracle.noisy, low)
+    joint = oracle.distribution[:, None] * oracle.likelihood(oracle.noisy, low)
     left = entropy(joint.ravel()) - entropy(joint.sum(0))
     end, ref = oracle.marginal(high), reference(oracle)[oracle.noisy].prod(1)
-    assert found == pytest.approx(entropy(oracle.law) - left + np.sum(end * np.log(end / ref)) + path, abs=1e-8)
+    assert found == pytest.approx(entropy(oracle.distribution) - left + np.sum(end * np.log(end / ref)) + path, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", ["uniform-linear", "gaussian", "birth-death"])
@@ -388,8 +400,8 @@ def test_bound_of_leaving_and_jumping_exceeds_the_exact_nll_by_a_divergence_of_p
     network = Network(oracle, 7, scale=0.5)
 
     def rate(x: np.ndarray, t: float) -> np.ndarray:
-        leave, law = leaving_and_jumping(oracle, network.logits(x, t), x, t)
-        return leave[..., None] * law
+        leave, distribution = leaving_and_jumping(oracle, network.logits(x, t), x, t)
+        return leave[..., None] * distribution
 
     # the last draw: s_y P_t(k|y), over clean y, with s_k = 1, and 1 too for a token without a rate into k
     score = np.where(np.arange(oracle.noise.states) == x[..., None], 1.0, rate_score(oracle, network.logits(x, low), x, low))
@@ -404,8 +416,8 @@ def test_bound_of_leaving_and_jumping_exceeds_the_exact_nll_by_a_divergence_of_p
     chance, gap = h_transform(oracle, rate, draw, low, high)
     first = reference(oracle)[x].prod(1)
     likelihood = first @ chance
-    law = oracle.terminal(lambda x, t: rate_score(oracle, network.logits(x, t), x, t), reference(oracle), high, low)
-    np.testing.assert_allclose(law @ draw, likelihood, rtol=1e-10)
+    distribution = oracle.terminal(lambda x, t: rate_score(oracle, network.logits(x, t), x, t), reference(oracle), high, low)
+    np.testing.assert_allclose(distribution @ draw, likelihood, rtol=1e-10)
 
     noised, end = oracle.likelihood(x, low), oracle.likelihood(x, high)
     counted = end > 0

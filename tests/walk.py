@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import m2s
-from m2s.sampler import Belief, Move, Noise, Sampler, Shaping
-from m2s.sampler.grid import GRIDS
+from m2s.samplers import CounterNoise, LogitsProcessor, Move, Prediction, Sampler
+from m2s.samplers.grid import GRIDS
 
 LAST = 1 - 2.0**-53  # the greatest uniform
 SCAN = np.unique(np.concatenate([np.linspace(0, LAST, 9), [1e-9, 1e-6, 1e-3, 1 - 1e-3, 1 - 1e-6, 1 - 1e-9]]))
@@ -24,7 +24,7 @@ Purpose = str | int
 Outcome = Callable[[np.ndarray, dict[Purpose, np.ndarray]], np.ndarray]  # (sites [M], uniforms [M] each) -> outcomes [M]
 
 
-class Given(Noise):
+class Given(CounterNoise):
     """Noise whose every number is given; a purpose that was not given is an error, so that no uniform goes unnoticed."""
 
     def __init__(self, sites: dict[Purpose, torch.Tensor], once: dict[Purpose, torch.Tensor] | None = None) -> None:
@@ -56,25 +56,27 @@ class Sites:
     t: np.ndarray
     s: np.ndarray
     at: np.ndarray
-    shaping: Shaping = Shaping()  # noqa: RUF009
+    logits_processor: LogitsProcessor = LogitsProcessor()  # noqa: RUF009
     without: np.ndarray | None = None
 
-    def belief(self, rows: np.ndarray) -> Belief:
+    def prediction(self, rows: np.ndarray) -> Prediction:
         without = None if self.without is None else tensor(self.without[rows][:, None])
         token, time = tensor(self.k[rows][:, None]), tensor(self.at[rows])
-        return Belief(self.head, tensor(self.output[rows][:, None]), token, time, self.shaping, without)
+        return Prediction(self.head, tensor(self.output[rows][:, None]), token, time, self.logits_processor, without)
 
     def outcome(self, sampler: Sampler) -> Outcome:
         def step(rows: np.ndarray, uniforms: dict[Purpose, np.ndarray]) -> np.ndarray:
             given = Given({purpose: tensor(u[:, None]) for purpose, u in uniforms.items()})
             move = Move(tensor(self.t[rows]), tensor(self.s[rows]))
-            return sampler.step(self.belief(rows), move, given).squeeze(-1).numpy()
+            return sampler.step(self.prediction(rows), move, given).squeeze(-1).numpy()
 
         return step
 
-    def law(self, sampler: Sampler, purposes: Sequence[Purpose], hints: dict[Purpose, np.ndarray] | None = None) -> np.ndarray:
+    def distribution(
+        self, sampler: Sampler, purposes: Sequence[Purpose], hints: dict[Purpose, np.ndarray] | None = None
+    ) -> np.ndarray:
         """The exact law of the next token, [N, S]."""
-        return law(self.outcome(sampler), len(self.k), self.head.process.states, purposes, hints)
+        return distribution(self.outcome(sampler), len(self.k), self.head.process.states, purposes, hints)
 
     def groups(self) -> list[tuple[np.ndarray, float, float, float]]:
         """Rows that share their times, as (rows, t, s, at)."""
@@ -83,7 +85,7 @@ class Sites:
         return [(np.flatnonzero(of.reshape(-1) == i), *map(float, row)) for i, row in enumerate(unique)]
 
 
-def law(
+def distribution(
     outcome: Outcome,
     sites: int,
     states: int,
@@ -330,11 +332,11 @@ def remasking(process: m2s.Process, mu: np.ndarray, k: np.ndarray, t: float, s: 
 # --------------------------------------------------------------------------------------------------------------------- chains
 
 
-def parallel(laws: np.ndarray) -> np.ndarray:
+def parallel(distributions: np.ndarray) -> np.ndarray:
     """The matrix of one step in which every site moves by its own law: [N, L, S] -> [N, S^L], the last site fastest."""
-    out = laws[:, 0]
-    for site in range(1, laws.shape[1]):
-        out = (out[:, :, None] * laws[:, site][:, None, :]).reshape(len(out), -1)
+    out = distributions[:, 0]
+    for site in range(1, distributions.shape[1]):
+        out = (out[:, :, None] * distributions[:, site][:, None, :]).reshape(len(out), -1)
     return out
 
 

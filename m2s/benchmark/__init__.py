@@ -4,14 +4,14 @@ below; its `measure` takes a `Setting` and returns what JSON holds. Only the com
 from collections.abc import Callable
 from typing import Any
 
-from m2s.benchmark import audit, draw, loss, projection, sample, train
+from m2s.benchmark import audit, loss, projection, reverse_step, sample, train
 from m2s.benchmark.setting import Setting
 
 PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "loss": loss.measure,
     "projection": projection.measure,
     "audit": audit.measure,
-    "draw": draw.measure,
+    "draw": reverse_step.measure,
     "train": train.measure,
     "sample": sample.measure,
 }

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.contest import Contest
+from m2s.benchmark.comparison import Comparison
 from m2s.benchmark.inputs import Inputs
-from m2s.ops import form
+from m2s.ops import use_backend
 
 Call = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]  # row weights -> weighted losses, gradients of their sum
 ENTRIES = 1 << 25  # float64 logits at once
 ROWS = 256  # whose gradients are compared
 
 
-def accuracy(contest: Contest, given: Inputs, head: m2s.Head, x_t: Tensor, forms: dict[str, Call]) -> dict[str, Any]:
+def accuracy(contest: Comparison, given: Inputs, head: m2s.Head, x_t: Tensor, forms: dict[str, Call]) -> dict[str, Any]:
     """Of each form: the relative error of the batch mean; the mean signed error over rows, relative to the mean and divided by
     its own standard error; the relative error of the gradients of some rows, in norm."""
     count = len(given.x_0)
@@ -51,7 +51,7 @@ def _losses(given: Inputs, head: m2s.Head, x_t: Tensor) -> Tensor:
     hidden, weight = (value.double() for value in given.halves)
     rows = max(1, ENTRIES // len(weight))
     parts = []
-    with form("reference"):
+    with use_backend("reference"):
         for start in range(0, len(hidden), rows):
             at = slice(start, start + rows)
             logits = hidden[at] @ weight.t() + given.bias.double()
@@ -63,7 +63,7 @@ def _gradients(given: Inputs, head: m2s.Head, x_t: Tensor, some: Tensor) -> dict
     """Of the mean loss of some rows."""
     hidden, weight = given.halves
     leaves = hidden[some].double().requires_grad_(), weight.double().requires_grad_()
-    with form("reference"):
+    with use_backend("reference"):
         logits = leaves[0] @ leaves[1].t() + given.bias.detach().double()
         value = m2s.score_entropy(head, logits, given.x_0[some], x_t[some], given.t[some]).mean()
     return dict(zip(("hidden", "weight"), torch.autograd.grad(value, leaves), strict=True))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import m2s
-from m2s.benchmark.contest import Contest, under
+from m2s.benchmark.comparison import Comparison, under
 from m2s.benchmark.projection import scores
 from m2s.benchmark.setting import Setting
 
@@ -12,7 +12,7 @@ FUSED, REFERENCE, READ = "m2s, fused", "m2s, reference", "one read (sum)"
 
 def measure(setting: Setting) -> dict[str, Any]:
     score, x_t, t, process = scores(setting)
-    contest, s = Contest(setting), 0.98 * t
+    contest, s = Comparison(setting), 0.98 * t
 
     def diagnose() -> m2s.Diagnosis:
         return m2s.diagnose(score, x_t, t, process, s)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.belief.output import full
 from m2s.benchmark.setting import Setting
+from m2s.dtypes import at_least_float32
 
 SPREAD, STRONGEST = 0.05, 16.0
 
@@ -51,7 +51,7 @@ class Inputs:
     def halves(self) -> tuple[Tensor, Tensor]:
         """Hidden states and weight as operands of a product, with no gradient: bf16 on a GPU."""
         hidden, weight = self.hidden.detach(), self.weight.detach()
-        return (hidden, weight.to(hidden.dtype)) if hidden.is_cuda else (full(hidden), weight)
+        return (hidden, weight.to(hidden.dtype)) if hidden.is_cuda else (at_least_float32(hidden), weight)
 
     def corrupt(self, process: m2s.Process) -> Tensor:
         """x_t ~ P_t(.|x_0), every site at its own time."""

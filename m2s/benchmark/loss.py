@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 import m2s
-from m2s.belief.output import product
 from m2s.benchmark.accuracy import Call, accuracy
-from m2s.benchmark.contest import Contest, under
+from m2s.benchmark.comparison import Comparison, under
 from m2s.benchmark.inputs import Inputs
 from m2s.benchmark.setting import Setting
-from m2s.objective import total
-from m2s.objective.module import Loss
-from m2s.ops.choice import Form
-from m2s.ops.linear import Gradient, Layer
+from m2s.losses import weighted_sum
+from m2s.losses.objective import Loss
+from m2s.ops.backend import Backend
+from m2s.ops.last_layer import matmul_float32
+from m2s.ops.last_layer_chunks import Gradient, Layer
 
 FLOOR, CHUNKED = "three GEMMs (floor)", "three GEMMs in chunks, float32 logits"
 EAGER, COMPILED, FUSED, TWICE = "m2s, eager", "m2s, compiled", "m2s, fused", "m2s, fused, weights known in the backward pass"
@@ -29,7 +29,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     process = m2s.Uniform(setting.vocab, m2s.Linear())
     head, x_t = m2s.Posterior(process), given.corrupt(process)
     weights = torch.full((setting.rows,), 1 / setting.rows, dtype=torch.float64, device=setting.device)
-    contest, spared = Contest(setting), given.weight.nbytes
+    contest, spared = Comparison(setting), given.weight.nbytes
 
     judged: dict[str, Call] = {
         EAGER: _ours("reference", given, head, m2s.score_entropy, x_t),
@@ -75,11 +75,11 @@ def measure(setting: Setting) -> dict[str, Any]:
     )
 
 
-def _ours(form: Form, given: Inputs, head: m2s.Head, loss: Loss, x_t: Tensor, compiled: bool = False) -> Call:
+def _ours(form: Backend, given: Inputs, head: m2s.Head, loss: Loss, x_t: Tensor, compiled: bool = False) -> Call:
     """The terms of the weighted sum of a loss, and its gradients, as training finds them."""
 
     def value(hidden: Tensor, weight: Tensor, bias: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        return total(loss, head, m2s.Unprojected(hidden, weight, bias), given.x_0, x_t, given.t, weights)
+        return weighted_sum(loss, head, m2s.Unprojected(hidden, weight, bias), given.x_0, x_t, given.t, weights)
 
     function = torch.compile(value, dynamic=False) if compiled else value
 
@@ -106,7 +106,7 @@ def _products(given: Inputs) -> Callable[[], Any]:
 
     def call() -> Any:
         logits = hidden @ weight.t()
-        return logits @ weight, product(logits.t(), hidden)
+        return logits @ weight, matmul_float32(logits.t(), hidden)
 
     return call
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.contest import Call, Contest, under
+from m2s.benchmark.comparison import Call, Comparison, under
 from m2s.benchmark.setting import Setting
-from m2s.ops import form
+from m2s.ops import use_backend
 
 PASSES = 50
 FUSED, BISECTION, COPY = "m2s, fused", "fifty bisection passes, eager", "one read and one write"
@@ -17,7 +17,7 @@ FUSED, BISECTION, COPY = "m2s, fused", "fifty bisection passes, eager", "one rea
 
 def measure(setting: Setting) -> dict[str, Any]:
     score, x_t, t, process = scores(setting)
-    contest, out = Contest(setting), torch.empty_like(score)
+    contest, out = Comparison(setting), torch.empty_like(score)
 
     def project() -> Tensor:
         return m2s.project(score, x_t, t, process)
@@ -78,11 +78,11 @@ def bisection(score: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
     return u.scatter_(-1, own, (1 - u.sum(-1, keepdim=True)).relu_())
 
 
-def _errors(contest: Contest, score: Tensor, x_t: Tensor, t: Tensor, process: m2s.Process) -> dict[str, float]:
+def _errors(contest: Comparison, score: Tensor, x_t: Tensor, t: Tensor, process: m2s.Process) -> dict[str, float]:
     """The greatest difference of any entry from the projection in float64, over some rows."""
     some = torch.arange(0, len(score), max(1, len(score) // 64), device=score.device)
     given = score[some], x_t[some], t[some]
-    with form("reference"):
+    with use_backend("reference"):
         truth = m2s.project(given[0].double(), *given[1:], process)
     solvers: dict[str, Call] = {
         FUSED: under("fused", partial(m2s.project, *given, process)),

@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.contest import Contest, Watch, summary, turns, under
+from m2s.benchmark.comparison import Comparison, Watch, interleave, summary, under
 from m2s.benchmark.setting import Setting
-from m2s.model import DiT, DiTConfig
-from m2s.ops.choice import Form
-from m2s.sampler.ready import Ready
+from m2s.models import DiT, DiTConfig
+from m2s.ops.backend import Backend
+from m2s.samplers.inference_model import InferenceModel
 
 BODY, GEMM = "network body", "head GEMM"
 FUSED = "m2s.sample, fused"
-STEPS: dict[str, Form] = {FUSED: "fused", "m2s.sample, reference": "reference"}
+STEPS: dict[str, Backend] = {FUSED: "fused", "m2s.sample, reference": "reference"}
 ROUNDS = 3  # of samples for each form, in turns; a round has `repeats` steps besides its first
 MOST, FASTER, GIB = 1.25, 5.0, 1.0
 
 
 @torch.no_grad()
 def measure(setting: Setting) -> dict[str, Any]:
-    device, contest = setting.device, Contest(setting)
+    device, contest = setting.device, Comparison(setting)
     process = m2s.Uniform(setting.vocab, m2s.Linear())
     network, model = _network(setting, contest)
     x_t = torch.randint(setting.vocab, (setting.batch, setting.length), device=device)
@@ -53,7 +53,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     steps = {name: contest.calls[name] for name in STEPS if name in contest.calls}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
-        turns(steps, device, 1)
+        interleave(steps, device, 1)
         for name in steps:
             times[name] += watches[name].gaps()
     for name, milliseconds in times.items():
@@ -78,7 +78,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     )
 
 
-def _network(setting: Setting, contest: Contest) -> tuple[Ready, DiT]:
+def _network(setting: Setting, contest: Comparison) -> tuple[InferenceModel, DiT]:
     lacking = setting.lacks("compiled")
     if lacking:
         contest.skipped.append(f"compiling the body: {lacking}")
@@ -87,4 +87,4 @@ def _network(setting: Setting, contest: Contest) -> tuple[Ready, DiT]:
     model = DiT(config).to(setting.device).eval()
     torch.nn.init.normal_(model.head.weight, std=0.05)
     model.unprojected = True
-    return Ready(model, setting.vocab, setting.device.type == "cuda", lacking is None), model
+    return InferenceModel(model, setting.vocab, setting.device.type == "cuda", lacking is None), model

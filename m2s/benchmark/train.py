@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from m2s.benchmark.clock import watched
-from m2s.benchmark.contest import Contest, Watch, peak_gib, release, summary, turns
+from m2s.benchmark.comparison import Comparison, Watch, interleave, peak_gib, release, summary
+from m2s.benchmark.gpu_clock import watched
 from m2s.benchmark.setting import Setting
-from m2s.ops.choice import Form
+from m2s.data.source import Source
+from m2s.distributed import World
+from m2s.ops.backend import Backend
 from m2s.presets.owt import OWT
 from m2s.process import RankOne
-from m2s.train import Batch, Config, resolve
-from m2s.train.build import make_objects, make_process
-from m2s.train.loop import Stopper, update
-from m2s.train.parallel import World
-from m2s.train.source import Source
-from m2s.train.update import Learner
+from m2s.training import Batch, Config, resolve
+from m2s.training.build import make_objects, make_process
+from m2s.training.loop import Stopper, training_step
+from m2s.training.trainer import Trainer
 
 WARM = 6  # updates: the fourth is recorded, those after it are replayed
 ROUNDS = 3  # of updates one after the other for each form, in turns: an update is timed from the end of the one before
-FORMS: dict[str, Form] = {"kernels fused": "fused", "kernels reference": "reference"}
+FORMS: dict[str, Backend] = {"kernels fused": "fused", "kernels reference": "reference"}
 LEAST, AIM = 3.3, 0.55
 LASTING = 2.0  # seconds of products
 
@@ -48,7 +48,7 @@ class Random:
 
 def measure(setting: Setting) -> dict[str, Any]:
     source = Random(setting.vocab, setting.length, rows=max(64, setting.batch))
-    contest, device = Contest(setting), setting.device
+    contest, device = Comparison(setting), setting.device
     operations = None
     for name, kernels in FORMS.items():
         lacking = setting.lacks("fused") if kernels == "fused" else None
@@ -67,7 +67,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         if peak is not None:
             contest.found[name], contest.calls[name] = peak, made[0][0]
             operations = operations_a_token(made[0][1], setting.length)
-    if isinstance(process := make_process(configuration(setting, "auto").process, 2), RankOne) and process.only_masks:
+    if isinstance(process := make_process(configuration(setting, "auto").process, 2), RankOne) and process.is_pure_mask:
         operations = None
         contest.skipped.append("MFU: only sites with a mask go through the last layer, and their number varies")
     times: dict[str, list[float]] = {name: [] for name in contest.calls}
@@ -108,7 +108,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     )
 
 
-def configuration(setting: Setting, kernels: Form) -> Config:
+def configuration(setting: Setting, kernels: Backend) -> Config:
     """The owt preset in this setting's size, and its method."""
     network = dataclasses.replace(OWT.network, width=setting.width, depth=setting.depth, heads=setting.heads)
     run = dataclasses.replace(OWT.run, batch=setting.batch, device=str(setting.device), kernels=kernels, on_nan="skip")
@@ -119,13 +119,13 @@ def trainer(config: Config, source: Source) -> tuple[Callable[[], float], torch.
     """One update as the training loop makes it, and the network."""
     world = World.start(config.run.device)
     model, head, description = make_objects(config, source)
-    learner = Learner(config, source, world, model, head, description)
+    learner = Trainer(config, source, world, model, head, description)
     share = learner.share(0)
 
     def call() -> float:
         nonlocal share
         assert share is not None
-        made = update(learner, share, Stopper())
+        made = training_step(learner, share, Stopper())
         share = made.following
         return made.loss
 
@@ -145,7 +145,7 @@ def matrix_rate(device: torch.device, size: int, seconds: float = 0) -> float:
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
         a @ b
-    best = min(turns({"": lambda: a @ b}, device, 10)[""])
+    best = min(interleave({"": lambda: a @ b}, device, 10)[""])
     watch, count = Watch(device), round(seconds * 1e3 / best)
     for _ in range(count):
         watch.tick()

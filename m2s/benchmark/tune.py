@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.contest import Contest
+from m2s.benchmark.comparison import Comparison
 from m2s.benchmark.inputs import Inputs
 from m2s.benchmark.projection import scores
 from m2s.benchmark.setting import Setting
-from m2s.objective.score_entropy import rows_of
-from m2s.ops.linear import CHUNK, Layer
-from m2s.process import Site
+from m2s.losses.score_entropy import row_loss_spec
+from m2s.ops.last_layer_chunks import CHUNK, Layer
+from m2s.process import SiteCoefficients
 
 BLOCKS, WARPS, LINES = (512, 1024, 2048, 4096, 8192, 16384), (4, 8, 16, 32), (2, 4, 8, 16)
 TILES = (512, 1024, 2048, 4096, 8192)  # blocks of which a program has several at once
@@ -28,7 +28,7 @@ Kernels = dict[str, tuple[Kernel, tuple[int, ...]]]  # by name, with the block s
 
 def tune(setting: Setting, parts: tuple[str, ...]) -> dict[str, Any]:
     """Of the kernels of these parts, on as many rows as the operations hand over at once."""
-    contest = Contest(setting)
+    contest = Comparison(setting)
     if lacking := setting.lacks("fused"):
         contest.skipped.append(f"every kernel: {lacking}")
         return contest.result("kernels over block sizes and warps", {}, [])
@@ -67,7 +67,7 @@ def _losses(setting: Setting) -> Kernels:
     kernels: Kernels = {}
     for head in (m2s.Posterior(uniform), m2s.LogScore(uniform), m2s.Posterior(absorbing)):
         x_t = torch.full_like(x_0, setting.vocab) if head.process is absorbing else given.corrupt(uniform)[some]
-        told = rows_of(head, x_0, x_t, t)
+        told = row_loss_spec(head, x_0, x_t, t)
         assert told is not None
         kernel = import_module(f"m2s.ops.{told.kind}.triton")
         ready = kernel.prepare(x_t, x_0, told.scalars)
@@ -84,33 +84,35 @@ def _sized(rows: Callable[..., Any], rest: tuple[Any, ...]) -> Kernel:
 
 
 def _projection(setting: Setting) -> Kernels:
-    from m2s.ops.project.triton import nearest
+    from m2s.ops.project.triton import nearest_posterior
 
     score, x_t, t, process = scores(setting)
     assert isinstance(process, m2s.Uniform)
-    site = Site(*process.at(x_t, t.double()))
+    site = SiteCoefficients(*process.at(x_t, t.double()))
     states, mask = process.states, process.mask
 
     def project(block: int, warps: int) -> Any:
         held = max(1, min(HELD, HELD_BY_THREAD * 32 * warps) // block)
-        return nearest(score, x_t, site, states, mask, False, block=block, held=held, warps=warps)
+        return nearest_posterior(score, x_t, site, states, mask, False, block=block, held=held, warps=warps)
 
     return {"project": (project, TILES)}
 
 
 def _audit(setting: Setting) -> Kernels:
-    from m2s.ops.audit.triton import measure
+    from m2s.ops.classify.triton import measure_scores
 
     score, x_t, t, process = scores(setting)
     assert isinstance(process, m2s.Uniform)
     t, s = t.double(), 0.98 * t.double()
-    return {"audit": (lambda block, warps: measure(score, x_t, t, s, process, 1e-6, False, block=block, warps=warps), TILES)}
+    return {
+        "audit": (lambda block, warps: measure_scores(score, x_t, t, s, process, 1e-6, False, block=block, warps=warps), TILES)
+    }
 
 
 def _step(setting: Setting) -> Kernels:
-    from m2s.ops.draw.triton import draw
+    from m2s.ops.reverse_step.triton import draw_token
 
     given, logits = _logits(setting)
     k, offset = given.corrupt(m2s.Uniform(setting.vocab, m2s.Linear()))[: len(logits)], torch.zeros_like(given.t[: len(logits)])
     u = torch.rand(len(logits), dtype=torch.float64, device=logits.device)
-    return {"draw": (lambda lines, warps: draw(logits, k, offset, u, setting.vocab, False, lines, warps), LINES)}
+    return {"draw": (lambda lines, warps: draw_token(logits, k, offset, u, setting.vocab, False, lines, warps), LINES)}

@@ -19,17 +19,16 @@ import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
-from m2s.cli.complaint import one_line
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
+from m2s.cli.errors import one_line
 from m2s.cli.evaluate import Evaluate
 from m2s.cli.figure import Figure
 from m2s.cli.repair import Repair
 from m2s.cli.report import Report
 from m2s.cli.sample import Sample
 from m2s.cli.train import Train
-from m2s.report import Refused
-from m2s.train.config import near, nearest
+from m2s.errors import UserError, suggest, suggestion
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         parse(given).run()
-    except Refused as error:
+    except UserError as error:
         print(f"m2s: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:  # who reads has seen enough, as `m2s cite | head` has
@@ -84,7 +83,7 @@ def parse(arguments: list[str]) -> Any:
     """The command that was asked for, or one line about what was wrong: the nearest names to one that nobody knows."""
     command, complaint = _ask(arguments)
     if command is None:
-        raise Refused(_explained(arguments, complaint))
+        raise UserError(_explained(arguments, complaint))
     return command
 
 
@@ -118,13 +117,13 @@ def _explained(arguments: list[str], complaint: str) -> str:
     option = next((name for name in given if name.replace("_", "-") not in known), None)
     if option is None:
         return f"{complaint} (see {help_})"
-    return f"there is no option {option}: {_habit(option, words[0]) or near(option, known) or f'see {help_}'}"
+    return f"there is no option {option}: {_habit(option, words[0]) or suggestion(option, known) or f'see {help_}'}"
 
 
 def _unknown(word: str, words: list[str], known: list[str]) -> str:
     """What to say of a word that is no command, measure or preset."""
     before = words[: words.index(word)]
-    advice = _habit(word, words[0]) or nearest(word, known)
+    advice = _habit(word, words[0]) or suggest(word, known)
     if before == ["train"] and (Path(word) / "meta.json").is_file():
         advice = f"choose from {', '.join(known)}; {word} is a prepared text: m2s train owt --data.folder {word}"
     return f"{' '.join(['m2s', *before])} knows no {word!r}: {advice}"

@@ -4,17 +4,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m2s.cli.drawing import BAR, Drawing, advance, settings
-from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
+from m2s.cli.sampling_args import BAR, SamplingArgs, advance, settings
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
 
 if TYPE_CHECKING:
     from m2s.hub import Checkpoint
-    from m2s.sampler.options import Options
-    from m2s.sampler.parts import Parts
+    from m2s.samplers.options import SamplingOptions
+    from m2s.samplers.shards import SampleShards
 
 
 @dataclass(frozen=True)
-class Watched(Drawing):
+class AuditArgs(SamplingArgs):
     """What is drawn with an eye on every score, by default as SEDD's release draws."""
 
     sampler: str = "auto"
@@ -27,50 +28,50 @@ class Watched(Drawing):
 
     def prepare(self) -> "Checkpoint":
         """The checkpoint, or why there is nothing to audit."""
-        from m2s.evaluate.audit import refuse
+        from m2s.evaluation.audit import check_auditable
 
         checkpoint = self.load()
         try:
-            refuse(checkpoint.head)
+            check_auditable(checkpoint.head)
         except TypeError as error:
-            raise Refused(f"{self.checkpoint} cannot be audited: {self.typed(error)}") from error
+            raise UserError(f"{self.checkpoint} cannot be audited: {self.typed(error)}") from error
         return checkpoint
 
-    def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "Options":
+    def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "SamplingOptions":
         """What is asked for; of samplers the audit's own, whatever the head."""
-        from m2s.evaluate.audit import usual
+        from m2s.evaluation.audit import default_audit_sampler
 
-        sampler = usual(checkpoint.head.process) if self.sampler == "auto" else self.sampler
-        return Drawing.options(replace(self, sampler=sampler), checkpoint, project, **more)
+        sampler = default_audit_sampler(checkpoint.head.process) if self.sampler == "auto" else self.sampler
+        return SamplingArgs.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
-    def parts(self, out: Path, checkpoint: "Checkpoint", options: "Options") -> "Parts":
+    def parts(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
         """Where samples and counts are kept until all are there."""
-        from m2s.sampler.parts import Parts
+        from m2s.samplers.shards import SampleShards
 
-        return Parts(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
+        return SampleShards(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
 
-    def watch(self, checkpoint: "Checkpoint", options: "Options", parts: "Parts", what: str) -> dict[str, Any]:
+    def watch(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", what: str) -> dict[str, Any]:
         """Draw and audit what is yet missing, with a bar; what audit.json holds."""
         from tqdm import tqdm
 
-        from m2s.evaluate.audit import audit_parts
-        from m2s.ops import form
-        from m2s.report.origin import origin
-        from m2s.sampler.parts import Damaged
+        from m2s.evaluation.audit import audit_parts
+        from m2s.ops import use_backend
+        from m2s.provenance import provenance
+        from m2s.samplers.shards import CorruptShardError
 
         windows = len(list(options.windows()))
         try:
             if done := parts.open():
                 print(f"going on: {done} of {parts.n} samples were drawn before")
             bar = tqdm(total=float(parts.n - done), desc=what, unit="sample", bar_format=BAR)
-            with form(self.kernels), bar:
+            with use_backend(self.kernels), bar:
                 found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
-        except Damaged as error:
-            raise Refused(str(error)) from error
+        except CorruptShardError as error:
+            raise UserError(str(error)) from error
         except (ValueError, TypeError) as error:
-            raise Refused(f"the audit came to a halt: {self.typed(error)}") from error
+            raise UserError(f"the audit came to a halt: {self.typed(error)}") from error
         return {
-            **origin(next(checkpoint.model.parameters()).device),
+            **provenance(next(checkpoint.model.parameters()).device),
             "checkpoint": self.checkpoint,
             "head": repr(checkpoint.head),
             "process": type(checkpoint.head.process).__name__,
@@ -80,7 +81,7 @@ class Watched(Drawing):
 
 
 @dataclass(frozen=True)
-class Audit(Watched):
+class Audit(AuditArgs):
     """Draw samples from a checkpoint and look at the score of every position at every step: how many have a posterior.
 
     Writes audit.json (all counts, overall and step by step), audit.txt (the table of the paper, and the steps) and audit.png
@@ -99,15 +100,15 @@ class Audit(Watched):
         from m2s.report.audit import table, write_figure
 
         files = [self.out / f"audit{suffix}" for suffix in (".json", ".txt", ".png")]
-        refuse_existing(files[:1] if begun(files[0]) else files, self.overwrite)
+        require_absent(files[:1] if begun(files[0]) else files, self.overwrite)
         checkpoint = self.prepare()
         options = self.options(checkpoint)
-        folder(self.out)
+        output_folder(self.out)
         for path in files:
-            target(path, (path.suffix,))
+            output_file(path, (path.suffix,))
         parts = self.parts(files[0], checkpoint, options)
         found = self.watch(checkpoint, options, parts, "auditing")
-        with whole(files[1]) as temporary:
+        with atomic_write(files[1]) as temporary:
             temporary.write_text(table(found) + "\n", encoding="utf-8")
         write_figure(found, files[2])
         write_json(files[0], found)

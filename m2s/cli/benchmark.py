@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.method import METHODS
-from m2s.report import Refused, refuse_existing, target, write_json
-from m2s.train.config import Count, Number, nearest
+from m2s.errors import UserError, suggest
+from m2s.io import output_file, require_absent, write_json
+from m2s.methods import METHODS
+from m2s.training.config import Count, Number
 
 if TYPE_CHECKING:
     from m2s.benchmark import Setting
@@ -65,11 +66,11 @@ class Benchmark:
         chosen = self.parts or tuple(PARTS)
         for name in chosen:
             if name not in PARTS:
-                raise Refused(f"there is no part {name!r} to measure: {nearest(name, list(PARTS))}")
+                raise UserError(f"there is no part {name!r} to measure: {suggest(name, list(PARTS))}")
         setting = self._setting()
         if self.out is not None:
-            refuse_existing([self.out], self.overwrite)
-            target(self.out, (".json",))
+            require_absent([self.out], self.overwrite)
+            output_file(self.out, (".json",))
         measured = self._measure(setting, chosen)
         failed = [name for name, part in measured["parts"].items() if "failed" in part]
         if self.out is not None:
@@ -84,29 +85,29 @@ class Benchmark:
             value = getattr(self, name)
             if value is not None and not (value >= low and value > 0):
                 limit = f"at least {low}" if low else "positive"
-                raise Refused(f"--{name.replace('_', '-')} is {value}, but it must be {limit}")
+                raise UserError(f"--{name.replace('_', '-')} is {value}, but it must be {limit}")
         if self.method not in METHODS:
-            raise Refused(f"there is no method {self.method!r}: {nearest(self.method, METHODS)}")
+            raise UserError(f"there is no method {self.method!r}: {suggest(self.method, METHODS)}")
         if self.rows is not None and self.rows % (512 if self.rows >= 4096 else 8):
-            raise Refused(f"--rows is {self.rows}, but it must be a multiple of 8, and from 4096 on of 512")
+            raise UserError(f"--rows is {self.rows}, but it must be a multiple of 8, and from 4096 on of 512")
         if self.width is not None and self.width not in (16, 32) and self.width % 64:
-            raise Refused(f"--width is {self.width}, but it must be 16, 32 or a multiple of 64")
+            raise UserError(f"--width is {self.width}, but it must be 16, 32 or a multiple of 64")
 
         from m2s.benchmark import Setting
-        from m2s.train.parallel import World
+        from m2s.distributed import World
 
         device = World.start(self.device).device
         if device.type not in ("cpu", "cuda"):
-            raise Refused(f"--device is {self.device!r}, but only cpu and cuda can be measured")
+            raise UserError(f"--device is {self.device!r}, but only cpu and cuda can be measured")
         names = ("rows", "vocab", "width", "repeats", "method", "against", "against_step")
         return Setting.of(device, self.quick, **{name: getattr(self, name) for name in names})
 
     def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
         """Every part, printed and written as soon as it is there. One that fails leaves the others alone."""
         from m2s.benchmark import PARTS
-        from m2s.benchmark.contest import release, said
+        from m2s.benchmark.comparison import release, said
+        from m2s.benchmark.format import bar_words, words
         from m2s.benchmark.tune import tune
-        from m2s.benchmark.words import bar_words, words
 
         calls = {"tune": lambda setting: tune(setting, chosen)} if self.tune else {name: PARTS[name] for name in chosen}
         results: dict[str, Any] = {**self._about(setting), "parts": {}, "bars": []}
@@ -137,7 +138,7 @@ class Benchmark:
         import torch
 
         from m2s.benchmark.setting import PEERS
-        from m2s.report.origin import origin
+        from m2s.provenance import provenance
 
         there = {distribution.name for distribution in distributions()}
         packages = [package for package in ("triton", *(package for _, package in PEERS.values())) if package in there]
@@ -148,4 +149,4 @@ class Benchmark:
             "columns": setting.columns,
             "threads": torch.get_num_threads(),
         }
-        return {**origin(setting.device, *packages), "setting": {**sizes, **extra}}
+        return {**provenance(setting.device, *packages), "setting": {**sizes, **extra}}

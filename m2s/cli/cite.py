@@ -5,9 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from m2s.method import METHODS
-from m2s.report import Refused
-from m2s.train.config import nearest
+from m2s.errors import UserError, suggest
+from m2s.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,6 @@ class Cite:
 
     def run(self) -> None:
         if self.name is not None and self.name.lower() not in METHODS:
-            raise Refused(f"there is no reference {self.name!r}: {nearest(self.name, METHODS)}")
+            raise UserError(f"there is no reference {self.name!r}: {suggest(self.name, METHODS)}")
         chosen = METHODS.values() if self.name is None else [METHODS[self.name.lower()]]
         print("\n\n".join(dict.fromkeys(entry for method in chosen for entry in method.entries)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.report import Refused
+from m2s.errors import UserError
 
 if TYPE_CHECKING:
     from m2s.data import Tokenizer
@@ -54,9 +54,9 @@ class Prepare:
 
     def run(self) -> None:
         if self.shard_tokens < 1:
-            raise Refused(f"--shard-tokens is {self.shard_tokens}, but it must be at least 1")
+            raise UserError(f"--shard-tokens is {self.shard_tokens}, but it must be at least 1")
         if self.validation_every < 0:
-            raise Refused(f"--validation-every is {self.validation_every}, but it must be 0 or more")
+            raise UserError(f"--validation-every is {self.validation_every}, but it must be 0 or more")
         tokenizer = self.chosen()
         from m2s.data import prepare_text
 
@@ -72,7 +72,7 @@ class Prepare:
         given = {"gpt2": self.merges, "chars": self.alphabet}
         for kind, option in (("gpt2", "--merges"), ("chars", "--alphabet")):
             if given[kind] is not None and self.tokenizer != kind:
-                raise Refused(f"{option} is for --tokenizer {kind}, but the tokenizer is {self.tokenizer}")
+                raise UserError(f"{option} is for --tokenizer {kind}, but the tokenizer is {self.tokenizer}")
         try:
             if self.tokenizer == "gpt2":
                 return self._gpt2()
@@ -81,17 +81,17 @@ class Prepare:
             if self.tokenizer == "chars":
                 return Characters() if self.alphabet is None else Characters(self.alphabet)
         except ValueError as error:
-            raise Refused(str(error)) from error
-        raise Refused(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
+            raise UserError(str(error)) from error
+        raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
 
     def _gpt2(self) -> Tokenizer:
         from m2s.data import GPT2
-        from m2s.data.tokenizer import tried
+        from m2s.data.tokenizer import check_tokenizer
 
         try:
-            return tried(GPT2(None if self.merges is None else str(self.merges)))
-        except Refused as error:
-            raise Refused(f"{error}. --merges FILE says where the merges are; --tokenizer bytes needs none") from error
+            return check_tokenizer(GPT2(None if self.merges is None else str(self.merges)))
+        except UserError as error:
+            raise UserError(f"{error}. --merges FILE says where the merges are; --tokenizer bytes needs none") from error
 
 
 @dataclass(frozen=True)

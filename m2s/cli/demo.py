@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from m2s.report import Refused, folder
+from m2s.errors import UserError
+from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "m2s on 8 x 8 digits"
 STORY = """Two networks learn the same digits from the same batches and the same noise. M2S says what it believes the clean
@@ -38,8 +39,8 @@ class Demo:
         from m2s.report.page import write
 
         if self.steps < 1 or self.n < 1 or not 0 <= self.seed < 2**31:
-            raise Refused(f"--steps {self.steps} and --n {self.n} must be at least 1, --seed {self.seed} in 0..{2**31 - 1}")
-        folder(self.out)
+            raise UserError(f"--steps {self.steps} and --n {self.n} must be at least 1, --seed {self.seed} in 0..{2**31 - 1}")
+        output_folder(self.out)
         begin = time.monotonic()
         for what, command in self.commands():
             print(f"\n{what}\n$ m2s {shlex.join(command)}", flush=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from m2s.report import Refused, target, whole
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
@@ -45,23 +46,23 @@ class Figure:
 
     def run(self) -> None:
         if self.name not in FIGURES:
-            from m2s.train.config import nearest
+            from m2s.errors import suggest
 
-            raise Refused(f"there is no figure {self.name!r}: {nearest(self.name, list(FIGURES))}")
+            raise UserError(f"there is no figure {self.name!r}: {suggest(self.name, list(FIGURES))}")
         print(f"{FIGURES[self.name](self)} written")
 
     def sources(self, what: str, most: int | None = None) -> list[Path]:
         """What is to be drawn, which must be given."""
         if not self.source or (most is not None and len(self.source) > most):
-            raise Refused(f"the figure {self.name} is drawn from {what}: give --source")
+            raise UserError(f"the figure {self.name} is drawn from {what}: give --source")
         return [Path(name) for name in self.source]
 
     def no_seed(self) -> None:
         if self.seed is not None:
-            raise Refused(f"the figure {self.name} is drawn from --source alone: leave out --seed")
+            raise UserError(f"the figure {self.name} is drawn from --source alone: leave out --seed")
 
     def save(self, figure: "Drawn") -> str:
-        with whole(target(self.out, SUFFIXES)) as temporary:
+        with atomic_write(output_file(self.out, SUFFIXES)) as temporary:
             figure.savefig(temporary, dpi=200)
         return str(self.out)
 
@@ -70,14 +71,14 @@ def toy(asked: Figure) -> str:
     from m2s.report.toy import write_toy
 
     if asked.source:
-        raise Refused("the figure toy computes its own numbers: leave out --source")
+        raise UserError("the figure toy computes its own numbers: leave out --source")
     write_toy(asked.out, asked.seed)
     return f"{asked.out} and {asked.out.with_suffix('.json')}"
 
 
 def audit(asked: Figure) -> str:
     from m2s.report.audit import draw, read
-    from m2s.report.run import read_runs
+    from m2s.report.read_run import read_runs
     from m2s.report.traces import audited
 
     asked.no_seed()
@@ -85,14 +86,14 @@ def audit(asked: Figure) -> str:
     folders = [path for path in sources if path.is_dir()]
     audits = {path: read(path) for path in sources if path not in folders}
     if not audits:
-        raise Refused("the figure audit is drawn from the audit.json that m2s audit writes: give one before the runs")
+        raise UserError("the figure audit is drawn from the audit.json that m2s audit writes: give one before the runs")
     if len(audits) == 1 and not folders:
         return asked.save(draw(*audits.values()))
     return asked.save(audited(audits, read_runs(folders) if folders else []))
 
 
 def genppl(asked: Figure) -> str:
-    from m2s.report.run import read_json
+    from m2s.report.read_run import read_json
     from m2s.report.traces import against_steps
 
     results = []
@@ -100,13 +101,13 @@ def genppl(asked: Figure) -> str:
         try:
             results += read_json(source)["results"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{source} is no result of m2s evaluate genppl ({type(error).__name__}: {error})") from error
+            raise UserError(f"{source} is no result of m2s evaluate genppl ({type(error).__name__}: {error})") from error
     asked.no_seed()
     return asked.save(against_steps(results))
 
 
 def losses(asked: Figure) -> str:
-    from m2s.report.run import read_runs
+    from m2s.report.read_run import read_runs
     from m2s.report.traces import losses
 
     asked.no_seed()
@@ -137,7 +138,7 @@ def grid(name: str) -> "Grid":
         data = (settings(name) if path.is_file() and path.suffix == ".npz" else {}) or {}
         data = data.get("data") or {"kind": "unknown"}
         if data["kind"] != "image":
-            raise Refused(f"{name} holds no images that m2s sample drew: give an .npz of them, or a part such as mnist:test")
+            raise UserError(f"{name} holds no images that m2s sample drew: give an .npz of them, or a part such as mnist:test")
         shape = tuple(data["shape"])
         like = Images(name, torch.zeros(0, math.prod(shape)), shape, data["levels"])
         found = Images(path.parent.name or path.stem, tokens_of(path, like), shape, data["levels"])
@@ -146,16 +147,16 @@ def grid(name: str) -> "Grid":
 
 def film(asked: Figure) -> str:
     from m2s.hub import load
-    from m2s.report.film import write_film
+    from m2s.report.film_strip import write_film
 
     (source,) = asked.sources("a run or checkpoint of images", most=1)
     try:
         checkpoint = load(str(source))
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
     data = checkpoint.data or {}
     if data.get("kind") != "image":
-        raise Refused(f"{source} does not hold a model of images, and text makes no film")
+        raise UserError(f"{source} does not hold a model of images, and text makes no film")
     write_film(asked.out, checkpoint.model, checkpoint.head, tuple(data["shape"]), data["levels"], seed=asked.seed or 0)
     return str(asked.out)
 

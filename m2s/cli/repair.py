@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.audit import Watched, begun
-from m2s.cli.drawing import write_samples
-from m2s.device import usable
-from m2s.report import Refused, folder, refuse_existing, target, whole, write_json
+from m2s.cli.audit import AuditArgs, begun
+from m2s.cli.sampling_args import write_samples
+from m2s.devices import resolve_device
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from m2s.hub import Checkpoint
-    from m2s.sampler.parts import Parts
+    from m2s.samplers.shards import SampleShards
 
 MEASURES = ("genppl", "fid", "none")
 PAIRS = 32  # at most so many in the picture
@@ -26,7 +27,7 @@ Measure = Callable[[dict[str, Path]], dict[str, Any] | None]  # of the samples o
 
 
 @dataclass(frozen=True)
-class Repair(Watched):
+class Repair(AuditArgs):
     """Sample a free score twice from the same noise, once as it is and once projected, and measure both.
 
     The measure is generative perplexity for text (with intervals over pairs of sequences), FID for images, or none: what is
@@ -59,26 +60,26 @@ class Repair(Watched):
     """Of the pairs, for the intervals; by default 2,000, for FID 100."""
 
     def run(self) -> None:
-        from m2s.data.tokenizer import tried
-        from m2s.evaluate.repair import ARMS, changes, table
+        from m2s.data.tokenizer import check_tokenizer
+        from m2s.evaluation.repair import ARMS, changes, table
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
         others = [path for path in samples.values() if not begun(path)]
-        refuse_existing([numbers, *others, *([words] if len(others) == len(samples) else [])], self.overwrite)
+        require_absent([numbers, *others, *([words] if len(others) == len(samples) else [])], self.overwrite)
         checkpoint = self.prepare()
         if checkpoint.head.has_posterior:
-            raise Refused(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
+            raise UserError(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
         if checkpoint.tokenizer is not None:
-            tried(checkpoint.tokenizer)
+            check_tokenizer(checkpoint.tokenizer)
         options = {arm: self.options(checkpoint, project=arm == "projected") for arm in ARMS}
         measure = self._measure(checkpoint)
-        folder(self.out)
+        output_folder(self.out)
         for path in (numbers, words, *samples.values()):
-            target(path, (path.suffix,))
+            output_file(path, (path.suffix,))
         tokens: dict[str, Tensor] = {}
         audits: dict[str, Any] = {}
-        kept: list[Parts] = []
+        kept: list[SampleShards] = []
         for arm in ARMS:
             parts = self.parts(samples[arm], checkpoint, options[arm])
             audits[arm] = self.watch(checkpoint, options[arm], parts, arm)
@@ -92,7 +93,7 @@ class Repair(Watched):
             "measure": measure(samples),
             "audits": audits,
         }
-        with whole(words) as temporary:
+        with atomic_write(words) as temporary:
             temporary.write_text(table(result) + "\n", encoding="utf-8")
         write_json(numbers, result)
         for parts in kept:
@@ -119,28 +120,28 @@ class Repair(Watched):
         kind = (checkpoint.data or {}).get("kind")
         chosen = self.measure or {"image": "fid", "text": "genppl"}.get(str(kind), "none")
         if chosen not in MEASURES:
-            raise Refused(f"--measure is {chosen!r}, but it must be one of {', '.join(MEASURES)}")
+            raise UserError(f"--measure is {chosen!r}, but it must be one of {', '.join(MEASURES)}")
         if chosen == "none":
             return lambda _: None
         if self.resamples is not None and self.resamples < 100:
-            raise Refused(f"--resamples is {self.resamples}, but an interval needs at least 100")
+            raise UserError(f"--resamples is {self.resamples}, but an interval needs at least 100")
         try:
             return self._genppl(checkpoint) if chosen == "genppl" else self._fid(checkpoint)
-        except Refused as error:
-            raise Refused(f"{error} (--measure none does without)") from error
+        except UserError as error:
+            raise UserError(f"{error} (--measure none does without)") from error
 
     def _genppl(self, checkpoint: "Checkpoint") -> Measure:
-        from m2s.evaluate.genppl import PROTOCOLS, read_samples
-        from m2s.evaluate.judge import load_judge
-        from m2s.evaluate.repair import judged
+        from m2s.evaluation.genppl import PROTOCOLS, read_samples
+        from m2s.evaluation.judge import load_judge
+        from m2s.evaluation.repair import judged
 
         tokenizer = checkpoint.tokenizer
         if tokenizer is None:
-            raise Refused(f"{self.checkpoint} has no tokenizer, so its samples are no text to judge")
+            raise UserError(f"{self.checkpoint} has no tokenizer, so its samples are no text to judge")
         if (name := self.protocol or "paper") not in PROTOCOLS:
-            raise Refused(f"there is no protocol {name!r} of genppl: choose from {', '.join(PROTOCOLS)}")
+            raise UserError(f"there is no protocol {name!r} of genppl: choose from {', '.join(PROTOCOLS)}")
         if self.n < 2:
-            raise Refused(f"--n is {self.n}, but an interval needs at least 2 pairs")
+            raise UserError(f"--n is {self.n}, but an interval needs at least 2 pairs")
         protocol = PROTOCOLS[name]
         judge = load_judge(self.judge or protocol.judge, self.device)
 
@@ -152,22 +153,22 @@ class Repair(Watched):
 
     def _fid(self, checkpoint: "Checkpoint") -> Measure:
         from m2s.cli.evaluate.fid import about, find_protocol, read, refuse_few, split, statistics
-        from m2s.evaluate import inception
-        from m2s.evaluate.fid import ROWS, frechet
-        from m2s.evaluate.repair import ARMS, fid_difference
+        from m2s.evaluation import inception
+        from m2s.evaluation.fid import ROWS, frechet
+        from m2s.evaluation.repair import ARMS, fid_difference
 
         data = checkpoint.data or {}
         protocol = find_protocol(self.protocol, self.against)
         reference = split(protocol.against).first(protocol.count)
-        network = inception.load(self.inception, usable(self.device))
+        network = inception.load(self.inception, resolve_device(self.device))
         if (list(reference.shape), reference.levels) != (list(data.get("shape", ())), data.get("levels")):
-            raise Refused(
+            raise UserError(
                 f"{self.checkpoint} makes images of {data.get('shape')} in {data.get('levels')} levels, but {reference.name} "
                 f"has {list(reference.shape)} in {reference.levels}: compare like with like"
             )
         least = 2 if self.few else max(protocol.samples or 0, network.width + 1)
         if self.n < least:
-            raise Refused(f"--n is {self.n}, but this FID needs at least {least:,} samples")
+            raise UserError(f"--n is {self.n}, but this FID needs at least {least:,} samples")
         refuse_few(reference, network, self.few)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from m2s.report import refuse_existing
+from m2s.io import require_absent
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,6 @@ class Report:
     def run(self) -> None:
         from m2s.report.page import write
 
-        refuse_existing([self.out] if self.out.is_file() else [], self.overwrite)
+        require_absent([self.out] if self.out.is_file() else [], self.overwrite)
         problems = write(self.runs, self.out, self.title, self.notes)
         print("\n".join([*(f"left out: {problem}" for problem in problems), f"{self.out} written"]))

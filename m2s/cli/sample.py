@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from m2s.cli.drawing import BAR, Drawing, advance, drawn, settings, write_beside, write_samples
-from m2s.report import Refused, refuse_existing, target
+from m2s.cli.sampling_args import BAR, SamplingArgs, advance, drawn, settings, write_beside, write_samples
+from m2s.errors import UserError
+from m2s.io import output_file, require_absent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from m2s.hub import Checkpoint
-    from m2s.sampler.options import Options
-    from m2s.sampler.parts import Parts
+    from m2s.samplers.options import SamplingOptions
+    from m2s.samplers.shards import SampleShards
 
 SUFFIXES = (".npz", ".png", ".txt")
 
 
 @dataclass(frozen=True)
-class Sample(Drawing):
+class Sample(SamplingArgs):
     """Draw samples from a checkpoint: tokens as .npz, and a picture grid (.png) or text (.txt) beside them.
 
     Sample number i depends on the seed and i alone: not on the batch, on how many processes share the work, or on an
@@ -63,16 +64,18 @@ class Sample(Drawing):
     torchrun each process takes its share by itself."""
 
     def run(self) -> None:
-        from m2s.sampler.parts import Damaged, Parts
+        from m2s.samplers.shards import CorruptShardError, SampleShards
 
-        out = target(self.out, SUFFIXES)
+        out = output_file(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
-        refuse_existing([out], self.overwrite)
+        require_absent([out], self.overwrite)
         shard, shards = self._share()
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
-        parts = Parts(tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels))
+        parts = SampleShards(
+            tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels)
+        )
         if tokens_file.exists() and not self.overwrite:
             write_beside(out, drawn(tokens_file, parts.settings), checkpoint, parts.settings)
             parts.close()
@@ -84,8 +87,8 @@ class Sample(Drawing):
                 print(f"shard {shard} of {shards} is drawn; the others are not all there yet")
                 return
             tokens = parts.join()
-        except Damaged as error:
-            raise Refused(str(error)) from error
+        except CorruptShardError as error:
+            raise UserError(str(error)) from error
         write_samples(out, tokens, checkpoint, parts.settings)
         parts.close()
 
@@ -94,29 +97,29 @@ class Sample(Drawing):
         try:
             shard, shards = map(int, text.split("/"))
         except ValueError:
-            raise Refused(f"--shard is {text!r}, but it must be like 0/2") from None
+            raise UserError(f"--shard is {text!r}, but it must be like 0/2") from None
         if not 0 <= shard < shards:
-            raise Refused(f"--shard is {text!r}, but the first number must lie in 0..{shards - 1}")
+            raise UserError(f"--shard is {text!r}, but the first number must lie in 0..{shards - 1}")
         return shard, shards
 
     def _check(self, checkpoint: "Checkpoint") -> None:
         """The checkpoint can do what was asked of it."""
-        from m2s.data.tokenizer import tried
+        from m2s.data.tokenizer import check_tokenizer
 
         if self.out.suffix == ".png" and (checkpoint.data or {}).get("kind") != "image":
-            raise Refused(f"{self.checkpoint} does not hold a model of images: write .txt or .npz")
+            raise UserError(f"{self.checkpoint} does not hold a model of images: write .txt or .npz")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
-            raise Refused(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
+            raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
         if self.prompt and checkpoint.tokenizer is None:
-            raise Refused(f"{self.checkpoint} has no tokenizer to read --prompt with: use --clamp")
+            raise UserError(f"{self.checkpoint} has no tokenizer to read --prompt with: use --clamp")
         if (self.out.suffix == ".txt" or self.prompt) and checkpoint.tokenizer is not None:
-            tried(checkpoint.tokenizer)
+            check_tokenizer(checkpoint.tokenizer)
         if self.project and checkpoint.head.has_posterior:
-            raise Refused(f"--project repairs a free score, but {self.checkpoint} predicts a posterior already")
+            raise UserError(f"--project repairs a free score, but {self.checkpoint} predicts a posterior already")
         classes = checkpoint.config["model"].get("classes")
         if self.labels and (classes is None or not all(0 <= label < classes for label in self.labels)):
             known = "takes no labels" if classes is None else f"knows the classes 0..{classes - 1}"
-            raise Refused(f"--labels are {' '.join(map(str, self.labels))}, but {self.checkpoint} {known}")
+            raise UserError(f"--labels are {' '.join(map(str, self.labels))}, but {self.checkpoint} {known}")
 
     def _clamp(self, checkpoint: "Checkpoint", length: int) -> "Tensor | None":
         import numpy as np
@@ -129,9 +132,9 @@ class Sample(Drawing):
             try:
                 given = torch.from_numpy(np.load(self.clamp, allow_pickle=False).astype(np.int64))
             except (OSError, ValueError) as error:
-                raise Refused(f"--clamp {self.clamp} cannot be read as a .npy file of integers: {error}") from error
+                raise UserError(f"--clamp {self.clamp} cannot be read as a .npy file of integers: {error}") from error
             if given.shape not in ((length,), (self.n, length)):
-                raise Refused(
+                raise UserError(
                     f"--clamp {self.clamp} has shape {list(given.shape)}, expected [{length}] or [{self.n}, {length}]"
                 )
             clamp = given.expand(self.n, length).clone()
@@ -140,13 +143,13 @@ class Sample(Drawing):
             try:
                 ids = checkpoint.tokenizer.encode(self.prompt)
             except ValueError as error:
-                raise Refused(f"--prompt: {error}") from error
+                raise UserError(f"--prompt: {error}") from error
             if len(ids) >= length:
-                raise Refused(f"--prompt has {len(ids)} tokens, but a sample has {length}: give a greater --length")
+                raise UserError(f"--prompt has {len(ids)} tokens, but a sample has {length}: give a greater --length")
             clamp[:, : len(ids)] = torch.tensor(ids)
         return clamp
 
-    def _options(self, checkpoint: "Checkpoint") -> "Options":
+    def _options(self, checkpoint: "Checkpoint") -> "SamplingOptions":
         import torch
 
         return self.options(
@@ -164,11 +167,13 @@ class Sample(Drawing):
             micro_batch=self.micro_batch,
         )
 
-    def _draw(self, checkpoint: "Checkpoint", parts: "Parts", options: "Options", done: int, share: tuple[int, int]) -> None:
+    def _draw(
+        self, checkpoint: "Checkpoint", parts: "SampleShards", options: "SamplingOptions", done: int, share: tuple[int, int]
+    ) -> None:
         from tqdm import tqdm
 
         import m2s
-        from m2s.ops import form
+        from m2s.ops import use_backend
 
         missing = list(parts.missing(*share))
         if done:
@@ -176,7 +181,7 @@ class Sample(Drawing):
         same = {field.name: getattr(options, field.name) for field in fields(options)}
         windows, network = len(list(options.windows())), self.network(checkpoint)
         with (
-            form(self.kernels),
+            use_backend(self.kernels),
             tqdm(total=float(sum(count for _, count in missing)), desc="sampling", unit="sample", bar_format=BAR) as bar,
         ):
             for first, count in missing:

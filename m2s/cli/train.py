@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.complaint import one_line
-from m2s.method import METHODS
+from m2s.cli.errors import one_line
+from m2s.errors import UserError, suggest
+from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
-from m2s.report import Refused
-from m2s.train.config import Config, nearest, plain, resolve
+from m2s.training.config import Config, plain, resolve
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Train:
     def run(self) -> None:
         import torch
 
-        from m2s.train.loop import Diverged, train
+        from m2s.training.loop import Diverged, train
 
         config = with_settings(self.preset)
         try:
@@ -81,9 +81,9 @@ def with_settings(given: Run) -> Config:
             section, equals, value = setting.partition(":")
             key = f"{section}.kind"
         if not equals:
-            raise Refused(f"{setting!r} is no setting: write key=value, such as steps=2000")
+            raise UserError(f"{setting!r} is no setting: write key=value, such as steps=2000")
         if key not in known:
-            raise Refused(f"there is no setting {key!r}: {nearest(key, known)}")
+            raise UserError(f"there is no setting {key!r}: {suggest(key, known)}")
         config = _parsed(config, [f"--{key.replace('_', '-')}", *value.split(",")], setting)
     return config
 
@@ -94,4 +94,4 @@ def _parsed(config: Config, arguments: list[str], setting: str) -> Config:
         with contextlib.redirect_stderr(said):
             return tyro.cli(Config, default=config, args=arguments)
     except SystemExit:
-        raise Refused(f"{setting!r} cannot be read: {one_line(said.getvalue())} (see m2s train PRESET --help)") from None
+        raise UserError(f"{setting!r} cannot be read: {one_line(said.getvalue())} (see m2s train PRESET --help)") from None

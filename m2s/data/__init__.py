@@ -18,7 +18,7 @@ from m2s.data.order import batch_indices, batches
 from m2s.data.text import prepare_text
 from m2s.data.tokenizer import GPT2, Bytes, Characters, Tokenizer
 from m2s.data.tokens import Tokens, check_text
-from m2s.report import Refused
+from m2s.errors import UserError
 
 DATASETS = {images.name: images for images in (DIGITS, MNIST, CIFAR10)}
 
@@ -26,7 +26,7 @@ DATASETS = {images.name: images for images in (DIGITS, MNIST, CIFAR10)}
 def load(name: str, folder: Path | str | None = None, hub: bool = False) -> Images:
     """The image data set `name`, from `folder` (default: $M2S_DATA/name) or, with `hub`, from the Hugging Face hub."""
     if name not in DATASETS:
-        raise Refused(f"there is no data set {name!r}: choose from {', '.join(DATASETS)}")
+        raise UserError(f"there is no data set {name!r}: choose from {', '.join(DATASETS)}")
     return DATASETS[name].load(folder, hub)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from m2s.data.shards import TOKEN
 from m2s.data.tokenizer import Tokenizer
-from m2s.report import Refused
+from m2s.errors import UserError
 
 LARGEST = 2**16
 
@@ -19,15 +19,15 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """
     vocab, end = tokenizer.vocab, tokenizer.end
     if not 0 < vocab <= LARGEST:
-        raise Refused(
+        raise UserError(
             f"the tokenizer has {vocab:,} tokens, but uint16 files hold ids below {LARGEST:,} only: use a smaller one"
         )
     if end is not None and not 0 <= end < vocab:
-        raise Refused(f"the tokenizer's end token is {end}, but it must lie in 0..{vocab - 1}")
+        raise UserError(f"the tokenizer's end token is {end}, but it must lie in 0..{vocab - 1}")
     try:
         words = "\0".join(tokenizer.decode([index]) for index in range(vocab))
     except (OSError, ImportError, ValueError) as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
     return {"tokenizer": named(tokenizer), "vocab": vocab, "end": end, "tokenizer_sha256": sha256(words.encode()).hexdigest()}
 
 

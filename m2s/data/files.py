@@ -6,10 +6,10 @@ import os
 import zlib
 from pathlib import Path
 
-from m2s.report import Refused
+from m2s.errors import UserError
 
 
-class BadData(Refused):
+class BadData(UserError):
     """A file is missing or does not hold what it should. The message names it, what was expected and what to do."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from m2s.data.files import BadData
-from m2s.report import Refused
+from m2s.errors import UserError
 
 if TYPE_CHECKING:
     from m2s.data.images import Arrays, ImageSet
@@ -36,7 +36,7 @@ def _load(repository: str, config: str | None = None, revision: str | None = Non
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise Refused(f"{repository} is on the Hugging Face hub, which needs: pip install datasets") from error
+        raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install datasets") from error
     try:
         return load_dataset(repository, config, revision=revision)
     except Exception as error:  # a network, a missing name, a refused script: whatever it was, say it in one line
@@ -47,7 +47,7 @@ def _load(repository: str, config: str | None = None, revision: str | None = Non
 def hub_images(images: ImageSet) -> Arrays:
     """The train and test splits of an image data set, as the hub's copy orders them."""
     if images.hub is None:
-        raise Refused(f"{images.name} is not on the hub: it is {images.summary}")
+        raise UserError(f"{images.name} is not on the hub: it is {images.summary}")
     repository, image, label = images.hub
     data = _load(repository)
     parts = []

@@ -13,11 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from m2s import check
-
-ROUNDS = 12
-_GOLDEN = 0x9E3779B97F4A7C15
-_WORD = 2**64 - 1
+from m2s import validation
+from m2s.rng import permute
 
 
 def batch_indices(
@@ -27,12 +24,12 @@ def batch_indices(
 
     Every `size` consecutive positions of the stream, counted from its start, hold each item exactly once.
     """
-    check.positive_int("size", size)
-    check.positive_int("global_batch", global_batch)
-    check.positive_int("step", step, 0)
-    check.positive_int("seed", seed, 0)
-    check.positive_int("rank", rank, 0)
-    check.positive_int("world", world)
+    validation.positive_int("size", size)
+    validation.positive_int("global_batch", global_batch)
+    validation.positive_int("step", step, 0)
+    validation.positive_int("seed", seed, 0)
+    validation.positive_int("rank", rank, 0)
+    validation.positive_int("world", world)
     if rank >= world:
         raise ValueError(f"rank is {rank}, but it must be below world = {world}")
     if global_batch % world:
@@ -58,46 +55,3 @@ def batches(
     while True:
         yield batch_indices(size, global_batch, step, seed, rank, world)
         step += 1
-
-
-def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Where each position of the epoch leads: a bijection of 0..size-1.
-
-    A Feistel network on the bits of the next power of two, in which each half is changed by a keyed hash of the other, is a
-    bijection whatever the hash; a value that falls outside 0..size-1 is sent through again until it falls inside.
-    """
-    bits = max(2, (size - 1).bit_length())
-    low = np.uint64(bits // 2)
-    masks = np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
-    keys = [np.uint64(_mix_int(_mix_int(_mix_int(seed) ^ epoch) + round_)) for round_ in range(ROUNDS)]
-    x = positions.astype(np.uint64)
-    outside = np.ones(len(x), dtype=bool)
-    while outside.any():
-        right, left = x[outside] & masks[0], x[outside] >> low
-        for round_, key in enumerate(keys):
-            if round_ % 2:
-                right ^= _mix(left ^ key) & masks[0]
-            else:
-                left ^= _mix(right ^ key) & masks[1]
-        x[outside] = (left << low) | right
-        outside = x >= size
-    return x
-
-
-_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64, on arrays of uint64 (which wrap)."""
-    x = x + np.uint64(_GOLDEN)
-    for shift, factor in _STEPS:
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(x: int) -> int:
-    """The same on an int."""
-    x = (x + _GOLDEN) & _WORD
-    for shift, factor in _STEPS:
-        x = ((x ^ (x >> shift)) * factor) & _WORD
-    return x ^ (x >> 31)

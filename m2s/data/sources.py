@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from m2s.data.files import BadData, sha256
 from m2s.data.hub import HUB_TEXTS, hub_sources
-from m2s.report import Refused
+from m2s.errors import UserError
 
 SEPARATOR = b"<|endoftext|>"
 TEXT = "text"  # the field of a document, unless another is named
@@ -66,7 +66,7 @@ def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Sourc
         return [_file_source(path, path.name, test, field)]
     if str(source) in HUB_TEXTS or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)):
         return hub_sources(str(source), field)
-    raise Refused(
+    raise UserError(
         f"source {str(source)!r} is neither a file or folder here nor a data set of the hub: "
         f"give a path, {', '.join(HUB_TEXTS)}, or OWNER/NAME"
     )
@@ -74,7 +74,7 @@ def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Sourc
 
 def _check_field(path: Path, files: list[Path], field: str) -> None:
     if field != TEXT and all(file.suffix == ".txt" for file in files):
-        raise Refused(f"the text field is {field!r}, but {path} is plain .txt, which has no fields: leave out --text-field")
+        raise UserError(f"the text field is {field!r}, but {path} is plain .txt, which has no fields: leave out --text-field")
 
 
 def _file_source(path: Path, name: str, test: str, field: str) -> Source:
@@ -167,7 +167,7 @@ def read_parquet(path: Path, field: str = TEXT) -> Iterator[Document]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise Refused(f"{path}: reading parquet needs: pip install pyarrow") from error
+        raise UserError(f"{path}: reading parquet needs: pip install pyarrow") from error
     row = 0
     try:
         with pq.ParquetFile(path) as file:

@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from m2s import check
+from m2s import validation
 from m2s.data.encode import describe, encode_document
 from m2s.data.files import BadData, sha256
 from m2s.data.shards import TOKEN, Shards
 from m2s.data.sources import TEXT, Document, Source, find_sources
-from m2s.data.tokenizer import KEPT, Characters, Tokenizer, keep
-from m2s.report import Refused, folder
+from m2s.data.tokenizer import KEPT, Characters, Tokenizer, save_tokenizer_files
+from m2s.errors import UserError
+from m2s.io import output_folder
 
 FORMAT = "m2s tokens 1"
 SPLITS = ("train", "validation", "test")
@@ -62,8 +63,8 @@ def prepare_text(
     time, the same call goes on where it was. A folder that holds anything else is refused. `text_field` is what holds the
     document in a line of .jsonl, a row of .parquet or of the hub.
     """
-    check.positive_int("validation_every", validation_every, 0)
-    check.positive_int("shard_tokens", shard_tokens)
+    validation.positive_int("validation_every", validation_every, 0)
+    validation.positive_int("shard_tokens", shard_tokens)
     described = describe(tokenizer)
     out = Path(out).expanduser()
     sources = find_sources(source, test, text_field)
@@ -77,19 +78,19 @@ def prepare_text(
         "sources": [{**found.identity, "split": found.split or "by index"} for found in sources],
     }
     plan = json.loads(json.dumps(plan))
-    with _alone(folder(out)):
+    with _alone(output_folder(out)):
         try:
             progress = _resume(out, plan)
             if progress is not None:
                 with _tidy(out):
                     _check_room(out, sources, tokenizer, progress)
-                    kept = keep(tokenizer, out)
+                    kept = save_tokenizer_files(tokenizer, out)
                     _pack(out, sources, tokenizer, plan, progress)
                 _finish(out, plan, progress, kept)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise Refused(f"{out}: the disk is full. Make room and run the same command: it goes on where it was") from error
+            raise UserError(f"{out}: the disk is full. Make room and run the same command: it goes on where it was") from error
         for name in ("progress.json", "plan.json"):
             (out / name).unlink(missing_ok=True)
         return _read_json(out / "meta.json")
@@ -105,7 +106,7 @@ def _alone(out: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise Refused(f"{out} is being prepared by another process: wait for it, or give another folder") from None
+        raise UserError(f"{out} is being prepared by another process: wait for it, or give another folder") from None
     finally:
         os.close(handle)
 
@@ -115,7 +116,7 @@ def _tidy(out: Path) -> Iterator[None]:
     """What cannot be prepared leaves nothing in the folder, unless a part of it was packed for good."""
     try:
         yield
-    except Refused as error:
+    except UserError as error:
         if not (out / "progress.json").exists():
             _clear(out)
             raise
@@ -138,7 +139,7 @@ def _resume(out: Path, plan: dict[str, Any]) -> Progress | None:
         return Progress(**_read_json(out / "progress.json")) if (out / "progress.json").exists() else Progress()
     found = next(out.iterdir(), None)
     if found is not None:
-        raise Refused(f"{out} already holds {found.name}, which no preparation wrote: give an empty or a new folder")
+        raise UserError(f"{out} already holds {found.name}, which no preparation wrote: give an empty or a new folder")
     _replace(out / "plan.json", plan)
     return Progress()
 
@@ -150,7 +151,7 @@ def _same(out: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
             if key == "sources" and isinstance(there, list):
                 pairs = itertools.zip_longest(there, value)
                 there, value = next((a, b) for a, b in pairs if a != b)
-            raise Refused(
+            raise UserError(
                 f"{out} holds a different preparation ({key}: {json.dumps(there)} there, {json.dumps(value)} now): "
                 f"give another folder, or delete it"
             )
@@ -186,7 +187,9 @@ def _check_room(out: Path, sources: list[Source], tokenizer: Tokenizer, progress
     need = int(TOKEN.itemsize * (size * len(ids) / len(sample.encode()) - sum(progress.tokens.values())))
     free = shutil.disk_usage(out).free
     if need > free:
-        raise Refused(f"{out} would take about {need / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB left: make room first")
+        raise UserError(
+            f"{out} would take about {need / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB left: make room first"
+        )
 
 
 def _documents(sources: list[Source], start: int, skip: int) -> Iterator[tuple[int, Document, bool]]:
@@ -277,7 +280,7 @@ def _finish(out: Path, plan: dict[str, Any], progress: Progress, kept: Path | No
     """Write meta.json: the plan, the counts, and the SHA-256 of every shard and of the tokenizer's file."""
     if not progress.tokens["train"] and progress.tokens["validation"]:
         _clear(out)
-        raise Refused(
+        raise UserError(
             f"{out}: with --validation-every {plan['validation_every']} all text went to validation and none to train: give a "
             f"greater one (0: none goes to validation), or more text"
         )

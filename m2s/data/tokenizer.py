@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from m2s.data.files import root
-from m2s.report import Refused, sync
+from m2s.errors import UserError
+from m2s.io import fsync
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -196,23 +197,23 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {cls.__name__: cls for cls in (Bytes, C
 KEPT = tuple(kind.kept for kind in TOKENIZERS.values() if kind.kept is not None)  # names of copies of their files
 
 
-def tried(tokenizer: Tokenizer) -> Tokenizer:
+def check_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer, if all is here that it needs to encode and decode."""
     try:
         tokenizer.decode([0])
     except (OSError, ImportError, ValueError) as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
     return tokenizer
 
 
-def keep(tokenizer: Tokenizer, folder: Path) -> Path | None:
+def save_tokenizer_files(tokenizer: Tokenizer, folder: Path) -> Path | None:
     """A copy in `folder` of the file that the tokenizer is read from, for `from_dict`; None: it is read from none."""
     file = tokenizer.file
     if file is None or tokenizer.kept is None:
         return None
     copy, temporary = folder / tokenizer.kept, folder / f"{tokenizer.kept}.tmp"
     temporary.write_bytes(file.read_bytes())
-    sync(temporary)
+    fsync(temporary)
     os.replace(temporary, copy)
     return copy
 

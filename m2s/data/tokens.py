@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from m2s import check
+from m2s import validation
 from m2s.data.files import BadData, sha256
 from m2s.data.hub import HUB_TEXTS
 from m2s.data.shards import TOKEN
@@ -26,7 +26,7 @@ class Tokens:
     """
 
     def __init__(self, folder: Path | str, split: str, length: int, verify: bool = False) -> None:
-        check.positive_int("length", length)
+        validation.positive_int("length", length)
         self.folder, self.split, self.length = Path(folder).expanduser(), split, length
         self.meta = read_meta(self.folder)
         if split not in self.meta["splits"]:

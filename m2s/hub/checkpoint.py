@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from m2s import check
-from m2s.belief import Head
+from m2s import validation
 from m2s.data import tokenizer as tokenizers
 from m2s.data.encode import named
 from m2s.data.tokenizer import Tokenizer
+from m2s.heads import Head
 from m2s.hub import remote, sedd
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, network_from_dict, network_to_dict, to_dict
@@ -57,8 +57,8 @@ def save(
     `extra` is anything else JSON can hold (a step count, a git commit). A tokenizer that is read from a file (GPT-2's merges)
     has a copy of it there. A checkpoint already in the folder is replaced only when the new one is complete on the disk.
     """
-    check.instance("model", model, nn.Module, "a network such as m2s.model.DiT(config)")
-    check.instance("head", head, Head, "a head such as m2s.Posterior(process)")
+    validation.instance("model", model, nn.Module, "a network such as m2s.models.DiT(config)")
+    validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     tensors: dict[str, Tensor] = {}
     config = _describe(model, head, data, tokenizer, extra, tensors)
     for name, tensor in model.state_dict().items():
@@ -67,7 +67,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         with contextlib.suppress(FileNotFoundError):  # then whoever reads text has it elsewhere, or is told
-            tokenizers.keep(tokenizer, folder)
+            tokenizers.save_tokenizer_files(tokenizer, folder)
     write(folder, config, tensors)
     return folder
 
@@ -95,7 +95,7 @@ def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     tensors = read_safetensors(folder / WEIGHTS)
     with _within(folder):
         head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
-        check.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
+        validation.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
         tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"], folder)
         with torch.random.fork_rng(devices=[]):  # first weights, thrown away at once, are drawn from nobody's stream
             model = network_from_dict(config["model"])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from m2s.belief import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
-from m2s.model import NETWORKS, build, describe
+from m2s.heads import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
+from m2s.models import NETWORKS, build, describe
 from m2s.process import (
     Absorbing,
     Chain,
@@ -85,7 +85,7 @@ def from_dict(description: Mapping[str, Any], tensors: Mapping[str, Tensor] | No
 
 
 def network_to_dict(model: nn.Module) -> dict[str, Any]:
-    """What `m2s.model.describe` says of a network, its clock too as a dictionary."""
+    """What `m2s.models.describe` says of a network, its clock too as a dictionary."""
     return {name: _plain(name, value, None) for name, value in describe(model).items()}
 
 
@@ -94,7 +94,7 @@ def network_from_dict(description: Mapping[str, Any]) -> nn.Module:
     if (kind := description.get("kind")) not in NETWORKS:
         raise ValueError(
             f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}; a network of your own: put it into "
-            "m2s.model.NETWORKS first, as {kind: (configuration dataclass, module class)}"
+            "m2s.models.NETWORKS first, as {kind: (configuration dataclass, module class)}"
         )
     return build({name: _value(value, None) for name, value in description.items()})
 

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from m2s.report import sync
+from m2s.io import fsync
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 NEW = ".new"
@@ -34,10 +34,10 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
         os.replace(current(folder), folder / CONFIG)
     new_config, new_weights = folder / (CONFIG + NEW), folder / (WEIGHTS + NEW)
     save_file(dict(tensors), new_weights, metadata={"format": "pt"})
-    sync(new_weights)
+    fsync(new_weights)
     new_config.write_text(text, encoding="utf-8")
     shutil.copymode(new_config, new_weights)  # safetensors makes files that only their owner reads
-    sync(new_config)
+    fsync(new_config)
     os.replace(new_weights, folder / WEIGHTS)
     os.replace(new_config, folder / CONFIG)
-    sync(folder)
+    fsync(folder)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from m2s.belief import LogScore
 from m2s.data.tokenizer import GPT2, Tokenizer
+from m2s.heads import LogScore
 from m2s.hub.folder import CONFIG, WEIGHTS
 from m2s.hub.tensors import read_pickle, read_safetensors
-from m2s.model import DiT, DiTConfig
+from m2s.models import DiT, DiTConfig
 from m2s.process import Absorbing, Geometric, LogLinear, Schedule, Uniform
 
 PICKLED = "pytorch_model.bin"

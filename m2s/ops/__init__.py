@@ -6,6 +6,6 @@ rows out of hidden states and the last layer some at a time, so that the logits 
 a layer inside the network. Triton is imported where it is used and not before.
 """
 
-from m2s.ops.choice import form, fused, lacking, settle
+from m2s.ops.backend import probe_triton, use_backend, uses_triton, why_unavailable
 
-__all__ = ["form", "fused", "lacking", "settle"]
+__all__ = ["probe_triton", "use_backend", "uses_triton", "why_unavailable"]

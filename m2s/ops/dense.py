@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
-from m2s.belief.output import product
+from m2s.ops.last_layer import matmul_float32
 
 __all__ = ["dense", "for_autograd", "gradients", "kept", "multiplied", "operands", "shapes"]
 
@@ -46,7 +46,7 @@ def multiplied(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | 
     factor = kept(weight, narrow, made)
     with torch.autocast(x.device.type, enabled=False):
         if x.dtype in HALF and not x.is_cuda:
-            result = product(x.reshape(-1, x.shape[-1]), factor.t()).reshape(*x.shape[:-1], len(factor))
+            result = matmul_float32(x.reshape(-1, x.shape[-1]), factor.t()).reshape(*x.shape[:-1], len(factor))
             return (result if bias is None else result + bias).to(x.dtype), made
         return linear(x, factor, None if bias is None else bias.to(x.dtype)), made
 
@@ -83,10 +83,10 @@ def gradients(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: b
     half, first, second = above.dtype in HALF, x.new_empty(0), weight.new_empty(0, dtype=_wide(weight))
     with torch.autocast(x.device.type, enabled=False):
         if at_x:
-            first = product(above, weight).to(x.dtype) if half and not above.is_cuda else above @ weight
+            first = matmul_float32(above, weight).to(x.dtype) if half and not above.is_cuda else above @ weight
             first = first.reshape(x.shape)
         if at_weight:
-            second = product(above.t(), rows) if half else above.t() @ rows
+            second = matmul_float32(above.t(), rows) if half else above.t() @ rows
     return first, second
 
 

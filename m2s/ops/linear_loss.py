@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from m2s.belief.output import Unprojected
-from m2s.ops.choice import operation
-from m2s.ops.linear import Gradient, Layer, extra
+from m2s.ops.backend import load_op
+from m2s.ops.last_layer import Unprojected
+from m2s.ops.last_layer_chunks import Gradient, Layer, extra
 from m2s.process import Process
 
 
@@ -33,7 +33,7 @@ def linear_loss(
     """The losses [N] in float64, and, where rows have a weight, the gradients of their weighted sum with respect to hidden,
     weight and bias (empty without). By a loss of rows of logits (bridged, free or masked): what is told of all rows is made
     ready once by its `prepare`, then its `rows` are asked for, some at a time."""
-    layer, loss_of = Layer(hidden, weight, bias), operation(kind, hidden)
+    layer, loss_of = Layer(hidden, weight, bias), load_op(kind, hidden)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
     told = loss_of.prepare(k, x, scalars)
@@ -91,7 +91,7 @@ class _Total(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         hidden, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, bias))
-        weight = operation("columns", weight).alone(weight, upstream)
+        weight = load_op("bias_columns", weight).drop_bias_columns(weight, upstream)
         return hidden, weight, bias if ctx.bias else None, *(None for _ in range(7))
 
 
@@ -112,7 +112,7 @@ class _Losses(torch.autograd.Function):
         return *gradients[:2], gradients[2] if bias is not None else None, *(None for _ in range(6))
 
 
-class Rows(NamedTuple):
+class RowLossSpec(NamedTuple):
     """Which operation on rows of logits, and what it is told besides tokens: scalars of every row, [C, N] in float64."""
 
     kind: str
@@ -120,23 +120,25 @@ class Rows(NamedTuple):
     process: Process
 
 
-def total(
-    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: Rows, weight: Float[Tensor, "*site"]
+def weighted_sum(
+    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec, weight: Float[Tensor, "*site"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "*site"]]:
     """The weighted sum of the losses, and its terms, which carry no gradient. Float64."""
     value, terms = _Total.apply(*_layer(output, rows), weight.reshape(-1).double(), *_told(x_t, x_0, rows))
     return value, terms.reshape(x_0.shape)
 
 
-def losses(output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: Rows) -> Float[Tensor, "*site"]:
+def per_position(
+    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec
+) -> Float[Tensor, "*site"]:
     """The loss of every site, float64."""
     return _Losses.apply(*_layer(output, rows), *_told(x_t, x_0, rows)).reshape(x_0.shape)
 
 
-def _layer(output: Unprojected, rows: Rows) -> tuple[Tensor, Tensor, Tensor | None]:
+def _layer(output: Unprojected, rows: RowLossSpec) -> tuple[Tensor, Tensor, Tensor | None]:
     return output.hidden.reshape(-1, output.hidden.shape[-1]), output.wide_enough(rows.process.states), output.bias
 
 
-def _told(x_t: Tensor, x_0: Tensor, rows: Rows) -> tuple[Any, ...]:
+def _told(x_t: Tensor, x_0: Tensor, rows: RowLossSpec) -> tuple[Any, ...]:
     process = rows.process
     return rows.kind, x_t.reshape(-1), x_0.reshape(-1), rows.scalars, process.mask is not None, process.vocab

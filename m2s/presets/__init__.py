@@ -5,7 +5,7 @@ from m2s.presets.digits import DIGITS
 from m2s.presets.mnist import MNIST
 from m2s.presets.owt import OWT
 from m2s.presets.text8 import TEXT8
-from m2s.train.config import Config
+from m2s.training.config import Config
 
 PRESETS: dict[str, Config] = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR10, "text8": TEXT8, "owt": OWT}
 SUMMARIES: dict[str, str] = {

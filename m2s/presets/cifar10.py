@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m2s.train.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
+from m2s.training.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
 
 CIFAR10 = Config(
     run=RunConfig(

@@ -6,7 +6,7 @@ The paper's schedule is exponential with a horizon that it does not give; this o
 
 from pathlib import Path
 
-from m2s.train.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
+from m2s.training.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig
 
 MNIST = Config(
     run=RunConfig(

@@ -2,7 +2,7 @@
 
 from m2s.process.base import Process
 from m2s.process.chain import Chain
-from m2s.process.rank_one import Absorbing, Hybrid, Mixing, RankOne, Site, Uniform
+from m2s.process.rank_one import Absorbing, Hybrid, Mixing, RankOne, SiteCoefficients, Uniform
 from m2s.process.rate_matrix import RateMatrix
 from m2s.process.schedule import Cosine, Exponential, Geometric, GeometricRate, Linear, LogLinear, Rescaled, Schedule
 
@@ -22,6 +22,6 @@ __all__ = [
     "RateMatrix",
     "Rescaled",
     "Schedule",
-    "Site",
+    "SiteCoefficients",
     "Uniform",
 ]

@@ -8,15 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
+from m2s import validation
+from m2s.dtypes import to_float64
 
 
-def wide(t: Tensor) -> Tensor:
-    """`t` in float64, where the device has it."""
-    return t if t.device.type == "mps" else t.double()
-
-
-def pick(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -> Float[Tensor, "*site S"]:
+def select_rows(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -> Float[Tensor, "*site S"]:
     """Rows (dim = -2) or columns (dim = -1) of per-batch matrices, one for each site."""
     if dim == -1:
         matrices = matrices.transpose(-1, -2)
@@ -51,18 +47,18 @@ class Process(ABC):
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """P_t(. | x_0): where each site may have gone."""
-        check.align("t", t, x_0)
-        return pick(self.kernel(t), x_0, -2)
+        validation.align("t", t, x_0)
+        return select_rows(self.kernel(t), x_0, -2)
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """P_t(x_t | .): the likelihood of each possible start."""
-        check.align("t", t, x_t)
-        return pick(self.kernel(t), x_t, -1)
+        validation.align("t", t, x_t)
+        return select_rows(self.kernel(t), x_t, -1)
 
     def rates_into(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Q_t(y -> x_t) for y != x_t, and 0 at x_t: the weight of each candidate in score entropy."""
-        check.align("t", t, x_t)
-        rates = pick(self.rates(t), x_t, -1)
+        validation.align("t", t, x_t)
+        rates = select_rows(self.rates(t), x_t, -1)
         return rates.scatter(-1, x_t.long().unsqueeze(-1), 0.0)
 
     def reference(self) -> Float[Tensor, "S"]:
@@ -77,18 +73,18 @@ class Process(ABC):
         return end[: self.vocab].mean(0)
 
     @cached_property
-    def survives_to_the_end(self) -> bool:
+    def has_clean_tokens_at_end(self) -> bool:
         """Whether a clean token can be left at t = 1 although the reference is the mask (alpha_1 > 0, as in SEDD and MDLM).
 
-        The KL from q_1 to the mask is then infinite, and the bound predicts x_1 from masks alone: `m2s.objective.prior_nats`.
+        The KL from q_1 to the mask is then infinite, and the bound predicts x_1 from masks alone: `m2s.losses.prior_nats`.
         """
         return bool(self.prior_kl(torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)).isinf().any())
 
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
         """KL(q_t(. | x_0) || reference), nats per site; infinite where a token is left and the reference is the mask."""
-        check.tokens("x_0", x_0, self.vocab)
-        check.times("t", t)
-        rows = self.rows(x_0, wide(t))
+        validation.tokens("x_0", x_0, self.vocab)
+        validation.times("t", t)
+        rows = self.rows(x_0, to_float64(t))
         return kl_terms(rows, self.reference().to(rows).expand_as(rows)).sum(-1)
 
     def last_time(self, t_min: float) -> float:
@@ -101,9 +97,9 @@ class Process(ABC):
         self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*site"]:
         """x_t ~ P_t(. | x_0), every site by itself."""
-        check.tokens("x_0", x_0, self.vocab)
-        check.times("t", t)
-        return draw(self.rows(x_0, wide(t)), generator)
+        validation.tokens("x_0", x_0, self.vocab)
+        validation.times("t", t)
+        return draw_categorical(self.rows(x_0, to_float64(t)), generator)
 
 
 def kl_terms(p: Float[Tensor, "*n"], q: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -111,10 +107,10 @@ def kl_terms(p: Float[Tensor, "*n"], q: Float[Tensor, "*n"]) -> Float[Tensor, "*
     return torch.special.xlogy(p, p) - torch.special.xlogy(p, q) - p + q
 
 
-def draw(law: Float[Tensor, "*site S"], generator: torch.Generator | None) -> Int[Tensor, "*site"]:
+def draw_categorical(distribution: Float[Tensor, "*site S"], generator: torch.Generator | None) -> Int[Tensor, "*site"]:
     """One index from each law by inverse CDF. A state of probability zero is never drawn."""
-    total = law.cumsum(-1)
-    u = torch.rand(law.shape[:-1], generator=generator, dtype=law.dtype, device=law.device)
+    total = distribution.cumsum(-1)
+    u = torch.rand(distribution.shape[:-1], generator=generator, dtype=distribution.dtype, device=distribution.device)
     index = torch.searchsorted(total, (u * total[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
-    last = law.shape[-1] - 1 - (law.flip(-1) > 0).long().argmax(-1)
+    last = distribution.shape[-1] - 1 - (distribution.flip(-1) > 0).long().argmax(-1)
     return torch.minimum(index, last)

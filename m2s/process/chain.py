@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.process.base import Process, wide
+from m2s import validation
+from m2s.dtypes import to_float64
+from m2s.process.base import Process
 
 ROUNDING = 1e-7  # of a time n/T in float32
 
@@ -31,10 +32,10 @@ class Chain(Process):
             raise ValueError(f"matrices must be [steps, states, states], but the shape is {list(matrices.shape)}")
         if not matrices.dtype.is_floating_point:
             raise TypeError(f"matrices must hold floats, but the dtype is {matrices.dtype}")
-        check.not_negative("matrices", matrices)
+        validation.not_negative("matrices", matrices)
         wrong = (matrices.double().sum(-1) - 1).abs() > 1e-5
         if wrong.any():
-            at = check.first(wrong)
+            at = validation.first_index(wrong)
             raise ValueError(f"row {at[1]} of matrices[{at[0]}] sums to {float(matrices[at].sum()):g}, but it must sum to one")
         self.matrices = matrices
         self.steps, self.states = matrices.shape[:2]
@@ -51,11 +52,11 @@ class Chain(Process):
 
     def index(self, t: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
         """The step n that t stands for: ceil(t T), with room for the rounding of n/T."""
-        return torch.ceil((wide(t) - ROUNDING) * self.steps).long()
+        return torch.ceil((to_float64(t) - ROUNDING) * self.steps).long()
 
     def before(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The time (n-1)/T of the step before that of t."""
-        return (self.index(t) - 1) / wide(t).new_full((), self.steps)
+        return (self.index(t) - 1) / to_float64(t).new_full((), self.steps)
 
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Products and matrices there. A copy stays where it was made: a recorded graph may read it for as long as it lives."""
@@ -69,16 +70,16 @@ class Chain(Process):
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         products, _ = self.tables(t.device)
-        return products[check.align("t", self.index(t), x_0), x_0.long()].to(t.dtype)
+        return products[validation.align("t", self.index(t), x_0), x_0.long()].to(t.dtype)
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         products, _ = self.tables(t.device)
-        return products.transpose(1, 2)[check.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
+        return products.transpose(1, 2)[validation.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
 
     def arrivals(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Q_n(x_t | y) for every y: how the last step before t may have led to x_t."""
         _, matrices = self.tables(t.device)
-        return matrices.transpose(1, 2)[check.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
+        return matrices.transpose(1, 2)[validation.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
 
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         _, matrices = self.tables(t.device)
@@ -102,7 +103,7 @@ class Chain(Process):
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         raise ValueError(
-            "a finite chain has no rates, so no score entropy in continuous time: its loss is m2s.objective.chain_kl; with "
+            "a finite chain has no rates, so no score entropy in continuous time: its loss is m2s.losses.chain_kl; with "
             "rates there are m2s.RateMatrix, Uniform and Absorbing"
         )
 
@@ -148,31 +149,31 @@ def _probabilities(betas: Tensor) -> Tensor:
 
 def cosine_betas(steps: int) -> Float[Tensor, "T"]:
     """D3PM's for uniform noise: beta_n = min(1 - a_n / a_{n-1}, 0.999), a_n = cos(pi/2 (n/T + 0.008) / 1.008)."""
-    check.positive_int("steps", steps)
+    validation.positive_int("steps", steps)
     kept = torch.cos(math.pi / 2 * (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008)
     return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
 
 
 def even_betas(steps: int) -> Float[Tensor, "T"]:
     """D3PM's for masks: beta_n = 1 / (T - n + 1), so that alpha_n = 1 - n/T, the linear schedule at t = n/T."""
-    check.positive_int("steps", steps)
+    validation.positive_int("steps", steps)
     return 1 / torch.arange(steps, 0, -1, dtype=torch.float64)
 
 
 def linear_betas(steps: int) -> Float[Tensor, "T"]:
     """D3PM's for the discretised Gaussian: from 1e-4 to 0.02 evenly at T = 1000, and 1000/T times that for another T."""
-    check.positive_int("steps", steps)
+    validation.positive_int("steps", steps)
     if steps < 20:
         raise ValueError(f"steps is {steps}, but it must be at least 20: the last beta, 20/steps, is a probability")
     return torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * (1000 / steps)
 
 
-def span(process: Process, t_min: float) -> tuple[float, float]:
+def time_interval(process: Process, t_min: float) -> tuple[float, float]:
     """Between which times they are drawn: [t_min, process.last_time(t_min)], and [0, 1] for a chain."""
     return (0.0, 1.0) if isinstance(process, Chain) else (t_min, process.last_time(t_min))
 
 
-def settled(process: Process, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+def snap_times(process: Process, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """Drawn times as they are used: t, and for a chain the end n/T of the step into which t falls (the first, for t = 0)."""
     if not isinstance(process, Chain):
         return t

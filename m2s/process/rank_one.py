@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.process.base import Process, kl_terms, wide
+from m2s import validation
+from m2s.dtypes import to_float64
+from m2s.process.base import Process, kl_terms
 from m2s.process.schedule import Schedule
 
 
@@ -26,7 +27,7 @@ class Mixing(NamedTuple):
     mask: Tensor
 
 
-class Site(NamedTuple):
+class SiteCoefficients(NamedTuple):
     """The scalars of one site at time t, k = x_t its current token; each has the shape of x_t."""
 
     alpha: Tensor  # alpha_t
@@ -41,7 +42,7 @@ class RankOne(Process):
     """Base of `Uniform`, `Absorbing` and `Hybrid`."""
 
     @property
-    def only_masks(self) -> bool:
+    def is_pure_mask(self) -> bool:
         """Whether nothing but the mask ever takes a token's place."""
         return False
 
@@ -71,16 +72,16 @@ class RankOne(Process):
         parts = (torch.where(clean, *pair) for pair in zip(whole, mixing, strict=True))
         return torch.where(clean, self.alpha(t), keep), Mixing(*parts)
 
-    def at(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Site:
+    def at(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> SiteCoefficients:
         """The scalars of every site."""
-        t = check.align("t", t, x_t)
+        t = validation.align("t", t, x_t)
         alpha, mixing, rate = self.alpha(t), self.mixing(t), self.mixing_rate(t)
         masked = x_t.long() == self.mask if self.mask is not None else torch.zeros_like(x_t, dtype=torch.bool)
         own = torch.where(masked, mixing.mask, mixing.clean)
         full = torch.broadcast_tensors(
             alpha, own, alpha + own, mixing.clean, mixing.mask, torch.where(masked, rate.mask, rate.clean)
         )
-        return Site(*full)
+        return SiteCoefficients(*full)
 
     def _vector(self, mixing: Mixing) -> Tensor:
         clean = mixing.clean.unsqueeze(-1).expand(*mixing.clean.shape, self.vocab)
@@ -102,7 +103,7 @@ class RankOne(Process):
         return self._matrix(-total, rate)
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        t = check.align("t", t, x_0)
+        t = validation.align("t", t, x_0)
         rows = self._vector(self.mixing(t)).expand(*x_0.shape, self.states).clone()
         return rows.scatter_add_(-1, x_0.long().unsqueeze(-1), self.alpha(t).expand(x_0.shape).unsqueeze(-1))
 
@@ -117,15 +118,15 @@ class RankOne(Process):
 
     def reference(self) -> Float[Tensor, "S"]:
         end = torch.ones((), dtype=torch.float64)
-        if self.only_masks:
+        if self.is_pure_mask:
             return self._vector(Mixing(torch.zeros_like(end), end))
         mixing = self.mixing(end)
         return self._vector(Mixing(mixing.clean + self.alpha(end) / self.vocab, mixing.mask))
 
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
-        check.tokens("x_0", x_0, self.vocab)
-        check.times("t", t)
-        t = check.align("t", wide(t), x_0)
+        validation.tokens("x_0", x_0, self.vocab)
+        validation.times("t", t)
+        t = validation.align("t", to_float64(t), x_0)
         alpha, mixing = self.alpha(t), self.mixing(t)
         reference = self.reference().to(alpha)
         clean = reference[0].expand(alpha.shape)
@@ -137,9 +138,9 @@ class RankOne(Process):
     def corrupt(
         self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*site"]:
-        check.tokens("x_0", x_0, self.vocab)
-        check.times("t", t)
-        t = check.align("t", wide(t), x_0)
+        validation.tokens("x_0", x_0, self.vocab)
+        validation.times("t", t)
+        t = validation.align("t", to_float64(t), x_0)
         alpha, mixing = self.alpha(t), self.mixing(t)
         u = torch.rand(x_0.shape, generator=generator, dtype=alpha.dtype, device=x_0.device)
         noise = torch.randint(self.vocab, x_0.shape, generator=generator, device=x_0.device)
@@ -152,7 +153,7 @@ class _Scheduled(RankOne):
     """m_t = (1 - alpha_t) times a fixed law."""
 
     def __init__(self, vocab: int, schedule: Schedule | None = None) -> None:
-        check.positive_int("vocab", vocab, low=2)
+        validation.positive_int("vocab", vocab, low=2)
         if schedule is None:
             name = type(self).__name__
             raise TypeError(f"m2s.{name}({vocab}) lacks its schedule, such as m2s.Linear(): m2s.{name}({vocab}, m2s.Linear())")
@@ -174,7 +175,7 @@ class _Scheduled(RankOne):
         return self._spread(self.schedule.sigma_prime(t))
 
     def step(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> tuple[Tensor, Mixing]:
-        lost = self.schedule.lost(s, t)
+        lost = self.schedule.one_minus_alpha_ratio(s, t)
         return self.alpha(t) / self.alpha(s), self._spread(lost)
 
     def __repr__(self) -> str:
@@ -207,7 +208,7 @@ class Absorbing(_Scheduled):
         self.states, self.mask = vocab + 1, vocab
 
     @property
-    def only_masks(self) -> bool:
+    def is_pure_mask(self) -> bool:
         return True
 
     def _spread(self, mass: Tensor) -> Mixing:
@@ -222,7 +223,7 @@ class Hybrid(RankOne):
     """
 
     def __init__(self, vocab: int, p_uniform: float) -> None:
-        check.positive_int("vocab", vocab, low=2)
+        validation.positive_int("vocab", vocab, low=2)
         if not 0 <= p_uniform < 1:
             uniform = "; for pure uniform noise use m2s.Uniform" if p_uniform == 1 else ""
             raise ValueError(f"p_uniform is {p_uniform}, but it must lie in [0, 1){uniform}")
@@ -231,7 +232,7 @@ class Hybrid(RankOne):
         self._b = 2 * p_uniform / (1 - p_uniform)
 
     @property
-    def only_masks(self) -> bool:
+    def is_pure_mask(self) -> bool:
         return self.p_uniform == 0
 
     def _c(self, t: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from m2s import check
+from m2s import validation
 from m2s.process.base import Process
-from m2s.process.exponential import expm
-from m2s.process.ladder import Ladder
+from m2s.process.expm import expm
+from m2s.process.expm_table import ExpmTable
 from m2s.process.schedule import Schedule
 
 NONE = 1e-200  # as good as no rate; the inverse of one, and what is multiplied by that, must be a number
@@ -30,22 +30,22 @@ class RateMatrix(Process):
             raise TypeError(f"rates must hold floats, but its dtype is {rates.dtype}")
         rates = rates.double()
         if not rates.isfinite().all():
-            raise ValueError(f"rates{list(check.first(~rates.isfinite()))} is not finite")
+            raise ValueError(f"rates{list(validation.first_index(~rates.isfinite()))} is not finite")
         off = rates - torch.diag(rates.diagonal())
         if (off < 0).any():
-            at = check.first(off < 0)
+            at = validation.first_index(off < 0)
             raise ValueError(f"rates{list(at)} is {float(rates[at]):g}, but off-diagonal rates must not be negative")
         total = off.sum(-1)
         wrong = (total + rates.diagonal()).abs() > 1e-9 * total.clamp(min=1e-300).maximum(rates.diagonal().abs())
         if wrong.any():
-            row = int(check.first(wrong)[0])
+            row = int(validation.first_index(wrong)[0])
             raise ValueError(
                 f"row {row} of rates sums to {float(rates[row].sum()):g}, but the rows of a rate matrix sum to zero"
             )
         self.generator = off - torch.diag(total)
         self._copies = {self.generator.device: self.generator}
         self._known: list[tuple[Tensor, Tensor]] = []  # times and their kernels, the last few
-        self._ladders: dict[torch.device, Ladder | None] = {}
+        self._ladders: dict[torch.device, ExpmTable | None] = {}
         self.schedule = schedule
         self.states = rates.shape[0]
         self.vocab = self.states - 1 if mask else self.states
@@ -64,7 +64,7 @@ class RateMatrix(Process):
             return False
         place = torch.empty(0, device=device).device
         if place not in self._ladders:
-            self._ladders[place] = Ladder.of(self._on(place))
+            self._ladders[place] = ExpmTable.of(self._on(place))
         return self._ladders[place] is not None
 
     def _expm(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
@@ -83,7 +83,7 @@ class RateMatrix(Process):
         return self._expm(self.schedule.sigma(t.double())).to(t.dtype, copy=True)
 
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        sigma = -torch.log1p(-self.schedule.lost(s.double(), t.double()))
+        sigma = -torch.log1p(-self.schedule.one_minus_alpha_ratio(s.double(), t.double()))
         return self._expm(sigma).to(t.dtype, copy=True)
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
@@ -92,13 +92,13 @@ class RateMatrix(Process):
     @classmethod
     def uniform(cls, vocab: int, schedule: Schedule) -> "RateMatrix":
         """Q(y -> k) = 1/K: the same process as `m2s.Uniform`, tabulated."""
-        check.positive_int("vocab", vocab, low=2)
+        validation.positive_int("vocab", vocab, low=2)
         return cls(torch.full((vocab, vocab), 1 / vocab, dtype=torch.float64) - torch.eye(vocab, dtype=torch.float64), schedule)
 
     @classmethod
     def absorbing(cls, vocab: int, schedule: Schedule) -> "RateMatrix":
         """Q(y -> mask) = 1: the same process as `m2s.Absorbing`, tabulated."""
-        check.positive_int("vocab", vocab, low=2)
+        validation.positive_int("vocab", vocab, low=2)
         rates = torch.zeros(vocab + 1, vocab + 1, dtype=torch.float64)
         rates[:vocab, vocab] = 1.0
         rates[:vocab, :vocab] = -torch.eye(vocab, dtype=torch.float64)
@@ -112,8 +112,8 @@ class RateMatrix(Process):
             raise ValueError(
                 f"birth and death must be vectors of one length, but have shapes {list(birth.shape)}, {list(death.shape)}"
             )
-        check.not_negative("birth", birth)
-        check.not_negative("death", death)
+        validation.not_negative("birth", birth)
+        validation.not_negative("death", death)
         rates = torch.diag(birth, 1) + torch.diag(death, -1)
         return cls(rates - torch.diag(rates.sum(-1)), schedule)
 
@@ -125,7 +125,7 @@ class RateMatrix(Process):
         pi_i ∝ exp(-(i - (K-1)/2)^2 / (2 stationary_width^2)).
         (The released code centres pi half a level below the middle.)
         """
-        check.positive_int("vocab", vocab, low=2)
+        validation.positive_int("vocab", vocab, low=2)
         if not (jump_width > 0 and stationary_width > 0):
             raise ValueError(f"jump_width and stationary_width must be positive, but are {jump_width} and {stationary_width}")
         level = torch.arange(vocab, dtype=torch.float64)

@@ -37,7 +37,7 @@ class Schedule(ABC):
         """d sigma / dt = -alpha'/alpha."""
 
     @abstractmethod
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """1 - alpha_t/alpha_s for s <= t, accurate for a short step."""
 
     def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -63,7 +63,7 @@ class Linear(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return 1 / (1 - t)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (t - s) / (1 - s)
 
 
@@ -88,7 +88,7 @@ class Exponential(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return torch.full_like(t, self.horizon)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -torch.expm1(-self.horizon * (t - s))
 
 
@@ -119,7 +119,7 @@ class LogLinear(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - self.eps) / self.alpha(t)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - self.eps) * (t - s) / self.alpha(s)
 
 
@@ -153,7 +153,7 @@ class Geometric(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return self._growth * self.sigma(t)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -torch.expm1(-self.sigma(s) * torch.expm1(self._growth * (t - s)))
 
 
@@ -197,7 +197,7 @@ class GeometricRate(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return self._scale * self._growth * torch.exp(self._growth * t)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         # sigma_t - sigma_s = scale e^{growth s} expm1(growth (t - s)), without cancellation
         return -torch.expm1(-self._scale * torch.exp(self._growth * s) * torch.expm1(self._growth * (t - s)))
 
@@ -221,7 +221,7 @@ class Cosine(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return math.pi / 2 / torch.tan(math.pi / 4 * (1 - t))
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         # sin(pi t/2) - sin(pi s/2), as a product, over alpha_s
         return 2 * torch.sin(math.pi / 4 * ((1 - t) + (1 - s))) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)
 
@@ -271,8 +271,8 @@ class Rescaled(Schedule):
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -self.alpha_prime(t) / self.alpha(t)
 
-    def lost(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         # alpha_s - alpha_t = (1 - 2 eps) alpha~_s lost~(s, t); at alpha~_s = 0, where lost~ is 0/0, nothing is left to lose
         alpha = self.schedule.alpha(s)
-        lost = torch.where(alpha > 0, alpha * self.schedule.lost(s, t), 0)
+        lost = torch.where(alpha > 0, alpha * self.schedule.one_minus_alpha_ratio(s, t), 0)
         return self._factor * lost / self.alpha(s)

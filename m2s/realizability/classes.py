@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.belief.inverse import is_determined, weighted_system
-from m2s.belief.maps import door, set_own
-from m2s.ops.audit import is_fused, measure
-from m2s.ops.audit.reference import distance, finite
+from m2s import validation
+from m2s.conversions.bridge import scatter_at, validate_inputs
+from m2s.conversions.inverse import is_determined, weighted_system
+from m2s.ops.classify import is_fused, measure_scores
+from m2s.ops.classify.naive import distance, finite
 from m2s.process import Process, RankOne
 from m2s.realizability.projection import project
 
@@ -47,17 +47,17 @@ def diagnose(
     Of a network's output the score is `head.log_score(output, x_t, t).exp()`.
     A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
     """
-    door("score", score, x_t, t, process, open_ends=True)
-    check.score("score", score, x_t)
+    validate_inputs("score", score, x_t, t, process, open_ends=True)
+    validation.score("score", score, x_t)
     if s is not None:
         if not isinstance(process, RankOne):
             raise TypeError(f"the analytic step to s is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")
-        check.times("s", s)
-        check.not_after("s", s, "t", t)
+        validation.times("s", s)
+        validation.not_after("s", s, "t", t)
     flat_x = x_t.reshape(-1)
     flat_score = score.reshape(-1, score.shape[-1])
-    spread = check.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
-    earlier = None if s is None else check.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
+    spread = validation.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
+    earlier = None if s is None else validation.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
     per_row = score.shape[-1] if isinstance(process, RankOne) else score.shape[-1] ** 2
     rows = max(1, len(flat_x) if is_fused(flat_score, process) else BLOCK // per_row)
     parts = [
@@ -78,7 +78,7 @@ def diagnose(
 def _diagnose(
     score: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: Process, box_tolerance: float, posterior_tolerance: float
 ) -> Diagnosis:
-    found = measure(score, x_t, t, s, process, box_tolerance)
+    found = measure_scores(score, x_t, t, s, process, box_tolerance)
     lowest, off_plane = found.lowest, found.off_plane
     if not isinstance(process, RankOne):
         lowest, off_plane = _where_several_posteriors_fit(lowest, off_plane, score.double(), x_t, t, process)
@@ -105,7 +105,7 @@ def _where_several_posteriors_fit(
 ) -> tuple[Tensor, Tensor]:
     """Where the rank condition fails the signed posterior is one of many: there only the distance to the nearest true one
     counts."""
-    score = finite(set_own(score, x_t, 1.0))
+    score = finite(scatter_at(score, x_t, 1.0))
     several = ~is_determined(*weighted_system(score, x_t, t, process))
     if several.any():
         some = (score[several], x_t[several], t[several], process)

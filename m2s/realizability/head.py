@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.belief import Head, LogScore, Unprojected
-from m2s.belief.maps import safe_log, score_from_posterior
-from m2s.belief.output import Output, padded_logits
-from m2s.ops.linear import CHUNK, Layer
+from m2s import validation
+from m2s.conversions.bridge import safe_log, score_from_posterior
+from m2s.heads import Head, LogScore
+from m2s.heads.output import padded_logits
+from m2s.ops.last_layer import Output, Unprojected
+from m2s.ops.last_layer_chunks import CHUNK, Layer
 from m2s.process import RankOne
 from m2s.realizability.projection import project, project_log
 
@@ -56,8 +57,8 @@ class Projected(Head):
         if not isinstance(self.process, RankOne):
             return project(self.head.log_score(output, x_t, t).exp(), x_t, t, self.process)
         if isinstance(self.head, LogScore):  # its own output, as wide as it comes
-            check.tokens("x_t", x_t, self.process.states)
-            check.align("t", t, x_t)
+            validation.tokens("x_t", x_t, self.process.states)
+            validation.align("t", t, x_t)
             return project_log(padded_logits(output, x_t, self.process.states), x_t, t, self.process)
         return project_log(self.head.log_score(output, x_t, t), x_t, t, self.process)
 
@@ -67,7 +68,7 @@ class Projected(Head):
             return function(output, x_t, t)
         if output.hidden.shape[:-1] != x_t.shape or x_t.numel() * len(output.weight) <= CHUNK:
             return function(output, x_t, t)
-        times = check.align("t", t, x_t).expand(x_t.shape).reshape(-1)
+        times = validation.align("t", t, x_t).expand(x_t.shape).reshape(-1)
         with torch.no_grad(), torch.autocast(x_t.device.type, enabled=False):  # a projection has no gradient
             layer, k = Layer.of(output), x_t.reshape(-1)
             found = None

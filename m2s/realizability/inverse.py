@@ -3,9 +3,9 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.belief import inverse
-from m2s.belief.maps import door
+from m2s import validation
+from m2s.conversions import inverse
+from m2s.conversions.bridge import validate_inputs
 from m2s.process import Process
 
 
@@ -17,6 +17,6 @@ def affine_inverse(
     Uniform: exact and unique. Where the bridged scores fill less than the whole space (a mask adds an equation) it is the
     least-squares solution; where several vectors have the same score, the least of them.
     """
-    door("score", score, x_t, t, process, open_ends=True)
-    check.score("score", score, x_t)
+    validate_inputs("score", score, x_t, t, process, open_ends=True)
+    validation.score("score", score, x_t)
     return inverse.affine_inverse(score, x_t, t, process)

@@ -3,12 +3,11 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s import check
-from m2s.belief.maps import door, wider
-from m2s.belief.output import full
-from m2s.ops.project import nearest
-from m2s.process import Process, RankOne, Site
-from m2s.process.base import wide
+from m2s import validation
+from m2s.conversions.bridge import validate_inputs
+from m2s.dtypes import at_least_float32, promote_to, to_float64
+from m2s.ops.project import nearest_posterior
+from m2s.process import Process, RankOne, SiteCoefficients
 from m2s.realizability.quadratic import project_tabulated
 
 
@@ -21,11 +20,11 @@ def project(
     that have a forward rate into k. A score in half precision (float16, bfloat16) is widened, and its posterior is float32: in
     half precision the repaired score would be none again. Any other dtype is kept.
     """
-    door("score", score, x_t, t, process, open_ends=True)
-    check.score("score", score, x_t)
-    score = full(score)
+    validate_inputs("score", score, x_t, t, process, open_ends=True)
+    validation.score("score", score, x_t)
+    score = at_least_float32(score)
     if not isinstance(process, RankOne):
-        return project_tabulated(score, x_t, wider(t, score), process)
+        return project_tabulated(score, x_t, promote_to(t, score), process)
     return _by_threshold(score, x_t, t, process, log=False)
 
 
@@ -33,11 +32,11 @@ def project_log(
     log_score: Float[Tensor, "*site V"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: RankOne
 ) -> Float[Tensor, "*site S"]:
     """The same of a score given by its logarithm, in rows that may be wider than the process."""
-    check.times("t", t, open_ends=True)
+    validation.times("t", t, open_ends=True)
     return _by_threshold(log_score, x_t, t, process, log=True)
 
 
 def _by_threshold(values: Tensor, x_t: Tensor, t: Tensor, process: RankOne, log: bool) -> Tensor:
-    site = Site(*(value.reshape(-1) for value in process.at(x_t, wide(t))))
+    site = SiteCoefficients(*(value.reshape(-1) for value in process.at(x_t, to_float64(t))))
     rows, k = values.reshape(-1, values.shape[-1]), x_t.reshape(-1)
-    return nearest(rows, k, site, process.states, process.mask, log).reshape(*x_t.shape, process.states)
+    return nearest_posterior(rows, k, site, process.states, process.mask, log).reshape(*x_t.shape, process.states)

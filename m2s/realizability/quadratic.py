@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.belief.inverse import plane_least_squares, weighted_system
+from m2s.conversions.inverse import plane_least_squares, weighted_system
 from m2s.process import Process
 
 LIMIT = 256

@@ -1,4 +1,4 @@
-"""An audit (`m2s.evaluate.audit`) as people read it: the paper's table of four classes, and a figure of four panels."""
+"""An audit (`m2s.evaluation.audit`) as people read it: the paper's table of four classes, and a figure of four panels."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from m2s.evaluate.audit import CLASSES, ROUNDING
-from m2s.report import Refused, target, whole
+from m2s.errors import UserError
+from m2s.evaluation.audit import CLASSES, ROUNDING
+from m2s.io import atomic_write, output_file
 from m2s.report.toy import BAND, BLUE, BOX, GREEN, INK, MUTED, SMALL, SUFFIXES, TEXT, TITLE, VERMILLION
 
 Found = Mapping[str, Any]  # what `m2s audit` writes
@@ -40,11 +41,11 @@ def read(path: Path) -> Found:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}): give the audit.json that m2s audit wrote") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}): give the audit.json that m2s audit wrote") from error
     except ValueError as error:
-        raise Refused(f"{path} is not JSON ({error}): give the audit.json that m2s audit wrote") from error
+        raise UserError(f"{path} is not JSON ({error}): give the audit.json that m2s audit wrote") from error
     if not isinstance(found, dict) or not found.keys() >= KEYS:
-        raise Refused(f"{path} is no audit: give the audit.json that m2s audit wrote")
+        raise UserError(f"{path} is no audit: give the audit.json that m2s audit wrote")
     return found
 
 
@@ -338,7 +339,7 @@ def draw_weights(axes: Axes, audits: Sequence[Shown]) -> None:
     title(axes, "b", "Where the sampler's weights are negative")
     for one in audits:
         if one.found["overall"]["before"]["negative_weights"] is None:
-            raise Refused(
+            raise UserError(
                 f"the audit of {one.found['checkpoint']} counted no weights, which {one.found['settings']['sampler']} does not "
                 "have: give one with --sampler analytic"
             )
@@ -354,6 +355,6 @@ def draw_weights(axes: Axes, audits: Sequence[Shown]) -> None:
 
 def write_figure(found: Found, out: Path) -> None:
     """The four panels at `out`."""
-    target(out, SUFFIXES)
-    with whole(out) as temporary:
+    output_file(out, SUFFIXES)
+    with atomic_write(out) as temporary:
         draw(found).savefig(temporary, dpi=200)

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from m2s.report.run import Run
+from m2s.report.read_run import Run
 from m2s.report.toy import BLUE, GREEN, INK, MUTED, SMALL, TEXT, VERMILLION
 
 COLOURS = (BLUE, VERMILLION, GREEN, "#9B4F96", "#A67C00", "#3A9BC1", "#6B6B6B")
@@ -62,7 +62,7 @@ def _axes() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def settle(axes: Axes, across: str, up: str, seen: Sequence[np.ndarray] = ()) -> None:
+def format_axes(axes: Axes, across: str, up: str, seen: Sequence[np.ndarray] = ()) -> None:
     """The look of a finished panel: names, a legend, and a logarithmic axis where the values seen differ tenfold."""
     axes.set_xlabel(across, fontsize=TEXT, color=INK)
     axes.set_ylabel(up, fontsize=TEXT, color=INK)
@@ -107,7 +107,7 @@ def loss(runs: Sequence[Run]) -> Figure | None:
             seen.append(bound)
     if not seen:
         return None
-    settle(axes, "step", "bits per site", seen)
+    format_axes(axes, "step", "bits per site", seen)
     return figure
 
 
@@ -126,7 +126,7 @@ def gradient(runs: Sequence[Run]) -> Figure | None:
         seen.append(mean)
     if not seen:
         return None
-    settle(axes, "step", "norm of the gradient", seen)
+    format_axes(axes, "step", "norm of the gradient", seen)
     return figure
 
 
@@ -138,7 +138,7 @@ def over_time(curves: Sequence[tuple[str, str, Sequence[dict[str, Any]]]]) -> Fi
         style = look(number)
         axes.stairs(height, [*left, right[-1]], lw=1.8, label=label(name), **style)
         axes.errorbar((left + right) / 2, height, np.nan_to_num(error), fmt="none", ecolor=style["color"], elinewidth=1.0)
-    settle(axes, "time t, from data to noise", f"bits per {' or '.join(dict.fromkeys(unit for _, unit, _ in curves))}")
+    format_axes(axes, "time t, from data to noise", f"bits per {' or '.join(dict.fromkeys(unit for _, unit, _ in curves))}")
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
     return figure

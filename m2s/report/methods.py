@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from m2s.method import METHODS
-from m2s.report.curves import COLOURS, apart, label, settle
+from m2s.methods import METHODS
+from m2s.report.curves import COLOURS, apart, format_axes, label
 from m2s.report.toy import INK, MUTED, SMALL
 
 NOISE = {
@@ -46,7 +46,7 @@ def compared(rows: list[dict[str, Any]], grid: Sequence[int]) -> Figure:
             left.axhline(fid[0], lw=1.4, ls=(0, (4, 2)), color=colour)
         if np.isfinite(fid[-1]):
             ends.append((fid[-1], name if len(steps) > 1 else f"{name}, {steps[0]} steps", colour))
-    settle(left, "steps", "FID of 5,000 samples", seen)
+    format_axes(left, "steps", "FID of 5,000 samples", seen)
     left.set_xscale("log")
     left.set_xticks(grid, [str(steps) for steps in grid])
     left.xaxis.set_minor_locator(NullLocator())
@@ -59,7 +59,7 @@ def compared(rows: list[dict[str, Any]], grid: Sequence[int]) -> Figure:
     for number, row in enumerate(ordered):
         error = row["bound"]["bound"]["rows_error"] or 0
         right.errorbar(bits(row), number, xerr=error, fmt="o", ms=5, capsize=2, color=colours[kinds[row["method"]]])
-    settle(right, "bits per dimension on the test images", "")
+    format_axes(right, "bits per dimension on the test images", "")
     right.legend(
         title="noise", title_fontsize=SMALL, fontsize=SMALL, loc="center right", framealpha=1, edgecolor="none", labelcolor=INK
     )

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from m2s.report import target, whole
+from m2s.io import atomic_write, output_file
 from m2s.report.markup import page, picture, png, prose, side_by_side
-from m2s.report.run import Run, read_runs
+from m2s.report.read_run import Run, read_runs
 from m2s.report.sections import Problems, audits, made, measures, opening, overview, repairs, samples, training
 
 PARTS: dict[str, tuple[str, Callable[[Sequence[Run], Problems], str]]] = {
@@ -45,10 +45,10 @@ def write(runs: Sequence[Path], out: Path, title: str = TITLE, notes: str = "", 
     Returns what could not be read, which the page says too. Folders that are no runs are refused before anything is written.
     """
     found = read_runs(runs)
-    target(out, (".html",))
+    output_file(out, (".html",))
     problems = Problems(problem for run in found for problem in run.problems)
     text = render(found, problems, title, notes, sections)
-    with whole(out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return list(problems)
 

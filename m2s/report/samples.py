@@ -8,7 +8,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from m2s.data.tokenizer import Tokenizer
-from m2s.report import whole
+from m2s.io import atomic_write
 
 LEAST_SIDE = 56  # pixels; smaller pictures are enlarged, each pixel a square
 
@@ -35,12 +35,12 @@ def picture_grid(tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int
 def write_pictures(path: Path, tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> None:
     from matplotlib.image import imsave
 
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         imsave(temporary, picture_grid(tokens, shape, levels))
 
 
 def write_text(path: Path, tokens: Int[Tensor, "n L"], tokenizer: Tokenizer, start: int = 0) -> None:
     """Each sample under a line with its number."""
     texts = [f"--- sample {start + number} ---\n{tokenizer.decode(row)}\n" for number, row in enumerate(tokens.tolist())]
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("\n".join(texts), encoding="utf-8")

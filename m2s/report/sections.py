@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from matplotlib.image import imsave
 
-from m2s.evaluate import genppl
-from m2s.evaluate.audit import CLASSES
-from m2s.evaluate.repair import ARMS, TITLES
+from m2s.evaluation import genppl
+from m2s.evaluation.audit import CLASSES
+from m2s.evaluation.repair import ARMS, TITLES
 from m2s.report import audit, curves
 from m2s.report.markup import (
     data_uri,
@@ -32,7 +32,7 @@ from m2s.report.markup import (
     svg,
     table,
 )
-from m2s.report.run import Result, Run, Samples
+from m2s.report.read_run import Result, Run, Samples
 from m2s.report.samples import picture_grid
 
 T = TypeVar("T")

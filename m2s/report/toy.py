@@ -24,9 +24,10 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 import m2s
-from m2s.report import Refused, target, whole, write_json
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file, write_json
 
-LAW = (0.7, 0.2, 0.1)
+DATA_DISTRIBUTION = (0.7, 0.2, 0.1)
 TIME = 0.5
 SUFFIXES = (".png", ".pdf", ".svg")
 START, END = 1e-10, 1e-9  # the reverse process runs from t = 1 - START to t = END
@@ -40,7 +41,7 @@ Array = Float[np.ndarray, "..."]
 class ToyData:
     """Every number of the figure. Arrays over c are in the order of `c`, vectors over tokens in that of the data law."""
 
-    law: tuple[float, ...]
+    distribution: tuple[float, ...]
     time: float
     rho: float
     current: int  # k, the current token: the rarest
@@ -69,25 +70,27 @@ class ToyData:
         return float(values[int(np.abs(np.log(self.c / c)).argmin())])
 
 
-def random_law(seed: int) -> tuple[float, ...]:
+def random_distribution(seed: int) -> tuple[float, ...]:
     """A data law on three tokens, none rarer than 0.05: 0.05 + 0.85 times a flat Dirichlet draw."""
     if seed < 0:
-        raise Refused(f"the seed is {seed}, but it must not be negative")
+        raise UserError(f"the seed is {seed}, but it must not be negative")
     draw = np.random.default_rng(seed).dirichlet((1.0, 1.0, 1.0))
     return tuple(float(p) for p in 0.05 + 0.85 * draw)
 
 
-def toy_data(law: tuple[float, ...] = LAW, time: float = TIME, points: int = 121, step: float = STEP) -> ToyData:
+def toy_data(
+    distribution: tuple[float, ...] = DATA_DISTRIBUTION, time: float = TIME, points: int = 121, step: float = STEP
+) -> ToyData:
     """Compute the three panels for a data law of full support and a time in (0, 1), under Uniform(3, Linear()).
 
     The current token is the rarest one and y1 the middle one, so that the optimum lies inside the polytope.
     """
-    if len(law) != 3 or min(law) < 0.01 or abs(sum(law) - 1) > 1e-9:
-        raise Refused(f"the law is {law}, but it must be three probabilities of at least 0.01 that sum to one")
+    if len(distribution) != 3 or min(distribution) < 0.01 or abs(sum(distribution) - 1) > 1e-9:
+        raise UserError(f"the law is {distribution}, but it must be three probabilities of at least 0.01 that sum to one")
     if not 0.01 <= time <= 0.99:
-        raise Refused(f"the time is {time}, but it must lie in [0.01, 0.99]")
+        raise UserError(f"the time is {time}, but it must lie in [0.01, 0.99]")
     process = m2s.Uniform(3, m2s.Linear())
-    p = torch.tensor(law, dtype=torch.float64)
+    p = torch.tensor(distribution, dtype=torch.float64)
     k, y1, y2 = (int(i) for i in p.argsort(stable=True))
     x_t, t = torch.tensor([k]), torch.tensor([time], dtype=torch.float64)
     exact = m2s.score_from_leave_one_out(p[None], x_t, t, process)
@@ -107,15 +110,15 @@ def toy_data(law: tuple[float, ...] = LAW, time: float = TIME, points: int = 121
     b_posterior = m2s.project(a, x_t, t, process)
     b = m2s.score_from_posterior(b_posterior, x_t, t, process)
     corners = m2s.score_from_posterior(torch.eye(3, dtype=torch.float64)[[k, y1, y2]], x_t.expand(3), t.expand(3), process)
-    ends = terminal_law(p, c, y1, process, step)
-    finer = terminal_law(p, c, y1, process, step / 2)
-    tv, tv_finer = (0.5 * (laws - p).abs().sum(-1).numpy() for laws in (ends, finer))
+    ends = terminal_distribution(p, c, y1, process, step)
+    finer = terminal_distribution(p, c, y1, process, step / 2)
+    tv, tv_finer = (0.5 * (distributions - p).abs().sum(-1).numpy() for distributions in (ends, finer))
 
     def pair(score: Tensor) -> tuple[float, float]:
         return float(score[y1]), float(score[y2])
 
     return ToyData(
-        law=tuple(law),
+        distribution=tuple(distribution),
         time=time,
         rho=float(process.rho(t)),
         current=k,
@@ -200,7 +203,9 @@ def reverse_generators(
     return jumps - torch.diag_embed(jumps.sum(-1))
 
 
-def terminal_law(p: Float[Tensor, "3"], c: Array, y1: int, process: m2s.Uniform, step: float = STEP) -> Float[Tensor, "2 C 3"]:
+def terminal_distribution(
+    p: Float[Tensor, "3"], c: Array, y1: int, process: m2s.Uniform, step: float = STEP
+) -> Float[Tensor, "2 C 3"]:
     """What the reverse equation dq/d(-sigma) = q R_sigma makes of the uniform reference law, for every c at once.
 
     It is integrated in sigma = -log alpha_t, in which the rates stay bounded, from t = 1 - 1e-10 to t = 1e-9, by the classical
@@ -212,26 +217,26 @@ def terminal_law(p: Float[Tensor, "3"], c: Array, y1: int, process: m2s.Uniform,
     nodes = torch.linspace(last, first, 2 * steps + 1, dtype=torch.float64)
     times = -torch.expm1(-nodes)
     factors = torch.from_numpy(np.asarray(c, dtype=np.float64))
-    law = process.reference().expand(2, len(factors), 3)
+    distribution = process.reference().expand(2, len(factors), 3)
     for start in range(0, steps, CHUNK):
         inside = times[2 * start : 2 * min(start + CHUNK, steps) + 1]
         generators = reverse_generators(p, factors, y1, inside, process)
         for i in range(0, len(inside) - 1, 2):
-            law = _runge_kutta(law, generators[i], generators[i + 1], generators[i + 2], h)
-    return law
+            distribution = _runge_kutta(distribution, generators[i], generators[i + 1], generators[i + 2], h)
+    return distribution
 
 
-def _runge_kutta(law: Tensor, left: Tensor, middle: Tensor, right: Tensor, h: float) -> Float[Tensor, "2 C 3"]:
+def _runge_kutta(distribution: Tensor, left: Tensor, middle: Tensor, right: Tensor, h: float) -> Float[Tensor, "2 C 3"]:
     """One step of q' = q R from the generators at the start, the middle and the end of the step."""
 
     def flow(q: Tensor, generator: Tensor) -> Tensor:
         return (q.unsqueeze(-2) @ generator).squeeze(-2)
 
-    k1 = flow(law, left)
-    k2 = flow(law + h / 2 * k1, middle)
-    k3 = flow(law + h / 2 * k2, middle)
-    k4 = flow(law + h * k3, right)
-    return law + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    k1 = flow(distribution, left)
+    k2 = flow(distribution + h / 2 * k1, middle)
+    k3 = flow(distribution + h / 2 * k2, middle)
+    k4 = flow(distribution + h * k3, right)
+    return distribution + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
 INK, MUTED = "#1A1A1A", "#5A5A5A"
@@ -248,9 +253,9 @@ def draw(data: ToyData) -> Figure:
     _draw_entropy(entropy, data)
     _draw_terminal(terminal, data)
     _draw_plane(plane, data)
-    law = ", ".join(f"{p:.2g}" for p in data.law)
+    distribution = ", ".join(f"{p:.2g}" for p in data.distribution)
     figure.supxlabel(
-        f"Three tokens of law ({law}), uniform corruption, t = {data.time:g}, \u03c1 = {data.rho:.3g}; "
+        f"Three tokens of law ({distribution}), uniform corruption, t = {data.time:g}, \u03c1 = {data.rho:.3g}; "
         "the current token is the rarest.   "
         "Light blue: inside the coordinate box.   Dark blue: a posterior exists (M2S).",
         fontsize=SMALL,
@@ -425,7 +430,7 @@ def _draw_plane(axes: Axes, data: ToyData) -> None:
 
 def save(data: ToyData, out: Path) -> None:
     """The picture at `out`, its numbers at `out` with the ending .json."""
-    with whole(out) as temporary:
+    with atomic_write(out) as temporary:
         draw(data).savefig(temporary, dpi=300)
     values = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in asdict(data).items()}
     write_json(out.with_suffix(".json"), values)
@@ -433,9 +438,9 @@ def save(data: ToyData, out: Path) -> None:
 
 def write_toy(out: Path, seed: int | None = None) -> ToyData:
     """Compute, draw to `out` and write the numbers beside it. With a seed the data law is a random one (`random_law`)."""
-    law = LAW if seed is None else random_law(seed)
-    target(out, SUFFIXES)
-    target(out.with_suffix(".json"), (".json",))
-    data = toy_data(law)
+    distribution = DATA_DISTRIBUTION if seed is None else random_distribution(seed)
+    output_file(out, SUFFIXES)
+    output_file(out.with_suffix(".json"), (".json",))
+    data = toy_data(distribution)
     save(data, out)
     return data

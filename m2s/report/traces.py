@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from m2s.evaluate.bootstrap import reach
-from m2s.report import Refused, audit
-from m2s.report.curves import column, label, look, settle
-from m2s.report.run import Run
+from m2s.errors import UserError
+from m2s.evaluation.bootstrap import reach
+from m2s.report import audit
+from m2s.report.curves import column, format_axes, label, look
+from m2s.report.read_run import Run
 from m2s.report.samples import picture_grid
 from m2s.report.toy import MUTED, SMALL
 
@@ -46,7 +47,7 @@ class Trace:
     def of(cls, run: Run) -> "Trace":
         steps, bits = column(run.training, "step"), column(run.training, "bits")
         if not len(bits):
-            raise Refused(f"{run.path} has no records of a loss in its log.jsonl yet")
+            raise UserError(f"{run.path} has no records of a loss in its log.jsonl yet")
         epoch = run.record["data"]["rows"] / run.record["config"]["run"]["batch"]  # in steps
         warm = run.record["config"]["optimizer"]["warmup"] / epoch
         mean = trailing(bits, max(1, round(TRAILING * len(bits))))
@@ -72,8 +73,8 @@ def losses(runs: Sequence[Run]) -> Figure:
     last = np.concatenate([trace.mean[trace.late] for trace in traces])
     room = 0.6 * (last.max() - last.min()) or 0.05 * last.max()
     end.set_ylim(last.min() - room, last.max() + room)
-    settle(whole, "epoch", "loss, bits per site", [trace.bits for trace in traces])
-    settle(end, "epoch", "loss, bits per site")
+    format_axes(whole, "epoch", "loss, bits per site", [trace.bits for trace in traces])
+    format_axes(end, "epoch", "loss, bits per site")
     for axes, title in ((whole, "(a) the whole run"), (end, "(b) its last quarter")):
         axes.set_title(title, loc="left", fontsize=10)
     return figure
@@ -104,7 +105,7 @@ def audited(audits: Mapping[Path, audit.Found], runs: Sequence[Run]) -> Figure:
         traces = {names[run.path]: Trace.of(run) for run in group}
         for name, trace in traces.items():
             trace.draw(axes, f"{name}, {trace.mean[-1]:.3f} at the end", numbers[name])
-        settle(axes, "epochs of training", "score entropy, bits per site", [trace.bits for trace in traces.values()])
+        format_axes(axes, "epochs of training", "score entropy, bits per site", [trace.bits for trace in traces.values()])
         audit.title(axes, letter, f"Training loss on {label(data[0])}", pad=12)
     figure.supxlabel("\n".join(f"{one.name}: {audit.counted(one.found)}" for one in shown), fontsize=SMALL, color=MUTED)
     return figure
@@ -152,7 +153,9 @@ def against_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
     for result in results:
         settings = result["settings"]
         if not settings or "steps" not in settings:
-            raise Refused(f"{result['file']} does not say with how many steps it was drawn: give samples of m2s sample (.npz)")
+            raise UserError(
+                f"{result['file']} does not say with how many steps it was drawn: give samples of m2s sample (.npz)"
+            )
         how = f"{settings['sampler']}, {settings['grid']}"
         curves.setdefault(Path(result["file"]).parent.name, {}).setdefault(how, {})[settings["steps"]] = result["perplexity"]
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
@@ -167,7 +170,7 @@ def against_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
             number += 1
     judge = Path(results[0]["judge"]["name"]).name
     for axes, title in ((models, "(a) models"), (samplers, "(b) samplers and grids")):
-        settle(axes, "steps", f"generative perplexity, {judge}")
+        format_axes(axes, "steps", f"generative perplexity, {judge}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from m2s.report import Refused, target, whole, write_json
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from m2s.evaluate.bpd import Rows
+    from m2s.distributed import World
+    from m2s.evaluation.bpd import EvaluationSet
     from m2s.hub import Checkpoint
-    from m2s.train.parallel import World
 
 SPLITS = ("test", "validation", "train")
 ROWS, LOGITS = 64, 2**28  # greatest numbers of rows and of logits in a call, unless --batch-size says otherwise
@@ -28,7 +29,7 @@ class Held:
 
     name: str
     split: str | None
-    rows: "Rows"
+    rows: "EvaluationSet"
     labels: "Tensor | None" = None
     left_out: int = 0  # tokens at the end of a text, less than a window
 
@@ -90,7 +91,7 @@ class Bpd:
     """Write the result as .json, with all that it depends on, and the curve of the loss over t beside it as .png."""
 
     def run(self) -> None:
-        from m2s.train.parallel import World
+        from m2s.distributed import World
 
         self._check()
         with World.start(self.device) as world:
@@ -99,13 +100,13 @@ class Bpd:
     def _measure(self, world: "World") -> None:
         import torch
 
-        from m2s.evaluate.bpd import IMPORTANCE, Part, bound, curve, difference, measured, summary, table
+        from m2s.evaluation.bpd import IMPORTANCE, Shard, curve, dataset_nelbo, difference, measured, summary, table
 
         started = time.monotonic()
         out = None
         if self.out is not None and world.first:
-            out = target(self.out, (".json",))
-            target(out.with_suffix(".png"), (".png",))
+            out = output_file(self.out, (".json",))
+            output_file(out.with_suffix(".png"), (".png",))
         checkpoint = self._load(self.checkpoint, world.device)
         other = None if self.against is None else self._load(self.against, world.device)
         if other is not None:
@@ -113,23 +114,25 @@ class Bpd:
         try:
             held = self._held(checkpoint)
             if self.limit is not None and self.limit < len(held.rows):
-                labels = None if held.labels is None else Part(held.labels, self.limit)[torch.arange(self.limit)]
-                held = replace(held, rows=Part(held.rows, self.limit), labels=labels)
+                labels = None if held.labels is None else Shard(held.labels, self.limit)[torch.arange(self.limit)]
+                held = replace(held, rows=Shard(held.rows, self.limit), labels=labels)
             text: dict[str, Tensor] | None = None if (checkpoint.data or {})["kind"] == "image" else {}
             if text is not None and checkpoint.tokenizer is not None:
                 text = measured(held.rows, checkpoint.tokenizer)
-        except Refused:
+        except UserError:
             raise
         except (OSError, ValueError, ImportError) as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
         bf16 = self.precision == "bf16" or (self.precision == "auto" and world.device.type == "cuda")
         torch.backends.cudnn.allow_tf32 = bf16
         size = self.batch_size or self._batch_size(checkpoint, held)
         settings = (held.rows, self.passes, self.t_min, self.seed, size, held.labels, bf16, world)
         try:
-            found, *theirs = [bound(each.model, each.head, *settings) for each in (checkpoint, other) if each is not None]
+            found, *theirs = [
+                dataset_nelbo(each.model, each.head, *settings) for each in (checkpoint, other) if each is not None
+            ]
         except torch.OutOfMemoryError as error:
-            raise Refused(f"calls of {size} rows do not fit into the memory of {world.device}: give --batch-size") from error
+            raise UserError(f"calls of {size} rows do not fit into the memory of {world.device}: give --batch-size") from error
         if not world.first:
             return
         result = summary(found, text)
@@ -165,11 +168,11 @@ class Bpd:
         least = {**{name: (value, 1) for name, value in counts.items()}, "--seed": (self.seed, 0)}
         for name, (value, smallest) in least.items():
             if value is not None and value < smallest:
-                raise Refused(f"{name} is {value}, but it must be at least {smallest}")
+                raise UserError(f"{name} is {value}, but it must be at least {smallest}")
         if not 0 < self.t_min < 0.5:
-            raise Refused(f"--t-min is {self.t_min}, but it must lie in (0, 0.5)")
+            raise UserError(f"--t-min is {self.t_min}, but it must lie in (0, 0.5)")
         if self.split and self.split not in SPLITS:
-            raise Refused(f"--split is {self.split!r}, but it must be one of {', '.join(SPLITS)}")
+            raise UserError(f"--split is {self.split!r}, but it must be one of {', '.join(SPLITS)}")
 
     def _compare(self, checkpoint: "Checkpoint", other: "Checkpoint") -> None:
         """Both read the same rows, given as much."""
@@ -183,7 +186,7 @@ class Bpd:
         ours, theirs = read(checkpoint), read(other)
         for key in ours | theirs:
             if ours.get(key) != theirs.get(key):
-                raise Refused(
+                raise UserError(
                     f"{self.checkpoint} and {self.against} do not read the same data: {key} is {ours.get(key)} and "
                     f"{theirs.get(key)}"
                 )
@@ -194,9 +197,9 @@ class Bpd:
         try:
             checkpoint = load(place, device)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
         if (checkpoint.data or {}).get("kind") not in ("image", "text"):
-            raise Refused(
+            raise UserError(
                 f'{place} does not describe its data: "data" of its config.json must be like '
                 '{"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}; save it again with that'
             )
@@ -205,7 +208,7 @@ class Bpd:
     def _held(self, checkpoint: "Checkpoint") -> Held:
         """The data that was asked for, if the model can read it."""
         from m2s.data import DATASETS
-        from m2s.train.config import DataConfig
+        from m2s.training.config import DataConfig
 
         config = DataConfig(self.data) if self.data in DATASETS else None
         if not self.data:
@@ -213,16 +216,16 @@ class Bpd:
         kind = (checkpoint.data or {})["kind"]
         if config is not None and config.name in DATASETS:
             if kind != "image":
-                raise Refused(f"{self.checkpoint} is a model of text, but {config.name} holds images: give --data with text")
+                raise UserError(f"{self.checkpoint} is a model of text, but {config.name} holds images: give --data with text")
             return self._images(checkpoint, config)
         if kind != "text":
-            raise Refused(
+            raise UserError(
                 f"{self.checkpoint} is a model of images, but {self.data or 'what it was trained on'} is none of "
                 f"{', '.join(DATASETS)}: give --data with one of these"
             )
         length = (checkpoint.data or {}).get("length")
         if not isinstance(length, int) or length < 1:
-            raise Refused(
+            raise UserError(
                 f'{self.checkpoint} does not say how long its texts are: "length" is missing in "data" of config.json'
             )
         if config is not None:
@@ -236,13 +239,13 @@ class Bpd:
         described = checkpoint.data or {}
         trained = (described.get("shape"), described.get("levels"))
         if trained != (list(images.shape), images.vocab) or checkpoint.head.process.vocab != images.vocab:
-            raise Refused(
+            raise UserError(
                 f"{self.checkpoint} is a model of images {trained[0]} in {trained[1]} levels, but {config.name} has "
                 f"{list(images.shape)} in {images.vocab}: give --data with the data it was trained on"
             )
         split = self.split or "test"
         if split == "validation":
-            raise Refused(f"{config.name} has no validation split: give --split test or train")
+            raise UserError(f"{config.name} has no validation split: give --split test or train")
         labels = getattr(images, f"{split}_labels")
         takes_labels = checkpoint.config["model"].get("classes") is not None
         return Held(config.name, split, getattr(images, split), labels if takes_labels else None)
@@ -250,13 +253,13 @@ class Bpd:
     def _text(self, checkpoint: "Checkpoint", length: int, name: str) -> Held:
         """Windows of a prepared text, or of text that is tokenised now."""
         from m2s.data.sources import find_sources
-        from m2s.evaluate.bpd import windows
+        from m2s.evaluation.bpd import windows
 
         path = Path(name).expanduser()
         if (path / "meta.json").exists() or (path / "plan.json").exists():
             return self._prepared(checkpoint, length, path)
         if checkpoint.tokenizer is None:
-            raise Refused(
+            raise UserError(
                 f"{self.checkpoint} has no tokenizer to read {name} with: give a folder that m2s data prepare made with its own"
             )
         sources, split = find_sources(name, test=""), None
@@ -265,10 +268,10 @@ class Bpd:
             split = self.split or next((split for split in SPLITS[:2] if split in there), None)
             if split not in there:
                 asked = f"no split {split}" if split else "neither test nor validation"
-                raise Refused(f"{name} has {asked}: give --split {' or '.join(there)}")
+                raise UserError(f"{name} has {asked}: give --split {' or '.join(there)}")
             sources = [there[split]]
         elif self.split:
-            raise Refused(f"{name} is plain text, which is taken as a whole: leave out --split")
+            raise UserError(f"{name} is plain text, which is taken as a whole: leave out --split")
         rows, left_out = windows(sources, checkpoint.tokenizer, length)
         return Held(name, split, rows, left_out=left_out)
 
@@ -279,14 +282,14 @@ class Bpd:
         meta = read_meta(path)
         described = named(checkpoint.tokenizer)
         if meta["vocab"] != checkpoint.head.process.vocab or described not in ({}, meta["tokenizer"]):
-            raise Refused(
+            raise UserError(
                 f"{path} was prepared with {meta['tokenizer']} ({meta['vocab']} tokens), but {self.checkpoint} reads "
                 f"{described or 'unnamed tokens'} ({checkpoint.head.process.vocab}): prepare the text with that tokenizer"
             )
         held = {split: entry["tokens"] for split, entry in meta["splits"].items()}
         split = self.split or next((split for split in SPLITS[:2] if held.get(split, 0) >= length), None)
         if split is None:
-            raise Refused(
+            raise UserError(
                 f"{path} holds {held.get('test', 0)} test and {held.get('validation', 0)} validation tokens, too few for one "
                 f"window of {length}: give --split train, or --data"
             )
@@ -315,7 +318,7 @@ class Bpd:
     def _settings(
         self, checkpoint: "Checkpoint", held: Held, world: "World", bf16: bool, size: int, seconds: float
     ) -> dict[str, Any]:
-        from m2s.report.origin import origin
+        from m2s.provenance import provenance
 
         return {
             **self._described(checkpoint),
@@ -325,22 +328,22 @@ class Bpd:
             "precision": "bf16" if bf16 else "float32",
             "processes": world.size,
             "seconds": seconds,
-            **origin(world.device),
+            **provenance(world.device),
         }
 
     @staticmethod
     def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
-        from m2s.report.origin import fingerprint
+        from m2s.provenance import fingerprint
 
         described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
         return {"checkpoint": {**described, "weights": fingerprint(checkpoint.model)}}
 
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:
-        from m2s.evaluate.bpd import draw
+        from m2s.evaluation.bpd import draw
 
         picture = out.with_suffix(".png")
         if not numbers["exact"]:
-            with whole(picture) as temporary:
+            with atomic_write(picture) as temporary:
                 draw(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
         write_json(out, numbers)
         print(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
@@ -349,19 +352,19 @@ class Bpd:
 def trained_on(checkpoint: str) -> Any:
     """The data of the run whose folder this is, as its train.json has it."""
     from m2s.data import DATASETS
-    from m2s.train.config import DataConfig
-    from m2s.train.folder import RECORD
+    from m2s.training.config import DataConfig
+    from m2s.training.run_folder import RECORD
 
     path = Path(checkpoint).expanduser() / RECORD
     if not path.is_file():
-        raise Refused(
+        raise UserError(
             f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
             f"{', '.join(DATASETS)} or a text"
         )
     try:
         return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
 
 
 def text_folder(folder: str | None, checkpoint: str) -> Path:
@@ -369,7 +372,7 @@ def text_folder(folder: str | None, checkpoint: str) -> Path:
     from m2s.data import root
 
     if folder is None:
-        raise Refused(f"{checkpoint} does not say where the text lies that it was trained on: give --data")
+        raise UserError(f"{checkpoint} does not say where the text lies that it was trained on: give --data")
     return Path(folder.replace("$M2S_DATA", str(root()), 1)).expanduser()
 
 

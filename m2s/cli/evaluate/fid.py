@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.device import usable
-from m2s.report import Refused, folder, target, write_json
+from m2s.devices import resolve_device
+from m2s.errors import UserError
+from m2s.io import output_file, output_folder, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from m2s.evaluate.fid import Kid, Statistics
-    from m2s.evaluate.inception import Network
+    from m2s.evaluation.fid import Kid, Statistics
+    from m2s.evaluation.inception import Network
 
 SPLITS = ("train", "test")
 
@@ -94,18 +95,18 @@ class Fid:
     """Write the result as .json, with all that it depends on."""
 
     def run(self) -> None:
-        from m2s.evaluate import inception
-        from m2s.evaluate.fid import frechet
+        from m2s.evaluation import inception
+        from m2s.evaluation.fid import frechet
 
         started = time.monotonic()
         if self.batch_size is not None and self.batch_size < 1:
-            raise Refused(f"--batch-size is {self.batch_size}, but it must be at least 1")
+            raise UserError(f"--batch-size is {self.batch_size}, but it must be at least 1")
         protocol = find_protocol(self.protocol, self.against, self.limit)
-        device = usable(self.device)
+        device = resolve_device(self.device)
         reference = split(protocol.against).first(protocol.count)
         samples = read(self.samples, reference)
         if self.protocol and len(samples.tokens) < (protocol.samples or 0):
-            raise Refused(
+            raise UserError(
                 f"{self.samples} holds {len(samples.tokens):,} samples, but {self.protocol} is of {protocol.samples:,}: "
                 f"draw more (m2s sample --n {protocol.samples})"
             )
@@ -114,8 +115,8 @@ class Fid:
         for images in (samples, reference):
             refuse_few(images, network, self.few)
             if self.kid and len(images.tokens) < 4:
-                raise Refused(f"{images.name} has {len(images.tokens)} images, too few for KID, which needs 4: give --no-kid")
-        out = None if self.out is None else target(self.out, (".json",))
+                raise UserError(f"{images.name} has {len(images.tokens)} images, too few for KID, which needs 4: give --no-kid")
+        out = None if self.out is None else output_file(self.out, (".json",))
         ours, theirs = (statistics(images, network, self.batch_size) for images in (samples, reference))
         distance = frechet(ours, theirs)
         kernel = self._kid(ours, theirs, network) if self.kid else None
@@ -128,7 +129,7 @@ class Fid:
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
         from tqdm import tqdm
 
-        from m2s.evaluate.fid import kid
+        from m2s.evaluation.fid import kid
 
         place = "cpu" if network.device.type == "mps" else network.device  # which has no float64
         size = min(1000, len(ours.rows) // 2, len(theirs.rows) // 2)
@@ -141,8 +142,8 @@ class Fid:
     def _result(
         self, samples: Images, reference: Images, network: "Network", distance: float, kernel: "Kid | None", seconds: float
     ) -> dict[str, Any]:
-        from m2s.evaluate.inception import PREPROCESSING
-        from m2s.report.origin import origin
+        from m2s.evaluation.inception import PREPROCESSING
+        from m2s.provenance import provenance
 
         return {
             "fid": distance,
@@ -154,22 +155,22 @@ class Fid:
             "preprocessing": PREPROCESSING,
             "seconds": round(seconds, 1),
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
-            **origin(network.device),
+            **provenance(network.device),
         }
 
 
 def find_protocol(name: str, against: str, limit: int | None = None) -> Protocol:
     """The protocol of that name, or one made of what to compare with and how much."""
     if limit is not None and limit < 2:
-        raise Refused(f"--limit is {limit}, but a covariance needs at least 2 images")
+        raise UserError(f"--limit is {limit}, but a covariance needs at least 2 images")
     if name:
         if name not in PROTOCOLS:
-            raise Refused(f"there is no protocol {name!r}: choose from {', '.join(PROTOCOLS)}")
+            raise UserError(f"there is no protocol {name!r}: choose from {', '.join(PROTOCOLS)}")
         if against or limit is not None:
-            raise Refused(f"--protocol {name} says what to compare with, and how much: drop --against and --limit")
+            raise UserError(f"--protocol {name} says what to compare with, and how much: drop --against and --limit")
         return PROTOCOLS[name]
     if not against:
-        raise Refused(f"say what to compare with: --protocol {' or '.join(PROTOCOLS)}, or --against such as mnist:test")
+        raise UserError(f"say what to compare with: --protocol {' or '.join(PROTOCOLS)}, or --against such as mnist:test")
     return Protocol(limit, against, limit)
 
 
@@ -178,7 +179,7 @@ def refuse_few(images: Images, network: "Network", few: bool) -> None:
     count, least = len(images.tokens), 2 if few else network.width + 1
     if count < least:
         hint = "" if few else " (--few goes on all the same, for a rehearsal)"
-        raise Refused(
+        raise UserError(
             f"{images.name} has {count:,} images, too few for a covariance of {network.width:,} features: "
             f"at least {least:,} are needed{hint}"
         )
@@ -187,8 +188,8 @@ def refuse_few(images: Images, network: "Network", few: bool) -> None:
 def statistics(images: Images, network: "Network", batch_size: int | None = None) -> "Statistics":
     """Of a file's images computed, of a data set's found in the cache or put there."""
     from m2s.data import BadData, root
-    from m2s.evaluate.fid import Statistics
-    from m2s.evaluate.inception import PREPROCESSING
+    from m2s.evaluation.fid import Statistics
+    from m2s.evaluation.inception import PREPROCESSING
 
     if not is_split(images.name):
         return _computed(images, network, batch_size)
@@ -202,9 +203,9 @@ def statistics(images: Images, network: "Network", batch_size: int | None = None
             print(f"computing again: {error}", file=sys.stderr)
     found = _computed(images, network, batch_size)
     try:
-        folder(cached.parent)
+        output_folder(cached.parent)
         found.save(cached, key)
-    except (Refused, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
     return found
 
@@ -212,8 +213,8 @@ def statistics(images: Images, network: "Network", batch_size: int | None = None
 def _computed(images: Images, network: "Network", batch_size: int | None) -> "Statistics":
     from tqdm import tqdm
 
-    from m2s.evaluate.fid import Statistics, kept
-    from m2s.evaluate.inception import features
+    from m2s.evaluation.fid import Statistics, kept
+    from m2s.evaluation.inception import features
 
     size = batch_size or (16 if network.device.type == "cpu" else 256)
     found, keep = Statistics.empty(network.width), kept(len(images.tokens))
@@ -223,7 +224,7 @@ def _computed(images: Images, network: "Network", batch_size: int | None) -> "St
             try:
                 found.update(batch, keep[(keep >= first) & (keep < first + len(batch))] - first)
             except ValueError as error:
-                raise Refused(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
+                raise UserError(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
             bar.update(len(batch))
     return found
 
@@ -249,7 +250,7 @@ def split(name: str) -> Images:
 
     if not is_split(name):
         known = ", ".join(f"{data}:{part}" for data in DATASETS for part in SPLITS)
-        raise Refused(f"{name!r} is no part of a data set: choose from {known}")
+        raise UserError(f"{name!r} is no part of a data set: choose from {known}")
     data, _, part = name.partition(":")
     images = load(data)
     return Images(name, getattr(images, part), images.shape, images.vocab)
@@ -260,7 +261,7 @@ def read(name: str, reference: Images) -> Images:
     if is_split(name):
         images = split(name)
         if (images.shape, images.levels) != (reference.shape, reference.levels):
-            raise Refused(
+            raise UserError(
                 f"{name} has images of {list(images.shape)} in {images.levels} levels, but {reference.name} has "
                 f"{list(reference.shape)} in {reference.levels}: compare like with like"
             )
@@ -268,7 +269,7 @@ def read(name: str, reference: Images) -> Images:
     tokens = tokens_of(Path(name), reference)
     data = (settings(name) or {}).get("data")
     if data and (data.get("shape"), data.get("levels")) != (list(reference.shape), reference.levels):
-        raise Refused(
+        raise UserError(
             f"{name} says that it holds {data}, but {reference.name} has images of {list(reference.shape)} in "
             f"{reference.levels} levels: compare like with like"
         )
@@ -283,22 +284,22 @@ def tokens_of(path: Path, reference: Images) -> "Tensor":
 
     if not path.is_file():
         parts = ", ".join(f"{name}:train" for name in DATASETS)
-        raise Refused(f"there is no file {path}: give an .npz that m2s sample wrote, or a part of a data set such as {parts}")
+        raise UserError(f"there is no file {path}: give an .npz that m2s sample wrote, or a part of a data set such as {parts}")
     try:
         with np.load(path, allow_pickle=False) as file:
             tokens = file["tokens"]
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise Refused(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+        raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
     sites = reference.tokens.shape[1]
     if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] != sites:
-        raise Refused(
+        raise UserError(
             f"{path} holds {tokens.dtype} tokens of shape {list(tokens.shape)}, but an image of {reference.name} is "
             f"{' x '.join(map(str, reference.shape))}: expected whole numbers [N, {sites}]"
         )
     outside = (tokens < 0) | (tokens >= reference.levels)
     if outside.any():
         at = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise Refused(
+        raise UserError(
             f"{path}: tokens{list(at)} is {tokens[at]}, but the levels of {reference.name} are 0..{reference.levels - 1}: "
             "these samples have another vocabulary"
         )

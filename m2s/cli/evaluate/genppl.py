@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.report import Refused, target, whole, write_json
+from m2s.errors import UserError
+from m2s.io import atomic_write, output_file, write_json
 
 if TYPE_CHECKING:
     from m2s.data import Tokenizer
-    from m2s.evaluate.genppl import Protocol
-    from m2s.evaluate.judge import Judge
+    from m2s.evaluation.genppl import Protocol
+    from m2s.evaluation.judge import Judge
 
 PICTURES = (".png", ".pdf", ".svg")
 
@@ -58,16 +59,16 @@ class GenPPL:
     """Write the result as .json, or a figure of the frontier as .png, .pdf or .svg with the .json beside it."""
 
     def run(self) -> None:
-        from m2s.evaluate.genppl import difference, in_order, notes, read_samples, score, summary, table
-        from m2s.evaluate.judge import load_judge
+        from m2s.evaluation.genppl import difference, in_order, notes, read_samples, score, summary, table
+        from m2s.evaluation.judge import load_judge
 
         protocol = self._protocol()
-        out = None if self.out is None else target(self.out, (".json", *PICTURES))
+        out = None if self.out is None else output_file(self.out, (".json", *PICTURES))
         tokenizer = self._tokenizer()
         files = self._files()
         read = [read_samples(path, protocol, tokenizer or recorded(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
-            raise Refused(
+            raise UserError(
                 f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
                 "draw as many, or give --limit"
             )
@@ -81,7 +82,7 @@ class GenPPL:
                 if self.against is not None and path != self.against
             ]
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
         ordered = in_order(results)
         print("\n".join([*table(ordered), *notes(ordered), *(said(gap) for gap in gaps)]))
         if out is not None:
@@ -93,20 +94,20 @@ class GenPPL:
 
     def _protocol(self) -> "Protocol":
         """The protocol that was named, if the rest of what was asked makes sense."""
-        from m2s.evaluate.genppl import PROTOCOLS
+        from m2s.evaluation.genppl import PROTOCOLS
 
         if self.protocol not in PROTOCOLS:
-            raise Refused(f"there is no protocol {self.protocol!r}: choose from {', '.join(PROTOCOLS)}")
+            raise UserError(f"there is no protocol {self.protocol!r}: choose from {', '.join(PROTOCOLS)}")
         if not self.samples:
-            raise Refused("no file of samples was given, such as samples.npz")
+            raise UserError("no file of samples was given, such as samples.npz")
         least = {"--limit": (self.limit, 2), "--batch-size": (self.batch_size, 1), "--resamples": (self.resamples, 100)}
         for name, (value, smallest) in (least | {"--seed": (self.seed, 0)}).items():
             if value is not None and value < smallest:
-                raise Refused(f"{name} is {value}, but it must be at least {smallest}")
+                raise UserError(f"{name} is {value}, but it must be at least {smallest}")
         if self.against is not None and self._files() == [self.against]:
-            raise Refused(f"--against is {self.against} itself: give other samples to compare with it")
+            raise UserError(f"--against is {self.against} itself: give other samples to compare with it")
         if self.out is not None and self.out.suffix in PICTURES and len(self._files()) < 2:
-            raise Refused(f"{self.out} would be a figure of one point: give several files, or a name that ends in .json")
+            raise UserError(f"{self.out} would be a figure of one point: give several files, or a name that ends in .json")
         return PROTOCOLS[self.protocol]
 
     def _tokenizer(self) -> "Tokenizer | None":
@@ -118,10 +119,10 @@ class GenPPL:
 
         named = {"gpt2": GPT2, "bytes": Bytes, "chars": Characters}
         if self.checkpoint and self.tokenizer:
-            raise Refused("--checkpoint and --tokenizer both say how to decode tokens: give one of them")
+            raise UserError("--checkpoint and --tokenizer both say how to decode tokens: give one of them")
         if self.tokenizer:
             if self.tokenizer not in named:
-                raise Refused(f"there is no tokenizer {self.tokenizer!r}: choose from {', '.join(named)}")
+                raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from {', '.join(named)}")
             return named[self.tokenizer]()
         if not self.checkpoint:
             return None
@@ -129,19 +130,19 @@ class GenPPL:
             folder = locate(self.checkpoint, (CONFIG, *KEPT))
             described = read_config(folder).get("tokenizer")
             if described is None:
-                raise Refused(f"{self.checkpoint} has no tokenizer, so its samples are no text")
+                raise UserError(f"{self.checkpoint} has no tokenizer, so its samples are no text")
             return from_dict(described, folder)
         except (OSError, ValueError, ImportError) as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
 
     def _write(self, out: Path, results: list[Any], gaps: list[Any], judge: "Judge") -> None:
-        from m2s.evaluate.genppl import draw
-        from m2s.report.origin import origin
+        from m2s.evaluation.genppl import draw
+        from m2s.provenance import provenance
 
         numbers = out.with_suffix(".json")
-        write_json(numbers, {"results": results, "differences": gaps, **origin(judge.device, "transformers")})
+        write_json(numbers, {"results": results, "differences": gaps, **provenance(judge.device, "transformers")})
         if out != numbers:
-            with whole(out) as temporary:
+            with atomic_write(out) as temporary:
                 draw(results).savefig(temporary, dpi=200)
         print(f"{out}{'' if out == numbers else f' and {numbers}'} written")
 
@@ -153,7 +154,7 @@ def recorded(path: Path) -> "Tokenizer | None":
 
     import numpy as np
 
-    from m2s.data.tokenizer import from_dict, tried
+    from m2s.data.tokenizer import check_tokenizer, from_dict
 
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -161,9 +162,9 @@ def recorded(path: Path) -> "Tokenizer | None":
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
     try:
-        return tried(from_dict(described))
+        return check_tokenizer(from_dict(described))
     except ValueError as error:
-        raise Refused(f"{path} names a tokenizer: {error}; or give --checkpoint RUN, from which it was drawn") from error
+        raise UserError(f"{path} names a tokenizer: {error}; or give --checkpoint RUN, from which it was drawn") from error
 
 
 def said(gap: dict[str, Any]) -> str:

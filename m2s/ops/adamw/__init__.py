@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from m2s.ops.adamw import reference
-from m2s.ops.choice import fused
+from m2s.ops.adamw import naive
+from m2s.ops.backend import uses_triton
 
 if TYPE_CHECKING:
     from m2s.ops.adamw.triton import Tables
 
-__all__ = ["Step"]
+__all__ = ["OptimizerStep"]
 
 
 def _nothing() -> None:
     pass
 
 
-class Step:
+class OptimizerStep:
     """`reference.step` for one optimizer, fused where that is possible. A fused one writes weights that are kept `narrow` too,
     by the parameters: contiguous tensors of one dtype, bf16 or float16."""
 
@@ -35,11 +35,11 @@ class Step:
 
         That is nothing of a fused step, which looks at them itself: the host may find out while it is at work.
         """
-        if fused(norm):
+        if uses_triton(norm):
             from m2s.ops.adamw import triton
 
             self.tables = self.tables or triton.Tables(self.optimizer, self.narrow)
             if self.tables.take(averages):
                 self.tables.step(norm, clip, share, numbers)
                 return _nothing
-        return functools.partial(reference.step, self.optimizer, weights, averages, norm, clip, share)
+        return functools.partial(naive.step, self.optimizer, weights, averages, norm, clip, share)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.ops.embedding import reference
+from m2s.ops.embedding import naive
 
 __all__ = ["embed"]
 
@@ -18,14 +18,14 @@ __all__ = ["embed"]
 def embed(tokens: Int[Tensor, "*sites"], weight: Float[Tensor, "V D"], fused: bool) -> Float[Tensor, "*sites D"]:
     """`reference.embed`; the fused form is for a table in float32."""
     if not fused or weight.dtype != torch.float32:
-        return reference.embed(tokens, weight)
+        return naive.embed(tokens, weight)
     return _embed(tokens, weight)
 
 
 @torch.library.custom_op("m2s::embedding", mutates_args=())
 def _embed(tokens: Tensor, weight: Tensor) -> Tensor:
     """The reference's values, with a gradient of our own."""
-    return reference.embed(tokens, weight)
+    return naive.embed(tokens, weight)
 
 
 @_embed.register_fake

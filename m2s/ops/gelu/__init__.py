@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s.ops.dense import dense
-from m2s.ops.gelu import reference
+from m2s.ops.gelu import naive
 
 __all__ = ["linear_gelu"]
 
@@ -26,7 +26,7 @@ def linear_gelu(
 ) -> Float[Tensor, "*rows W"]:
     """`reference.linear_gelu`."""
     if not fused:
-        return reference.linear_gelu(x, weight, bias)
+        return naive.linear_gelu(x, weight, bias)
     return _gelu(dense(x, weight, bias.detach(), fused, narrow), bias)
 
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from m2s.ops import choice
-from m2s.ops.norm import reference
+from m2s.ops import backend
+from m2s.ops.norm import naive
 
 __all__ = ["add_norm", "is_fused"]
 
@@ -30,7 +30,7 @@ def sums_of(gate: Tensor | None, scale: Tensor | None) -> int:
 def is_fused(x: Tensor) -> bool:
     """Whether a network with this residual stream takes the kernels: they are for training. Without gradients a compiler makes
     kernels as good out of the reference, and joins them with what comes before and after."""
-    return x.dtype == torch.float32 and torch.is_grad_enabled() and choice.fused(x)
+    return x.dtype == torch.float32 and torch.is_grad_enabled() and backend.uses_triton(x)
 
 
 def add_norm(
@@ -50,7 +50,7 @@ def add_norm(
     of which there is one row a sample. Its gradient, and what it adds to that of the scale, are left to autograd.
     """
     if not fused:
-        return reference.add_norm(x, branch, gate, weight, eps, shift, scale, bias)
+        return naive.add_norm(x, branch, gate, weight, eps, shift, scale, bias)
     if bias is not None:
         shift, scale = _with_bias(len(x), bias, shift, scale)
     kind = x.device.type

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.ops.choice import fused
-from m2s.ops.philox import reference
+from m2s.ops.backend import uses_triton
+from m2s.ops.philox import naive
 
 __all__ = ["uniforms"]
 
@@ -14,8 +14,8 @@ def uniforms(
     samples: Int[Tensor, "B"], step: int | Tensor, first: int, count: int, word: int, key: tuple[int, int]
 ) -> Float[Tensor, "B L"]:
     """`reference.uniforms`, in one kernel where that is possible."""
-    if not fused(samples):
-        return reference.uniforms(samples, step, first, count, word, key)
+    if not uses_triton(samples):
+        return naive.uniforms(samples, step, first, count, word, key)
     if isinstance(step, Tensor):
         return _uniforms(samples, step, 0, first, count, word, *key)
     return _uniforms(samples, None, step, first, count, word, *key)

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.project.reference import PASSES
-from m2s.process import Site
+from m2s.ops.project.naive import PASSES
+from m2s.process import SiteCoefficients
 
 INF = tl.constexpr(float("inf"))
 MOST = tl.constexpr(PASSES)
@@ -270,10 +270,10 @@ def _(
     return rows.new_empty(len(rows), states), rows.new_empty(len(rows), dtype=torch.int32)
 
 
-def nearest(
+def nearest_posterior(
     rows: Tensor,
     k: Tensor,
-    site: Site,
+    site: SiteCoefficients,
     states: int,
     mask: int | None,
     log: bool,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from m2s.ops import dense
-from m2s.ops.rotary import reference
+from m2s.ops.rotary import naive
 
 __all__ = ["joint"]
 
@@ -29,7 +29,7 @@ def joint(
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L D"], Float[Tensor, "B H L D"]]:
     """`reference.rotary` of x weight^T. A fused one takes the tables for (cos, cos) and (-sin, sin): it reads half of each."""
     if not fused:
-        return reference.rotary(linear(x, weight), cos, sin, heads)
+        return naive.rotary(linear(x, weight), cos, sin, heads)
     x, narrow = dense.operands(x, weight, narrow)
     q, k, v = _Joint.apply(x, weight, narrow, cos, sin, heads)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

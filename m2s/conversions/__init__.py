@@ -1,0 +1,1 @@
+"""Exact conversions between posterior, leave-one-out distribution, score and reverse rate, and one reverse step of each."""

@@ -1,0 +1,359 @@
+"""A causal language model that reads text and says how surprised it is: -log p(token | tokens before), in nats.
+
+judge = load_judge("gpt2-large")              # a name on the Hugging Face hub, a folder, or a .gguf file
+readings = [judge.read(text) for text in texts]
+nll = judge.nll([reading.ids for reading in readings])     # one array for each text
+"""
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from safetensors import SafetensorError
+from torch import Tensor
+
+from m2s.data.files import root
+from m2s.devices import resolve_device
+from m2s.errors import UserError
+
+END = "<|endoftext|>"  # how a text says that a document ends
+LOGITS = 2**26  # greatest number of logits held at once: 256 MiB in float32
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as a judge reads it: its tokens (the first is not predicted), and the bytes of the text of the predicted ones."""
+
+    ids: list[int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A causal language model and its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    bos: int | None  # put before every text, never scored; None for a model that was trained without
+    whole: bool  # the last layer cannot be called apart from the network
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def vocab(self) -> int:
+        """How many tokens the network knows; the tokenizer may know fewer."""
+        return self.model.get_input_embeddings().weight.shape[0]
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence it can read, where it says so."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def end(self) -> int | None:
+        """The token that stands for the end of a document: <|endoftext|> where it is one token, else the EOS."""
+        known = self.tokenizer.get_vocab().get(END)
+        return self.tokenizer.eos_token_id if known is None else known
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": type(self.model).__name__,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "vocab": self.vocab,
+            "bos": self.bos,
+            "end": self.end,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
+
+    def read(self, text: str, limit: int | None = None, bos: bool = True) -> Reading:
+        """The tokens of `text`, at most `limit`, behind the BOS where the judge wants one.
+
+        Every <|endoftext|> is the judge's own end of a document, which has no bytes. Without a BOS the first token is context
+        only, and its bytes do not count. The bytes of a token reach from the end of the token before to its own end.
+        """
+        ids: list[int] = []
+        sizes: list[int] = []
+        for number, piece in enumerate(text.split(END)):
+            if number:
+                if self.end is None:
+                    raise UserError(f"the judge {self.name} has no token for {END}: choose another judge")
+                ids.append(self.end)
+                sizes.append(0)
+            coded = self.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
+            ids += coded["input_ids"]
+            sizes += _sizes(piece, [stop for _, stop in coded["offset_mapping"]])
+        ids, sizes = ids[:limit], sizes[:limit]
+        if bos and self.bos is not None:
+            return Reading([self.bos, *ids], sum(sizes))
+        return Reading(ids, sum(sizes[1:]))
+
+    def nll(self, sequences: Sequence[Sequence[int]], batch_size: int = 8) -> list[Float[np.ndarray, "_"]]:
+        """-log p(ids[j+1] | ids[..j]) for each j, one array for each sequence, in the order given.
+
+        `batch_size` sequences of about the same length are read at once, the longest first, padded on the right where no
+        token can see it. The last layer is float32 from its output on, and sees the real positions only, some at a time.
+        """
+        from tqdm import tqdm
+
+        self._check(sequences)
+        result = [np.zeros(0) for _ in sequences]
+        order = sorted((i for i, ids in enumerate(sequences) if len(ids) > 1), key=lambda i: -len(sequences[i]))
+        with tqdm(total=len(order), desc="judging", unit="sequence") as bar:
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                for row, values in zip(rows, self._batch([sequences[i] for i in rows]), strict=True):
+                    result[row] = values
+                bar.update(len(rows))
+        return result
+
+    def _check(self, sequences: Sequence[Sequence[int]]) -> None:
+        for number, ids in enumerate(sequences):
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab:
+                wrong = min(ids) if min(ids) < 0 else max(ids)
+                raise UserError(
+                    f"sequence {number} holds the id {wrong}, but the judge {self.name} knows 0..{self.vocab - 1}: "
+                    "it has another vocabulary"
+                )
+            if self.context is not None and len(ids) > self.context:
+                raise UserError(
+                    f"sequence {number} has {len(ids)} tokens of the judge {self.name}, which reads at most {self.context}: "
+                    "draw shorter samples, or choose a protocol that cuts them or another judge"
+                )
+
+    @torch.inference_mode()
+    def _batch(self, sequences: list[Sequence[int]]) -> list[Float[np.ndarray, "_"]]:
+        lengths = torch.tensor([len(ids) for ids in sequences])
+        ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
+        for row, sequence in zip(ids, sequences, strict=True):
+            row[: len(sequence)] = torch.tensor(sequence)
+        real = (torch.arange(ids.shape[1]) < lengths[:, None]).to(self.device)
+        ids = ids.to(self.device)
+        options = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
+        predicts, targets = real[:, 1:], ids[:, 1:][real[:, 1:]]
+        if self.whole:
+            nll = _surprise(self.model(**options).logits[:, :-1][predicts], targets)
+        else:
+            output = self.model.base_model(**options)
+            states = output.last_hidden_state[:, :-1][predicts]
+            at_once = max(1, LOGITS // self.vocab)
+            parts = zip(states.split(at_once), targets.split(at_once), strict=True)
+            nll = torch.cat([_surprise(_last_layer(self.model, output, some)[0], known) for some, known in parts])
+        return [part.double().cpu().numpy() for part in nll.split((lengths - 1).tolist())]
+
+
+def _surprise(logits: Shaped[Tensor, "m V"], targets: Int[Tensor, "m"]) -> Float[Tensor, "m"]:
+    """-log softmax at the targets; cross_entropy on a CPU errs by 5e-5 over 262,144 tokens in float32, this by 2e-6."""
+    logits = logits.float()
+    return logits.logsumexp(-1) - logits.gather(-1, targets[:, None])[:, 0]
+
+
+def _last_layer(model: Any, output: Any, states: Shaped[Tensor, "m H"]) -> Shaped[Tensor, "1 m V"]:
+    """What the model makes of hidden states: its last layer with whatever scaling or capping follows it, by its own code."""
+    given = copy.copy(output)
+    given["last_hidden_state"] = states[None]
+    with _returning(model.base_model, given):
+        return model(input_ids=torch.zeros(1, len(states), dtype=torch.long, device=states.device), use_cache=False).logits
+
+
+@contextlib.contextmanager
+def _returning(module: Any, output: Any) -> Iterator[None]:
+    """While this lasts, `module` is not run and gives `output`."""
+    own = module.__dict__.get("forward")
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+@torch.inference_mode()
+def _inseparable(model: Any) -> bool:
+    """Whether the last layer, called apart on two tokens, gives something else than the model as a whole."""
+    ids = torch.tensor([[0, 1]], device=model.device)
+    expected = model(input_ids=ids, use_cache=False).logits
+    if model.base_model is model:
+        return True
+    try:
+        output = model.base_model(input_ids=ids, use_cache=False)
+        apart = _last_layer(model, output, output.last_hidden_state[0])
+    except (AttributeError, TypeError, KeyError):
+        return True
+    return not torch.allclose(apart.float(), expected.float(), rtol=1e-3, atol=1e-3)
+
+
+def _sizes(text: str, stops: list[int]) -> list[int]:
+    """Bytes of the text from the end of the token before to the end of each; the last one reaches to the end of the text."""
+    if not stops:
+        return []
+    at = np.concatenate([[0], np.cumsum([len(character.encode()) for character in text], dtype=np.int64)])
+    ends = np.maximum.accumulate([*stops[:-1], len(text)])
+    return np.diff(at[ends], prepend=0).tolist()
+
+
+def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
+    """The judge `name`: a .gguf file, a folder with config.json, weights and tokenizer, or a model on the Hugging Face hub.
+
+    A file or folder that is not there is also looked for in $M2S_DATA/judges. By default the weights are float32 on the CPU,
+    and as they were stored elsewhere; those of a .gguf file are unpacked.
+    """
+    place, options = _place(name)
+    transformers = _transformers()
+    if dtype and dtype not in DTYPES:
+        raise UserError(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
+    device = resolve_device(device)
+    precision = getattr(torch, dtype) if dtype else torch.float32 if torch.device(device).type == "cpu" else "auto"
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=precision, **options)
+    except (OSError, ValueError, LookupError, ImportError, RuntimeError, AttributeError, TypeError, SafetensorError) as error:
+        raise UserError(f"the judge {name} could not be loaded ({_first_line(error)}); {how_to_get(name)}") from error
+    finally:
+        transformers.logging.set_verbosity(level)
+    if not tokenizer.is_fast:
+        raise UserError(f"the tokenizer of the judge {name} does not say where in the text a token lies: choose another judge")
+    model = model.to(device).eval()
+    return Judge(name, model, tokenizer, _bos(name, place, options, model, tokenizer), _inseparable(model))
+
+
+def how_to_get(name: str) -> str:
+    """What to do when a judge is not there, with a connection and without."""
+    model = name if _on_the_hub(name) else "OWNER/NAME"
+    return (
+        f"with a connection: `hf download {model} --local-dir FOLDER`, after `hf auth login` and accepting its licence on "
+        "huggingface.co where the model asks for that (Gemma does); without one: copy such a folder or a .gguf file of the "
+        f"model from elsewhere. Then give --judge FOLDER or --judge FILE.gguf, or put it in {root() / 'judges'}"
+    )
+
+
+def _on_the_hub(name: str) -> bool:
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf")
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"a judge needs the package transformers ({error}): pip install transformers") from error
+
+
+def _place(name: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds the judge, and what else it wants to be told."""
+    path = next((path for path in (Path(name).expanduser(), root() / "judges" / name) if path.exists()), None)
+    if path is None:
+        if not _on_the_hub(name):
+            raise UserError(f"there is no judge at {name}; {how_to_get(name)}")
+        return name, {}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            inside = sorted(file.name for file in path.glob("*.gguf"))
+            advice = f"give one of its files: {', '.join(inside)}" if inside else how_to_get(name)
+            raise UserError(
+                f"the folder {path} holds no config.json, so it is not a judge of the Hugging Face format; {advice}"
+            )
+        if _is_ours(path / "config.json"):
+            raise UserError(
+                f"{path} is an m2s run, which is no judge: give a causal language model of the Hugging Face format, such as "
+                "gpt2-large. The perplexity of a text under an ar run of text is what m2s evaluate bpd RUN --data FILE gives"
+            )
+        return str(path), {}
+    if path.suffix != ".gguf":
+        raise UserError(
+            f"{path} is not a judge: give a folder with config.json, a .gguf file, or a name on the Hugging Face hub"
+        )
+    gguf_values(path)
+    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
+    if missing:
+        raise UserError(f"reading {path} needs: pip install {' '.join(missing)}")
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether m2s.hub.save wrote this."""
+    try:
+        described = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.keys() >= {"format", "m2s", "head"}
+
+
+def _bos(name: str, place: str, options: dict[str, str], model: Any, tokenizer: Any) -> int | None:
+    """The id that goes before a text: where the .gguf file says so, the tokenizer adds one, or the model is a Gemma."""
+    bos = tokenizer.bos_token_id
+    if "gguf_file" in options:
+        values = gguf_values(Path(place) / options["gguf_file"])
+        wanted = values.get("tokenizer.ggml.add_bos_token", values.get("tokenizer.ggml.model") == "llama")
+    else:
+        wanted = tokenizer("").get("input_ids")[:1] == [bos] or model.config.model_type.startswith("gemma")
+    if wanted and bos is None:
+        raise UserError(f"the judge {name} wants a token before every text, but its tokenizer names no bos_token")
+    return int(bos) if wanted else None
+
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+
+def gguf_values(path: Path) -> dict[str, Any]:
+    """The single numbers and strings in the head of a .gguf file; its lists (such as all tokens) are passed over."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise UserError(f"{path} is not a GGUF file: its first four bytes are others")
+            version, _, count = struct.unpack("<IQQ", file.read(20))
+            if version < 2:
+                raise UserError(f"{path} is GGUF of version {version}, but versions from 2 on can be read: convert it again")
+            return {key: value for key, value in (_pair(file) for _ in range(count)) if value is not None}
+    except (struct.error, KeyError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        raise UserError(f"{path} is damaged or cut short: get it again") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _pair(file: BinaryIO) -> tuple[str, Any]:
+    key = _string(file)
+    (kind,) = struct.unpack("<I", file.read(4))
+    if kind == STRING:
+        return key, _string(file)
+    if kind != ARRAY:
+        return key, _number(file, kind)
+    of, length = struct.unpack("<IQ", file.read(12))
+    if of == STRING:
+        for _ in range(length):
+            (size,) = struct.unpack("<Q", file.read(8))
+            file.seek(size, 1)
+    else:
+        file.seek(length * struct.calcsize(SCALARS[of]), 1)
+    return key, None
+
+
+def _string(file: BinaryIO) -> str:
+    (length,) = struct.unpack("<Q", file.read(8))
+    return file.read(length).decode()
+
+
+def _number(file: BinaryIO, kind: int) -> Any:
+    form = f"<{SCALARS[kind]}"
+    return struct.unpack(form, file.read(struct.calcsize(form)))[0]
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

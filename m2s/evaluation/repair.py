@@ -1,0 +1,126 @@
+"""The paper's repair experiment: one checkpoint, one noise, the score once as it is and once projected.
+
+Pairs are compared without a judge (`changes`), and by a measure: generative perplexity (`m2s.evaluation.genppl`, paired over
+sequences) or FID (`fid_difference`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.evaluation.audit import CLASSES
+from m2s.evaluation.fid import Statistics, frechet
+from m2s.evaluation.genppl import Samples, difference, score, summary
+from m2s.evaluation.judge import Judge
+
+ARMS = ("free", "projected")
+TITLES = {"free": "score as it is", "projected": "projected score"}
+
+
+def changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
+    """How much of the samples the projection changed, and how many of either kind are distinct."""
+    differ = free != projected
+    return {
+        "tokens": differ.numel(),
+        "tokens_changed": int(differ.sum()),
+        "samples": len(differ),
+        "samples_changed": int(differ.any(-1).sum()),
+        "distinct_free": len(free.unique(dim=0)),
+        "distinct_projected": len(projected.unique(dim=0)),
+    }
+
+
+def fid_difference(
+    free: Float[Tensor, "n D"], projected: Float[Tensor, "m D"], reference: Statistics, resamples: int = 100, seed: int = 0
+) -> dict[str, float]:
+    """FID(projected) - FID(free) over the features of samples in pairs, with the 95% percentile interval over pairs.
+
+    A resample has fewer distinct images than the samples, which raises either FID; the difference keeps its meaning.
+    """
+    if free.shape != projected.shape or len(free) < 2:
+        raise ValueError(
+            f"features have shapes {list(free.shape)} and {list(projected.shape)}: pairs need as many of both, >= 2"
+        )
+    if resamples < 100:
+        raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")
+    generator = np.random.default_rng(seed)
+    everyone = np.arange(len(free))
+    rows = [everyone, *(generator.integers(len(free), size=len(free)) for _ in range(resamples))]
+
+    def distance(features: Tensor, at: Any) -> float:
+        statistics = Statistics.empty(features.shape[1])
+        statistics.update(features[torch.from_numpy(at)])
+        return frechet(statistics, reference)
+
+    value, *drawn = (distance(projected, at) - distance(free, at) for at in rows)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return {"value": value, "low": float(low), "high": float(high)}
+
+
+def judged(
+    free: Samples, projected: Samples, judge: Judge, batch_size: int = 8, resamples: int = 2000, seed: int = 0
+) -> dict[str, Any]:
+    """Both sets of samples before one judge, and their difference in pairs."""
+    scores = {arm: score(samples, judge, batch_size) for arm, samples in zip(ARMS, (free, projected), strict=True)}
+    return {
+        "kind": "genppl",
+        **{arm: summary(one, resamples, seed) for arm, one in scores.items()},
+        "difference": difference(scores["projected"], scores["free"], resamples, seed),
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The paper's table of the projection experiment, and what it rests on."""
+    lines = [f"{result['checkpoint']}: {result['head']}", *_measured(result["measure"])]
+    counts = result["changes"]
+    lines += [
+        "",
+        f"{'':16} {'outside':>10} {'material':>10} {'boundary':>10} {'realizable':>10} {'w < 0':>10} {'distinct':>9}",
+    ]
+    for arm in ARMS:
+        overall = result["audits"][arm]["overall"]
+        sites, before = max(1, overall["position_steps"]), overall["before"]
+        shares = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in CLASSES)
+        negative = before["negative_weights"]
+        weights = "-" if negative is None else f"{negative / sites:.4%}"
+        lines.append(f"{TITLES[arm]:16} {shares} {weights:>10} {counts[f'distinct_{arm}']:>9,}")
+    lines.append(
+        f"{counts['tokens_changed'] / counts['tokens']:.2%} of {counts['tokens']:,} tokens and {counts['samples_changed']:,} "
+        f"of {counts['samples']:,} samples differ; the same noise for both."
+    )
+    return "\n".join(lines)
+
+
+def _measured(measure: Mapping[str, Any] | None) -> Sequence[str]:
+    if measure is None:
+        return ()
+    if measure["kind"] == "fid":
+        gap, network = measure["difference"], measure["network"]
+        lines = ["", f"{'score input':16} {'FID':>10}"]
+        lines += [f"{TITLES[arm]:16} {measure[arm]:>10.4f}" for arm in ARMS]
+        if gap is None:
+            lines.append("too many samples for an interval over pairs")
+        else:
+            span = f"[{gap['low']:+.4f}, {gap['high']:+.4f}]"
+            lines.append(f"projected less free: {gap['value']:+.4f}, 95% of resampled pairs {span}")
+        if network["name"] != "inception-2015-12-05":
+            lines.append(f"features of {network['file']}, which is not FID's Inception: compare with no published figure")
+        return lines
+    lines = ["", f"{'score input':16} {'average NLL':>12} {'GenPPL':>10} {'95% interval':>22}"]
+    for arm in ARMS:
+        nats, perplexity = measure[arm]["nats_per_token"], measure[arm]["perplexity"]
+        span = f"[{perplexity['low']:.2f}, {perplexity['high']:.2f}]"
+        lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {span:>22}")
+    gap = measure["difference"]["nats_per_token"]
+    lines.append(
+        f"projected less free, in pairs: {gap['value']:+.4f} nats a token, "
+        f"95% bootstrap [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+    )
+    return [
+        *lines,
+        *(f"not as in the protocol {measure['free']['protocol']['name']}: {what}" for what in measure["free"]["departures"]),
+    ]

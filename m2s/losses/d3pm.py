@@ -1,0 +1,87 @@
+"""The bound of a finite chain, and the loss that D3PM trains with (Austin et al. 2021).
+
+    -log p(x_0) <= KL(q(x_T|x_0) || reference) + sum_{n=2}^T E KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)) + E[-log p(x_0|x_1)],
+
+    p(x_{n-1}|x_n) = sum_z q(x_{n-1}|x_n, z) mu_z
+
+In `m2s.elbo` the sum is the integral, the last term the reconstruction: m2s.elbo(model, head, x_0, loss=chain_kl).
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.conversions.bridge import apply_transition, gather_at, safe_log, scatter_at
+from m2s.dtypes import to_float64
+from m2s.heads import Head
+from m2s.heads.output import logits
+from m2s.ops.last_layer import Output
+from m2s.process import Chain
+
+AUXILIARY = 1e-3  # lambda
+
+
+def chain_kl(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """T KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), n the step of t; 0 at n = 1, which is the reconstruction. Nats per site."""
+    every = chain(head, output, x_0, x_t, t)
+    return torch.where(validation.align("t", _chain(head).index(t), x_t) > 1, every, 0)
+
+
+def chain(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """`chain_kl` with the first step, T (-log p(x_0|x_1)), in it: what is trained. Nats per site."""
+    return _chain(head).steps * _divergence(head, output, x_0, x_t, t)
+
+
+def d3pm(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """`chain` with the auxiliary cross entropy, T lambda (-log nu_{x_0}), lambda = 0.001: for training, no bound.
+
+    nu is the law that the network gives, as in the paper: it has not seen the site's own token (mu, if the head has no offset).
+    """
+    values, time = logits(output, x_t, _chain(head).states), to_float64(t)
+    said = head.log_network_distribution(values.to(time.dtype), x_t, time)
+    entropy = -gather_at(said, x_0).squeeze(-1).to(values.dtype)
+    return chain(head, values, x_0, x_t, t) + _chain(head).steps * AUXILIARY * entropy
+
+
+def _chain(head: Head) -> Chain:
+    if not (head.has_posterior and isinstance(head.process, Chain)):
+        raise TypeError(f"the bound of a finite chain is for a posterior over m2s.Chain, not for {head}")
+    return head.process
+
+
+def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    """KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}.
+
+    With nu ∝ mu / P_n(k|.), both laws are Q_n(k|y) times another, normalised: P_{n-1}(y|x_0) and (nu P_{n-1})_y. The share of
+    x_0 in the latter is added in logarithms, so that it stays positive however small nu_{x_0} is. All in float64.
+    """
+    process = _chain(head)
+    validation.tokens("x_0", x_0, process.vocab)
+    validation.tokens("x_t", x_t, process.states)
+    validation.same_shape("x_0", x_0, "x_t", x_t)
+    validation.times("t", t, low=1e-6)
+    validation.align("t", t, x_t)
+    values, t = logits(output, x_t, process.states), to_float64(t)
+    log_mu = head.posterior_logits(values.to(t.dtype), x_t, t)
+    seen = safe_log(process.columns(x_t, t)[..., : process.vocab])
+    log_nu = torch.log_softmax(log_mu - seen.where(seen > -torch.inf, 0), -1)
+    before = process.before(t)
+    arrival, truth = process.arrivals(x_t, t), process.rows(x_0, before)
+    others = torch.nn.functional.pad(scatter_at(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
+    others = safe_log(apply_transition(others, process.kernel(before)))
+    certain = gather_at(log_nu, x_0) + torch.log(truth.where(truth > 0, 1))
+    distribution = torch.where(truth > 0, torch.logaddexp(others, certain), others)
+    joint = truth * arrival
+    q = joint / joint.sum(-1, keepdim=True)
+    # where q is 0 its logarithm and that of the model do not count
+    log_q = torch.log(q.where(q > 0, 1))
+    weights = distribution + safe_log(arrival)
+    log_p = (weights - torch.logsumexp(weights, -1, keepdim=True)).where(q > 0, 0)
+    return (q * (log_q - log_p)).sum(-1).to(values.dtype)

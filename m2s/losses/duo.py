@@ -1,0 +1,159 @@
+"""DUO's curriculum (Sahoo et al. 2025): uniform noise is the argmax of Gaussian noise, and a network first sees the softmax.
+
+    w = a e_{x_0} + sqrt(1 - a^2) e,   e normal:   Pr(argmax w = .) = P_t(.|x_0) of uniform noise where T(a) = alpha_t
+
+In place of the embedding of x_t = argmax w the network is given that of softmax(w / tau), a mean over tokens, and tau falls.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from m2s import validation
+from m2s.dtypes import to_float64
+from m2s.heads import Head
+from m2s.losses.objective import Loss, apply_weight
+from m2s.losses.score_entropy import score_entropy
+from m2s.process import Uniform
+
+REACH, STEP = 12.0, 1 / 32  # of the sum that stands for an integral over a normal law: its error is below rounding
+LEAST, MOST = 1e-9, 30.0  # ratios of signal and noise in the table: all but nothing is kept there, and lost
+
+
+def transformed(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """The operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise of this ratio, in float64.
+
+    alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), phi and F the density and distribution function of a normal variable,
+    r = a / sqrt(1 - a^2). Both are sums of positive terms: neither is found from the other.
+    """
+    validation.positive_int("vocab", vocab, low=2)
+    validation.not_negative("ratio", ratio)
+    node, weight = _normal(ratio.device)
+    here = (vocab - 1) * torch.special.log_ndtr(node + ratio.double().unsqueeze(-1))
+    none = (vocab - 1) * torch.special.log_ndtr(node)  # 1/K is the same integral at r = 0
+    weight = weight * (vocab / (vocab - 1))
+    return (weight * -here.exp() * torch.expm1(none - here)).sum(-1), (weight * -torch.expm1(here)).sum(-1)
+
+
+@cache
+def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes, and the normal density there times their distance."""
+    node = torch.arange(-REACH, REACH + STEP, STEP, dtype=torch.float64, device=device)
+    return node, torch.exp(-(node**2) / 2) * (STEP / math.sqrt(2 * math.pi))
+
+
+def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
+    """The ratio r at which T gives alpha = 1 - beta: looked up in a table of log r over log(alpha / beta), then by Newton."""
+    wanted = torch.log(alpha.double()) - torch.log(beta.double())
+    ratios, odds = _table(vocab, wanted.device)
+    above = torch.searchsorted(odds, wanted).clamp(1, len(odds) - 1)
+    share = (wanted - odds[above - 1]) / (odds[above] - odds[above - 1])
+    log_ratio = ratios[above - 1] + share.clamp(0, 1) * (ratios[above] - ratios[above - 1])
+    node, weight = _normal(wanted.device)
+    for _ in range(3):
+        ratio = log_ratio.exp()
+        kept, lost = transformed(ratio, vocab)
+        at = node + ratio.unsqueeze(-1)
+        density = (vocab - 2) * torch.special.log_ndtr(at) - at**2 / 2
+        slope = vocab * (weight * density.exp()).sum(-1) / math.sqrt(2 * math.pi)  # dT/dr
+        log_ratio = log_ratio - (torch.log(kept) - torch.log(lost) - wanted) * kept * lost / (ratio * slope)
+    return log_ratio.exp()
+
+
+@cache
+def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """log r, and log(alpha / beta) there."""
+    log_ratio = torch.linspace(math.log(LEAST), math.log(MOST), 2048, dtype=torch.float64, device=device)
+    kept, lost = transformed(log_ratio.exp(), vocab)
+    return log_ratio, torch.log(kept) - torch.log(lost)
+
+
+def latent(
+    process: Uniform, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], noise: Float[Tensor, "B L K"]
+) -> Float[Tensor, "B L K"]:
+    """w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is x_t ~ P_t(.|x_0); `noise` is e, normal numbers."""
+    validation.tokens("x_0", x_0, process.vocab)
+    validation.times("t", t, open_ends=True)
+    time = to_float64(t)
+    ratio = validation.align("t", ratio_of(process.schedule.alpha(time), process.schedule.beta(time), process.vocab), x_0)
+    signal = ratio.to(noise.dtype).expand(x_0.shape).unsqueeze(-1)
+    return noise.scatter_add(-1, x_0.long().unsqueeze(-1), signal) / torch.sqrt(1 + signal**2)
+
+
+def temperature(step: int, start: int, end: int, first: float = 0.1, last: float = 0.01) -> float:
+    """tau of an update: `first` up to `start`, then down to `last` evenly in log tau, and 0 from `end` on (the plain loss)."""
+    if not (0 < last <= first and 0 <= start <= end):
+        raise ValueError(f"tau falls from {first} to {last} between {start} and {end}, but 0 < last <= first and start <= end")
+    if step >= end:
+        return 0.0
+    return first * (last / first) ** (max(0, step - start) / max(1, end - start))
+
+
+def check_duo(model: nn.Module, head: Head) -> None:
+    """Raise what keeps this network and this head from the curriculum."""
+    if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
+        raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
+    if not isinstance(getattr(model, "embedding", None), nn.Embedding):
+        raise TypeError(
+            f"DUO's curriculum averages over a network's embedding, and this {type(model).__name__} has none; "
+            "m2s.models.UNet has one if its input is 'embedding'"
+        )
+
+
+class Relaxed(nn.Module):
+    """forward(x_0, t, tau) -> nats per site [B, L]: `m2s.Objective` with softened input. The loss is that of x_t, the argmax.
+
+    The network must have an `embedding`, as m2s.models.DiT has: its rows are averaged by softmax(w / tau). At tau = 0 it is
+    `m2s.Objective`, UDLM's bound; above, it is no bound. For training a network before it is trained with that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: Head,
+        loss: Loss = score_entropy,
+        t_min: float = 1e-3,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_duo(model, head)
+        if not 0 < t_min < 0.5:
+            raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
+        self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
+
+    def forward(
+        self, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], tau: float, weight: Float[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L"]:
+        if not (math.isfinite(tau) and tau >= 0):
+            raise ValueError(f"tau is {tau}, but it must be a number >= 0")
+        assert isinstance(self.head.process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
+        shape = (*x_0.shape, self.head.process.vocab)
+        noise = torch.randn(shape, generator=self.generator, dtype=torch.get_default_dtype(), device=x_0.device)
+        w = latent(self.head.process, x_0, t, noise)
+        x_t, seen = w.argmax(-1), t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+        with soft_embedding(self.model.embedding, torch.softmax(w / tau, -1)) if tau else contextlib.nullcontext():
+            output = self.model(x_t, seen)
+        return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
+
+
+@contextlib.contextmanager
+def soft_embedding(embedding: nn.Embedding, distribution: Float[Tensor, "B L K"]) -> Iterator[None]:
+    """Meanwhile `embedding` gives its mean under `law`, whatever tokens it is asked for, in the shape of those."""
+
+    def mean(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return (
+            (distribution.to(embedding.weight.dtype) @ embedding.weight[: distribution.shape[-1]])
+            .to(out.dtype)
+            .reshape(out.shape)
+        )
+
+    handle = embedding.register_forward_hook(mean)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,66 @@
+"""GIDD's bound and the loss it trains with (von Rutte et al. 2025), as they are written there."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.conversions.bridge import mixing_vector, site_coefficients
+from m2s.dtypes import to_float64
+from m2s.heads import Head, leave_one_out_from_posterior
+from m2s.losses.score_entropy import check_pair
+from m2s.ops.last_layer import Output
+from m2s.process import RankOne
+
+
+def gidd(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """w (KL(q_x || q_nu) + D(q_x(k), q_nu(k))), w = n_t(k) / q_x(k), D(a, b) = a/b - log(a/b) - 1, nats per site.
+
+    q_x = P_t(.|x_0) and q_nu = alpha nu + m, nu the law that has not seen the token. It is score entropy through the bridge.
+    """
+    weight, divergence = _parts(head, output, x_0, x_t, t)
+    return weight.to(divergence.dtype) * divergence
+
+
+def gidd_clipped(
+    head: Head,
+    output: Output,
+    x_0: Int[Tensor, "*site"],
+    x_t: Int[Tensor, "*site"],
+    t: Float[Tensor, "*b"],
+    max_weight: float = 1.0,
+) -> Float[Tensor, "*site"]:
+    """`gidd` with the weight clipped to [0, max_weight]: a training loss, not an upper bound on the NLL.
+
+    Args:
+        head: A `m2s.Posterior` over a rank-one process.
+        output: The network's output at (x_t, t), [*site, >= states].
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+        max_weight: The largest weight: w_max = 1 in the paper, `max_loss_weight` in the authors' code.
+
+    Returns:
+        min(w, max_weight) (KL(q_x || q_nu) + D(q_x(k), q_nu(k))) in nats per site [*site].
+    """
+    weight, divergence = _parts(head, output, x_0, x_t, t)
+    return weight.clamp(max=max_weight).to(divergence.dtype) * divergence
+
+
+def _parts(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    process = head.process
+    if not (isinstance(process, RankOne) and head.has_posterior):
+        raise TypeError(f"GIDD's loss is for m2s.Posterior over a rank-one process, not for {head}")
+    check_pair(process, x_0, x_t, t)
+    time, index = to_float64(t), x_t.long().unsqueeze(-1)
+    nu = leave_one_out_from_posterior(head.posterior(output, x_t, t), x_t, t, process)
+    site = site_coefficients(process, x_t, t, nu.dtype)
+    model = site.alpha.unsqueeze(-1) * nu + mixing_vector(process, site)
+    truth = process.rows(x_0, time).to(nu.dtype)
+    ratio = torch.where(truth > 0, truth / model.where(model > 0, 1), 1)
+    own = ratio.gather(-1, index).squeeze(-1)
+    divergence = (truth * torch.log(ratio)).sum(-1) + own - torch.log(own) - 1
+    at_k = process.rows(x_0, time).gather(-1, index).squeeze(-1)
+    rate = process.at(x_t, time).rate
+    return torch.where(rate > 0, rate / at_k, 0), torch.where(rate > 0, divergence, 0)

@@ -1,0 +1,34 @@
+"""The likelihood of the next token: of an autoregressive law it is known exactly."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.heads import Head, NextToken
+from m2s.ops.last_layer import Output
+
+
+def next_token_nll(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """-log Pr(x_0^i | x_0^{<i}), nats per site; its sum over sites is -log p(x_0)."""
+    logits = _head(head).posterior_logits(output, x_t, t)
+    validation.tokens("x_0", x_0, head.process.vocab)
+    validation.same_shape("x_0", x_0, "x_t", x_t)
+    flat = torch.nn.functional.cross_entropy(logits.flatten(0, -2), x_0.long().flatten(), reduction="none")
+    return flat.reshape(x_0.shape)
+
+
+def zero_integral(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """0, the integrand of `m2s.elbo` where nothing is corrupted: the bound is its reconstruction, which is the likelihood."""
+    _head(head)
+    return torch.zeros(x_0.shape, dtype=torch.float64, device=x_0.device)
+
+
+def _head(head: Head) -> NextToken:
+    if not isinstance(head, NextToken):
+        raise TypeError(f"the likelihood is for m2s.heads.NextToken, not for {head}: other laws have a bound")
+    return head

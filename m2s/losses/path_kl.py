@@ -1,0 +1,44 @@
+"""Neural CTMC's loss: the divergence of two jump processes by when they leave and where they go."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s.dtypes import to_float64
+from m2s.heads import FactorizedRate, Head
+from m2s.heads.output import logits
+from m2s.losses.score_entropy import check_pair
+from m2s.ops.last_layer import Output
+
+
+def path_kl(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """l - l* + l* log(l*/l) + l* KL(pi* || pi), nats per site.
+
+    l and pi are the reverse process's rate of leaving and its law of jumps, l* and pi* those of the process that ends in x_0,
+    where a jump to y has the rate Q_t(y -> k) P_t(y|x_0) / P_t(k|x_0).
+    """
+    process = head.process
+    if not isinstance(head, FactorizedRate):
+        raise TypeError(f"the loss of paths is for m2s.FactorizedRate, not for {head}: use score-entropy")
+    check_pair(process, x_0, x_t, t)
+    values, index, time = logits(output, x_t, process.states), x_t.long().unsqueeze(-1), to_float64(t)
+    into = process.rates_into(x_t, time)
+    row = process.rows(x_0, time)
+    wanted = (into * row / row.gather(-1, index)).to(values.dtype)  # 0 at k
+    leave = wanted.sum(-1)
+    own = values.gather(-1, index).squeeze(-1)
+    unit = into.sum(-1).to(values.dtype)  # the output is in units of the forward rates into k
+    counted = torch.where(unit.unsqueeze(-1) > 0, into > 0, True)
+    log_jump = torch.log_softmax(values.where(counted, -torch.inf).scatter(-1, index, -torch.inf), -1)
+    log_rate = own + torch.log(unit.where(unit > 0, 1))
+    distribution = wanted / leave.where(leave > 0, 1).unsqueeze(-1)
+    jumps = torch.where(
+        distribution > 0,
+        distribution * (torch.log(distribution.where(distribution > 0, 1)) - log_jump.where(distribution > 0, 0)),
+        0,
+    ).sum(-1)
+    log_leave = torch.log(leave.where(leave > 0, 1))
+    value = log_rate.exp() - leave + leave * (log_leave - log_rate + jumps)
+    return torch.where(unit > 0, value, 0)

@@ -1,0 +1,81 @@
+"""Score entropy with its weight and its constant, for every head and every process with rates (Theorem 4.2, Eq. 8)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.conversions.bridge import gather_at, safe_log
+from m2s.dtypes import at_least_float32, to_float64
+from m2s.heads import Head, LogScore, Posterior
+from m2s.heads.output import logits, padded_logits
+from m2s.ops import linear_loss, uses_triton
+from m2s.ops.last_layer import Output, Unprojected
+from m2s.ops.posterior_entropy import naive as bridged
+from m2s.ops.posterior_entropy.naive import posterior_score_entropy
+from m2s.ops.score_entropy import naive as free
+from m2s.ops.score_entropy.naive import entropy_from_logs, unconstrained_score_entropy
+from m2s.process import Process, RankOne
+
+
+def score_entropy(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """sum_{y != k} Q_t(y -> k) h(s_y, r_y), r_y = P_t(y|x_0) / P_t(k|x_0): the integrand of the ELBO, nats per site.
+
+    h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites into which no rate leads give exactly 0.
+    """
+    validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
+    process = head.process
+    check_pair(process, x_0, x_t, t)
+    if isinstance(output, Unprojected) and uses_triton(output.hidden) and (rows := row_loss_spec(head, x_0, x_t, t)):
+        return linear_loss.per_position(output, x_t, x_0, rows).to(at_least_float32(output.hidden[..., :0]).dtype)
+    if isinstance(process, RankOne):
+        scale = to_float64(t)
+        if isinstance(head, Posterior):
+            columns, offset = padded_logits(output, x_t, process.states), head.offset_at_current_token(x_t, t)
+            return posterior_score_entropy(columns, offset, x_0, x_t, process.at(x_t, scale), process.mask, process.vocab)
+        site = process.at(x_t, scale)
+        if isinstance(head, LogScore):
+            values = logits(output, x_t, process.states)
+            return unconstrained_score_entropy(values, x_0, x_t, site, process.mask, head.shift(x_t, t))
+        return unconstrained_score_entropy(head.log_score(output, x_t, t), x_0, x_t, site, process.mask)
+    values, t = logits(output, x_t, process.states), to_float64(t)  # kernel entries reach far below float32's smallest number
+    log_score = head.log_score(values.to(t.dtype), x_t, t)
+    log_row = safe_log(process.rows(x_0, t))
+    log_ratio = log_row - gather_at(log_row, x_t)
+    return entropy_from_logs(log_score, log_ratio, process.rates_into(x_t, t)).to(values.dtype)
+
+
+def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.RowLossSpec | None:
+    """What the operation on rows of logits is called that finds this loss, and what it must be told; None where there is
+    none."""
+    process = head.process
+    if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
+        return None
+    site = process.at(x_t, to_float64(t))
+    if isinstance(head, Posterior) and process.is_pure_mask:
+        rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.own, 0)  # Theorem 4.6
+        return linear_loss.RowLossSpec("masked_ce", rate.reshape(1, -1), process)
+    if isinstance(head, Posterior):
+        return linear_loss.RowLossSpec(
+            "posterior_entropy", bridged.scalars(head.offset_at_current_token(x_t, t), site), process
+        )
+    return linear_loss.RowLossSpec("score_entropy", free.scalars(x_0, x_t, site, head.shift(x_t, t)), process)
+
+
+def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
+    """The clean and the noisy sequence belong together."""
+    validation.tokens("x_0", x_0, process.vocab)
+    validation.tokens("x_t", x_t, process.states)
+    validation.same_shape("x_0", x_0, "x_t", x_t)
+    validation.times("t", t, open_ends=True)
+    validation.align("t", t, x_t)
+    if validation.is_checked():
+        reached = process.rows(x_0, to_float64(t)).gather(-1, x_t.long().unsqueeze(-1)).squeeze(-1)
+        if (reached == 0).any():
+            at = validation.first_index(reached == 0)
+            raise ValueError(
+                f"x_t{list(at)} is {int(x_t[at])}, which cannot come from x_0{list(at)} = {int(x_0[at])} "
+                f"under {process}: P_t(x_t|x_0) = 0"
+            )

@@ -1,0 +1,33 @@
+"""UDLM's bound (Schiff et al. 2025), which DUO trains with too, as it is written there."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.dtypes import to_float64
+from m2s.heads import Head, leave_one_out_from_posterior
+from m2s.losses.score_entropy import check_pair
+from m2s.ops.last_layer import Output
+from m2s.process import Uniform
+
+
+def udlm(
+    head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
+) -> Float[Tensor, "*site"]:
+    """alpha'/(K alpha) [K/a_k - K/b_k - sum_j (a_j/a_k) log(b_k a_j / (b_j a_k))], a = K alpha e_{x_0} + 1 - alpha and b =
+    K alpha nu + 1 - alpha, nu the law that has not seen the token; nats per site."""
+    process = head.process
+    if not (isinstance(process, Uniform) and head.has_posterior):
+        raise TypeError(f"UDLM's loss is for m2s.Posterior over m2s.Uniform, not for {head}")
+    check_pair(process, x_0, x_t, t)
+    count, schedule = process.vocab, process.schedule
+    nu = leave_one_out_from_posterior(head.posterior(output, x_t, t), x_t, t, process)
+    time = validation.align("t", to_float64(t), x_t)
+    alpha, rest = (value.to(nu.dtype).unsqueeze(-1) for value in (schedule.alpha(time), schedule.beta(time)))
+    clean = torch.zeros_like(nu).scatter(-1, x_0.long().unsqueeze(-1), 1.0)
+    a, b = (count * alpha * distribution + rest for distribution in (clean, nu))
+    a_k, b_k = (value.gather(-1, x_t.long().unsqueeze(-1)) for value in (a, b))
+    terms = a / a_k * torch.log(b_k * a / (b * a_k))
+    bracket = (count / a_k - count / b_k).squeeze(-1) - terms.sum(-1)
+    return (schedule.alpha_prime(time) / (count * schedule.alpha(time))).to(nu.dtype) * bracket

@@ -1,0 +1,108 @@
+"""What a network is told besides its tokens: the time or the noise of that time, and the class of the sample."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from m2s import validation
+from m2s.process import Schedule
+
+TIME_SCALE = 1000.0  # t in [0, 1] is stretched by this before its sinusoids, whose highest frequency is one
+
+
+def sinusoids(
+    value: Float[Tensor, "B"], width: int, slowest: float = 10_000.0, sin_first: bool = False
+) -> Float[Tensor, "B {width}"]:
+    """Sinusoidal features of a scalar, half of them cosines and half sines, half = width/2 (float32).
+
+    Args:
+        value: One scalar per sample [B].
+        width: The number of features, even.
+        slowest: The ratio of the highest frequency, which is one, to the lowest.
+        sin_first: False: cos, then sin, of value slowest^{-i/half}, i = 0..half-1 (SEDD). True: sin, then cos, of
+            value slowest^{-i/(half-1)} (MD4, after VDM).
+
+    Returns:
+        The features [B, width].
+    """
+    half = width // 2
+    steps = half - 1 if sin_first else half
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=value.device) * (-math.log(slowest) / steps))
+    angle = value.float().unsqueeze(-1) * frequency
+    return torch.cat([angle.sin(), angle.cos()] if sin_first else [angle.cos(), angle.sin()], -1)
+
+
+class Condition(nn.Module):
+    """One vector per sample: an MLP of the time's sinusoids plus an embedding of the class; None where there is neither.
+
+    The sinusoids are those of TIME_SCALE t or, where `clock` is a schedule, of its total noise sigma(t), as in SEDD.
+    Index `classes` of the embedding means "no label". It stands in where no condition is given, and while training with
+    probability `label_dropout`, so that one network learns both laws that guidance compares.
+
+    `sin_first` is that of `sinusoids`. With `silu_each` the two are added after a SiLU of each, as in UDLM:
+    silu(time) + silu(class) is what is returned, and whoever uses it applies no SiLU to the sum.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        frequencies: int,
+        hidden: int,
+        time: bool = True,
+        classes: int | None = None,
+        label_dropout: float = 0.0,
+        clock: Schedule | None = None,
+        sin_first: bool = False,
+        silu_each: bool = False,
+    ) -> None:
+        super().__init__()
+        self.frequencies, self.classes, self.label_dropout, self.clock = frequencies, classes, label_dropout, clock
+        self.sin_first, self.silu_each = sin_first, silu_each
+        self.time = nn.Sequential(nn.Linear(frequencies, hidden), nn.SiLU(), nn.Linear(hidden, width)) if time else None
+        self.label = None if classes is None else nn.Embedding(classes + 1, width)
+        if self.label is not None:
+            nn.init.normal_(self.label.weight, std=0.02)
+
+    def forward(
+        self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None, condition: Int[Tensor, "B"] | None
+    ) -> Float[Tensor, "B C"] | None:
+        parts: list[Tensor] = []
+        with torch.autocast(x_t.device.type, enabled=False):  # bfloat16 cannot tell t = 0.500 from t = 0.501
+            if self.time is not None:
+                parts.append(self.time(self._sinusoids(x_t, t)))
+            if self.label is not None:
+                parts.append(self.label(self._labels(x_t, condition)))
+            elif condition is not None:
+                raise ValueError("condition is given, but this network has no classes: set `classes` in its configuration")
+            if self.silu_each:
+                parts = [silu(part) for part in parts]
+        return sum(parts[1:], parts[0]) if parts else None
+
+    def _sinusoids(self, x_t: Tensor, t: Tensor | None) -> Tensor:
+        assert self.time is not None
+        if t is None:
+            raise TypeError("t is None, but this network depends on time: give a tensor of times in [0, 1], one per sample")
+        validation.times("t", t)
+        _one_each("t", t, x_t)
+        value = t.float() * TIME_SCALE if self.clock is None else self.clock.sigma(t)
+        return sinusoids(value, self.frequencies, sin_first=self.sin_first).to(next(self.time.parameters()).dtype)
+
+    def _labels(self, x_t: Tensor, condition: Tensor | None) -> Tensor:
+        assert self.classes is not None
+        if condition is None:
+            return torch.full((len(x_t),), self.classes, device=x_t.device)
+        validation.tokens("condition", condition, self.classes + 1)
+        _one_each("condition", condition, x_t)
+        labels = condition.long()
+        if self.training and self.label_dropout:
+            dropped = torch.rand(labels.shape, device=labels.device) < self.label_dropout
+            labels = torch.where(dropped, self.classes, labels)
+        return labels
+
+
+def _one_each(name: str, value: Tensor, x_t: Tensor) -> None:
+    if value.shape != x_t.shape[:1]:
+        raise ValueError(f"{name} has shape {list(value.shape)}, but x_t holds {len(x_t)} samples: expected [{len(x_t)}]")

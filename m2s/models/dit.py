@@ -1,0 +1,320 @@
+"""The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
+
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from m2s import validation
+from m2s.models.condition import Condition
+from m2s.models.rotary import angles
+from m2s.ops.dense import dense
+from m2s.ops.embedding import embed
+from m2s.ops.gelu import linear_gelu
+from m2s.ops.last_layer import Output, Unprojected
+from m2s.ops.norm import add_norm, is_fused
+from m2s.ops.rotary import joint
+from m2s.ops.rotary.naive import rotary
+from m2s.process import Schedule
+
+FREQUENCIES = 256  # sinusoids of the time
+MULTIPLE = 64  # rows of the embedding and of the last layer are padded to a multiple of this
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"width": 128, "depth": 4, "heads": 4},
+    "small": {"width": 768, "depth": 12, "heads": 12},
+    "medium": {"width": 1024, "depth": 24, "heads": 16},
+}
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """`states` counts what the process can show the network: the tokens, and the mask where there is one.
+
+    `time=False` takes away the time (RADD); without classes too, nothing is modulated. `causal=True` lets a site see only
+    itself and those before it. `classes` adds class conditioning; label `classes` means none, and so does condition=None.
+    `length` is the greatest number of sites the network was made for; None sets no limit.
+
+    `clock` is what the network reads the time from: None, t itself; a schedule, its total noise sigma(t) (SEDD).
+
+    `label_after_silu=True` conditions on silu(time) + silu(class), as UDLM does, in place of silu(time + class).
+    `norm_bias=True` gives every LayerNorm a bias, which starts at one, as RADD's network has it.
+    """
+
+    states: int
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    condition_width: int = 128
+    dropout: float = 0.0
+    time: bool = True
+    causal: bool = False
+    classes: int | None = None
+    label_dropout: float = 0.1
+    length: int | None = None
+    clock: Schedule | None = None
+    label_after_silu: bool = False
+    norm_bias: bool = False
+
+    def __post_init__(self) -> None:
+        validation.positive_int("states", self.states, low=2)
+        if self.clock is not None:
+            validation.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
+            if not self.time:
+                raise ValueError(f"clock is {self.clock}, but time is False: a network that sees no time has no clock")
+        for name in ("width", "depth", "heads", "condition_width"):
+            validation.positive_int(name, getattr(self, name))
+        for name in ("classes", "length"):
+            if getattr(self, name) is not None:
+                validation.positive_int(name, getattr(self, name))
+        if self.label_after_silu and self.classes is None:
+            raise ValueError("label_after_silu is True, but classes is None: there is no class embedding to add")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width is {self.width}, but it must be a multiple of 2 heads = {2 * self.heads}: rotary positions turn pairs"
+            )
+        for name in ("dropout", "label_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but it must lie in [0, 1)")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding and of the last layer: `states` padded to a multiple of 64 (50,257 -> 50,304)."""
+        return -(-self.states // MULTIPLE) * MULTIPLE
+
+    @classmethod
+    def preset(cls, size: str, states: int, **options: Any) -> "DiTConfig":
+        """A named size: tiny (4 x 128 x 4), small (12 x 768 x 12) or medium (24 x 1024 x 16)."""
+        if size not in SIZES:
+            raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
+        return cls(states, **{**SIZES[size], **options})
+
+
+def layer_norm(config: DiTConfig) -> nn.LayerNorm:
+    layer = nn.LayerNorm(config.width, bias=config.norm_bias)
+    if config.norm_bias:
+        nn.init.ones_(layer.bias)
+    return layer
+
+
+def set_to_zero(*layers: nn.Module) -> None:
+    for layer in layers:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+
+
+class Embedding(nn.Embedding):
+    """torch's, with a gradient of its own where the kernels are taken."""
+
+    def forward(self, tokens: Int[Tensor, "*sites"]) -> Float[Tensor, "*sites D"]:
+        return embed(tokens, self.weight, is_fused(self.weight))
+
+
+class Dense(nn.Linear):
+    """torch's, with a gradient of its own where the kernels are taken. `narrow` is the weight in bf16 where somebody keeps it
+    (`m2s.training.bf16_weights`): then it is what they read."""
+
+    narrow: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
+        return dense(x, self.weight, self.bias, fused, self.narrow)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the narrow weight: nobody would keep a copy's."""
+        return {**self.__dict__, "narrow": None}
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
+    """Whether a layer is no more than its weight and bias, which an operation may read in its place: not replaced, not wrapped,
+    and nobody listens."""
+    return type(layer) is Dense and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def called(layer: nn.Module, x: Tensor, fused: bool) -> Tensor:
+    """Any layer; one of ours is told what kernels it may take."""
+    result: Tensor = layer(x, fused) if isinstance(layer, Dense) else layer(x)
+    return result
+
+
+class Modulation(nn.Module):
+    """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
+
+    def __init__(self, condition_width: int, width: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(condition_width, count * width)
+        set_to_zero(self.linear)
+
+    def forward(self, c: Float[Tensor, "B C"]) -> tuple[Tensor, ...]:
+        return self.linear(c).unsqueeze(1).chunk(self.count, -1)
+
+
+class Attention(nn.Module):
+    """Softmax attention between all sites, or, if causal, from each site to those up to it."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = Dense(width, 3 * width, bias=False)
+        self.out = Dense(width, width, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
+    ) -> Float[Tensor, "B L D"]:
+        if cache is None or at is None:
+            if is_plain(self.qkv):
+                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
+            else:
+                q, k, v = rotary(called(self.qkv, x, fused), cos, sin, self.heads)
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            mixed = self._extended(called(self.qkv, x, fused), cos, sin, cache, at)
+        return called(self.out, mixed.transpose(1, 2).flatten(-2), fused)
+
+    def _extended(
+        self,
+        qkv: Float[Tensor, "B n W"],
+        cos: Float[Tensor, "Bn D"],
+        sin: Float[Tensor, "Bn D"],
+        cache: Float[Tensor, "2 B H L D"],
+        at: Int[Tensor, "B n"],
+    ) -> Float[Tensor, "B H n D"]:
+        """Causal attention from the sites `at`, whose keys and values are put in their places among those of all sites."""
+        turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads)  # each site by an angle of its own
+        q, k, v = [part.squeeze(0).unflatten(1, at.shape).transpose(0, 1) for part in turned]
+        index = at[:, None, :, None].expand_as(k)
+        keys, values = cache[0].scatter_(2, index, k), cache[1].scatter_(2, index, v)
+        seen = torch.arange(cache.shape[-2], device=at.device) <= at.unsqueeze(-1)
+        return scaled_dot_product_attention(q, keys, values, attn_mask=seen.unsqueeze(1))
+
+
+class Block(nn.Module):
+    """x + gate attention(norm(x)), then x + gate mlp(norm(x)), each norm shifted and scaled by the condition.
+
+    A branch is added where the next norm reads the sum: the last one is handed on beside x, with its gate, as it comes in.
+    """
+
+    def __init__(self, config: DiTConfig, conditioned: bool) -> None:
+        super().__init__()
+        width = config.width
+        self.norm1 = layer_norm(config)
+        self.attention = Attention(width, config.heads, config.causal)
+        self.norm2 = layer_norm(config)
+        self.mlp = nn.Sequential(Dense(width, 4 * width), nn.GELU(approximate="tanh"), Dense(4 * width, width))
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
+        self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
+        if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
+            set_to_zero(self.attention.out, self.mlp[2])
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        branch: Float[Tensor, "B L D"] | None,
+        gate: Float[Tensor, "B 1 D"] | None,
+        c: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        fused: bool,
+        cache: Tensor | None,
+        at: Tensor | None,
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
+        parts = (None,) * 6 if self.modulation is None else self.modulation(c)
+        shift1, scale1, gate1, shift2, scale2, gate2 = parts
+        x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused, self.norm1.bias)
+        branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
+        x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused, self.norm2.bias)
+        return x, self.dropout(self._mlp(y, fused)), gate2
+
+    def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
+        first, gelu, last = self.mlp
+        if is_plain(first):
+            return called(last, linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)
+        return called(last, gelu(called(first, y, fused)), fused)
+
+
+class DiT(nn.Module):
+    """model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states; the columns past `states` mean nothing.
+
+    The body may run under autocast; the last layer adds up and answers in float32. With `model.unprojected = True` the output
+    is `m2s.Unprojected`: hidden states and the last layer, not multiplied out; one that is scaled by sigma is multiplied out
+    all the same. A time-free network takes t and ignores it.
+
+    With `cache`, which `new_cache` makes, x_t holds the tokens of the sites `at` alone, [B, n]. Their keys and values are left
+    in the cache, and each of them sees all that the cache has up to it.
+    """
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.unprojected = False
+        conditioned = config.time or config.classes is not None
+        width = config.width
+        self.embedding = Embedding(config.rows, width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.condition = Condition(
+            config.condition_width,
+            FREQUENCIES,
+            config.condition_width,
+            config.time,
+            config.classes,
+            config.label_dropout,
+            config.clock,
+            silu_each=config.label_after_silu,
+        )
+        self.blocks = nn.ModuleList(Block(config, conditioned) for _ in range(config.depth))
+        self.norm = layer_norm(config)
+        self.modulation = Modulation(config.condition_width, width, 2) if conditioned else None
+        self.head = nn.Linear(width, config.rows)
+        set_to_zero(self.head)
+
+    def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
+        """Room for the keys and values of every layer, in the dtype of the network; None where those of a site depend on more
+        than the tokens up to it (on those after it, or on the time), and for a subclass with a forward of its own."""
+        config, weight = self.config, self.embedding.weight
+        if config.time or not config.causal or type(self).forward is not DiT.forward:
+            return None
+        self._check_length(length)
+        kind = weight.device.type
+        narrows = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64  # which autocast leaves alone
+        dtype = torch.get_autocast_dtype(kind) if narrows else weight.dtype
+        shape = (config.depth, 2, samples, config.heads, length, config.width // config.heads)
+        return torch.zeros(shape, dtype=dtype, device=weight.device)
+
+    def _check_length(self, length: int) -> None:
+        if self.config.length is not None and length > self.config.length:
+            raise ValueError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
+
+    def forward(
+        self,
+        x_t: Int[Tensor, "B L"],
+        t: Float[Tensor, "B"] | None = None,
+        condition: Int[Tensor, "B"] | None = None,
+        cache: Float[Tensor, "depth 2 B heads length head"] | None = None,
+        at: Int[Tensor, "B L"] | None = None,
+    ) -> Output:
+        validation.tokens("x_t", x_t, self.config.states)
+        if x_t.ndim != 2:
+            raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")
+        if (cache is None) != (at is None):
+            raise ValueError("cache and at go together: the keys and values so far, and which sites x_t holds")
+        length = x_t.shape[1] if cache is None else cache.shape[-2]
+        self._check_length(length)
+        c = self.condition(x_t, t, condition)
+        if c is not None and not self.config.label_after_silu:
+            c = silu(c)
+        cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
+        if at is not None:
+            cos, sin = cos[at.flatten()], sin[at.flatten()]
+        x, branch, gate = self.embedding(x_t.long()), None, None
+        fused = is_fused(x)
+        for number, block in enumerate(self.blocks):
+            x, branch, gate = block(x, branch, gate, c, cos, sin, fused, None if cache is None else cache[number], at)
+        with torch.autocast(x.device.type, enabled=False):
+            shift, scale = (None, None) if self.modulation is None else self.modulation(c)
+        _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused, self.norm.bias)
+        if x.is_cuda and torch.is_autocast_enabled("cuda"):
+            hidden = hidden.to(torch.get_autocast_dtype("cuda"))  # operands of a product that is added up in float32
+        output = Unprojected(hidden, self.head.weight, self.head.bias)
+        return output if self.unprojected else output.project()

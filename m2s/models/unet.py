@@ -1,0 +1,263 @@
+"""A U-Net for images of discrete levels. With one resolution and 32 layers it is MD4's network for CIFAR-10, after VDM's."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, interpolate, pad, scaled_dot_product_attention, silu
+
+from m2s import validation
+from m2s.dtypes import at_least_float32
+from m2s.models.condition import Condition
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "multipliers": (1, 2), "layers": 1},
+    "mnist": {"width": 64, "multipliers": (1, 2, 2), "layers": 2},
+    "md4": {"width": 128, "multipliers": (1,), "layers": 32, "dropout": 0.1, "rows": 257, "columns": 256},
+}
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """`shape` is (height, width) or (height, width, channels): the sites of an image, row by row, channels last.
+
+    `states` counts what the process can show; with `mask` the last of them is the mask, the others are levels. A site comes in
+    as an embedding of its token, or (`input="level"`) as its level scaled to [-1, 1] and, with a mask, a flag for it.
+    `multipliers` are the channels of each resolution in units of `width`, each resolution half of the one before; `layers`
+    counts the residual blocks at each on the way down. `rows` of the embedding and `columns` of the output are `states` unless
+    given: MD4 has 257 rows and 256 columns whatever the process; a mask without a column gets zeros.
+
+    `groups` of channels are normalised together in every norm. None makes groups of 4 channels, and at most 32 of them: below
+    width 128 that is fewer than the 32 of MD4. `sinusoids` of the time are "cos-first", as in the transformer, or "sin-first",
+    as in MD4, whose frequencies differ too (`m2s.models.condition.sinusoids`).
+    """
+
+    states: int
+    shape: tuple[int, ...]
+    mask: bool = False
+    input: Literal["embedding", "level"] = "embedding"
+    width: int = 64
+    multipliers: tuple[int, ...] = (1, 2, 2)
+    layers: int = 2
+    dropout: float = 0.0
+    time: bool = True
+    classes: int | None = None
+    label_dropout: float = 0.1
+    rows: int | None = None
+    columns: int | None = None
+    groups: int | None = None
+    sinusoids: Literal["cos-first", "sin-first"] = "cos-first"
+
+    def __post_init__(self) -> None:
+        validation.positive_int("states", self.states, low=2 + self.mask)
+        if len(self.shape) not in (2, 3):
+            raise ValueError(f"shape is {self.shape}, but it must be (height, width) or (height, width, channels)")
+        for name in ("width", "layers"):
+            validation.positive_int(name, getattr(self, name))
+        for name in ("shape", "multipliers"):
+            for size in getattr(self, name):
+                validation.positive_int(f"every entry of {name}", size)
+        if self.classes is not None:
+            validation.positive_int("classes", self.classes)
+        if self.width % 4:
+            raise ValueError(f"width is {self.width}, but it must be a multiple of 4: channels are normalised in groups of 4")
+        if self.groups is not None:
+            validation.positive_int("groups", self.groups)
+            if self.width % self.groups:
+                raise ValueError(f"groups is {self.groups}, but it must divide width = {self.width}")
+        if self.sinusoids not in ("cos-first", "sin-first"):
+            raise ValueError(f'sinusoids is {self.sinusoids!r}, but it must be "cos-first" or "sin-first"')
+        if not self.multipliers:
+            raise ValueError("multipliers is empty, but there must be at least one resolution")
+        factor = 2 ** (len(self.multipliers) - 1)
+        if any(side % factor for side in self.shape[:2]):
+            raise ValueError(
+                f"shape is {self.shape}, but {len(self.multipliers)} resolutions need sides that are multiples of {factor}: "
+                "give fewer multipliers, or pad the images"
+            )
+        if self.input not in ("embedding", "level"):
+            raise ValueError(f'input is {self.input!r}, but it must be "embedding" or "level"')
+        for name in ("dropout", "label_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but it must lie in [0, 1)")
+        if self.rows is not None:
+            validation.positive_int("rows", self.rows, low=self.states)
+        if self.columns is not None:
+            validation.positive_int("columns", self.columns, low=self.levels)
+
+    @property
+    def levels(self) -> int:
+        """The states that are not the mask."""
+        return self.states - self.mask
+
+    @property
+    def channels(self) -> int:
+        return self.shape[2] if len(self.shape) == 3 else 1
+
+    @classmethod
+    def preset(cls, size: str, states: int, shape: tuple[int, ...], **options: Any) -> "UNetConfig":
+        """A named size: tiny (8 x 8 digits on a CPU), mnist (width 64, three resolutions) or md4 (MD4's for CIFAR-10)."""
+        if size not in SIZES:
+            raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
+        return cls(states, shape, **{**SIZES[size], **options})
+
+
+class Normalise(nn.GroupNorm):
+    """Each group of channels to mean 0 and variance 1 over the image, in float32; then scale and shift of each channel.
+
+    A compiler for a GPU gets the formula: torch's own kernel lays channels out first, convolutions want them last.
+    """
+
+    def __init__(self, channels: int, groups: int | None = None) -> None:
+        super().__init__(min(32, channels // 4) if groups is None else groups, channels, eps=1e-6)
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        if not (x.is_cuda and torch.compiler.is_compiling()):
+            return super().forward(x)
+        groups = at_least_float32(x).unflatten(1, (self.num_groups, -1))
+        centred = groups - groups.mean((2, 3, 4), keepdim=True)
+        variance = centred.square().mean((2, 3, 4), keepdim=True)
+        scale, shift = (value.unflatten(0, (self.num_groups, -1))[None, :, :, None, None] for value in (self.weight, self.bias))
+        return (centred * torch.rsqrt(variance + self.eps) * scale + shift).flatten(1, 2)
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+    if zero:
+        nn.init.zeros_(layer.weight)
+        assert layer.bias is not None
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Residual(nn.Module):
+    """x + conv(dropout(silu(norm(conv(silu(norm(x))) + linear(c))))), with x made `outputs` channels wide."""
+
+    def __init__(
+        self, inputs: int, outputs: int, condition_width: int | None, dropout: float, groups: int | None = None
+    ) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = Normalise(inputs, groups), convolution(inputs, outputs)
+        self.norm2, self.conv2 = Normalise(outputs, groups), convolution(outputs, outputs, zero=True)
+        self.dropout = nn.Dropout(dropout)
+        self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+        self.condition = None if condition_width is None else nn.Linear(condition_width, outputs, bias=False)
+        if self.condition is not None:
+            nn.init.zeros_(self.condition.weight)
+
+    def forward(self, x: Float[Tensor, "B C H W"], c: Float[Tensor, "B D"] | None) -> Float[Tensor, "B E H W"]:
+        h = self.conv1(silu(self.norm1(x)))
+        if self.condition is not None:
+            h = h + self.condition(c)[:, :, None, None]
+        return self.skip(x) + self.conv2(self.dropout(silu(self.norm2(h))))
+
+
+class Attention(nn.Module):
+    """x + attention between all places of the image, with one head."""
+
+    def __init__(self, channels: int, groups: int | None = None) -> None:
+        super().__init__()
+        self.norm = Normalise(channels, groups)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        q, k, v = self.qkv(self.norm(x).flatten(2).transpose(1, 2)).unsqueeze(1).chunk(3, -1)
+        mixed = self.out(scaled_dot_product_attention(q, k, v).squeeze(1))
+        return x + mixed.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+class Up(nn.Module):
+    """Twice the resolution: each place repeated, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = convolution(channels, channels)
+
+    def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 2*H 2*W"]:
+        return self.conv(interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class UNet(nn.Module):
+    """model(x_t, t, condition=None) -> logits [B, L, columns]; L = height * width * channels.
+
+    Down: `layers` residual blocks at each resolution; middle: block, attention, block; up: one block more than down at each
+    resolution, each of them joined to what the way down left there. The body may run under autocast; the last layer runs in
+    float32.
+    """
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, sizes = config.width, [config.width * factor for factor in config.multipliers]
+        conditioned = width if config.time or config.classes is not None else None
+
+        def block(inputs: int, outputs: int) -> Residual:
+            return Residual(inputs, outputs, conditioned, config.dropout, config.groups)
+
+        told = (config.time, config.classes, config.label_dropout)
+        self.condition = Condition(width, width, 4 * width, *told, sin_first=config.sinusoids == "sin-first")
+        self.embedding = nn.Embedding(config.rows or config.states, width) if config.input == "embedding" else None
+        features = width if config.input == "embedding" else 1 + config.mask
+        self.first = convolution(config.channels * features, width)
+        left = [width]  # channels of what the way down leaves for the way up
+        channels = width
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        for i, size in enumerate(sizes):
+            for _ in range(config.layers):
+                self.down.append(block(channels, size))
+                left.append(channels := size)
+            if i < len(sizes) - 1:
+                self.down.append(convolution(channels, channels, stride=2))
+                left.append(channels)
+        self.middle = nn.ModuleList([block(channels, channels), Attention(channels, config.groups), block(channels, channels)])
+        for i, size in reversed(list(enumerate(sizes))):
+            for _ in range(config.layers + 1):
+                self.up.append(block(channels + left.pop(), size))
+                channels = size
+            if i > 0:
+                self.up.append(Up(channels))
+        self.norm = Normalise(channels, config.groups)
+        self.last = convolution(channels, config.channels * (config.columns or config.states), zero=True)
+
+    def forward(
+        self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None = None, condition: Int[Tensor, "B"] | None = None
+    ) -> Float[Tensor, "B L V"]:
+        validation.tokens("x_t", x_t, self.config.states)
+        if x_t.ndim != 2 or x_t.shape[1] != math.prod(self.config.shape):
+            raise ValueError(
+                f"x_t has shape {list(x_t.shape)}, but the network is for images {list(self.config.shape)}: expected "
+                f"[samples, {math.prod(self.config.shape)}]"
+            )
+        c = self.condition(x_t, t, condition)
+        x = self.first(self._features(x_t.long()))
+        left = [x]
+        for layer in self.down:
+            x = layer(x, c) if isinstance(layer, Residual) else layer(x)
+            left.append(x)
+        for layer in self.middle:
+            x = layer(x, c) if isinstance(layer, Residual) else layer(x)
+        for layer in self.up:
+            x = layer(torch.cat([x, left.pop()], 1), c) if isinstance(layer, Residual) else layer(x)
+        with torch.autocast(x.device.type, enabled=False):
+            x = at_least_float32(silu(self.norm(x.to(self.norm.weight.dtype))))
+            assert self.last.bias is not None
+            logits = conv2d(x, at_least_float32(self.last.weight), at_least_float32(self.last.bias), padding=1)
+        logits = logits.permute(0, 2, 3, 1).reshape(*x_t.shape, -1)
+        missing = self.config.states - logits.shape[-1]
+        return pad(logits, (0, missing)) if missing > 0 else logits
+
+    def _features(self, x_t: Tensor) -> Float[Tensor, "B C H W"]:
+        """What each place shows to the first layer, the channels of a place side by side."""
+        image = x_t.reshape(-1, *self.config.shape[:2], self.config.channels)
+        if self.embedding is not None:
+            features = self.embedding(image)
+        else:
+            level = image * (2 / (self.config.levels - 1)) - 1
+            masked = image == self.config.levels
+            features = torch.stack([level.where(~masked, 0), masked] if self.config.mask else [level], -1)
+            features = features.to(self.first.weight.dtype)
+        return features.flatten(-2).permute(0, 3, 1, 2)

@@ -1,0 +1,76 @@
+"""Bayes: the exact finite-step posterior (Eq. 19, Algorithm 3)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.conversions.reverse_step import bayes_probabilities
+from m2s.dtypes import to_float64
+from m2s.heads import Head
+from m2s.ops.categorical import draw_categorical
+from m2s.ops.counter_noise import CounterNoise
+from m2s.ops.reverse_step import BayesRoutes
+from m2s.process import RankOne
+from m2s.samplers.base import Move, StepSampler, needs_mask, needs_posterior
+from m2s.samplers.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Bayes(StepSampler):
+    """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z); at s = 0 a draw from mu.
+
+    For a rank-one process a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
+    q(k) alpha_s / m_t(k), jump by the mixing distribution at s with weight q(k) (1 - alpha_s) N, or stay.
+    """
+
+    name = "bayes"
+
+    def check_supported(self, head: Head) -> None:
+        needs_posterior(self, head)
+
+    def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
+        s = torch.minimum(to_float64(move.s), prediction.t)
+        if not prediction.streams:
+            return prediction.map(
+                lambda part, s, u: (draw_categorical(self.weights(part, s).clamp(min=0), u),), s, noise("token")
+            )[0]
+        return prediction.step(routes(prediction, s), noise)[0]
+
+    def weights_of(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        return bayes_probabilities(part.posterior(), part.x_t, s, part.t, part.process)
+
+
+def routes(prediction: Prediction, s: Float[Tensor, "*b"]) -> BayesRoutes:
+    """The weights of the first two routes at every site; the third has the rest."""
+    process = prediction.process
+    assert isinstance(process, RankOne)
+    now = process.at(prediction.x_t, prediction.t)
+    reached = now.own > 0
+    s, t = validation.align("s", s, prediction.x_t), validation.align("t", prediction.t, prediction.x_t)
+    _, step = process.step(s, t)
+    into = torch.where(prediction.masked, step.mask, step.clean)  # q(k)
+    alpha_s, mixing_s = process.alpha(s), process.mixing(s)
+    total = process.vocab * mixing_s.clean + mixing_s.mask
+    last = s <= 0
+    return BayesRoutes(
+        go=torch.where(last, 1.0, torch.where(reached, into * alpha_s / now.own.where(reached, 1), 0)),
+        jump=torch.where(reached & ~last, into * total, 0),
+        own=now.own.where(reached, torch.inf),
+        stay=now.stay.where(now.stay > 0, 1),
+        mask=mixing_s.mask / total.where(total > 0, 1),
+    )
+
+
+@dataclass(frozen=True)
+class Ancestral(Bayes):
+    """For masks: each masked site is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), by a draw from mu; a
+    revealed one stays. It is the Bayes step of the absorbing process."""
+
+    name = "ancestral"
+
+    def check_supported(self, head: Head) -> None:
+        needs_mask(self, head)
+        needs_posterior(self, head)

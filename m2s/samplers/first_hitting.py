@@ -1,0 +1,80 @@
+"""First hitting (Zheng et al. 2024): the masked process simulated exactly, token by token, at the times they are revealed."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from m2s.heads import Head
+from m2s.ops.counter_noise import CounterNoise
+from m2s.process import RankOne
+from m2s.samplers.base import Move, Plan, Sampler, needs_mask, needs_posterior
+from m2s.samplers.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class FirstHitting(Sampler):
+    """With n masks left the next is revealed at beta(tau) = beta(t) u^(1/n), at a site chosen evenly, by a draw from mu.
+
+    With as many steps as there are sites to fill this has no error of discretisation; with fewer, several sites are revealed
+    at the last of their times. More steps than sites are not taken.
+    """
+
+    name = "first_hitting"
+
+    def check_supported(self, head: Head) -> None:
+        needs_mask(self, head)
+        needs_posterior(self, head)
+
+    def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
+        assert isinstance(head.process, RankOne)
+        most = int(free.max()) if free.numel() else 0
+        log_beta = [torch.zeros(len(free), dtype=torch.float64, device=free.device)]
+        for number in range(most):
+            left = free - number
+            log_beta.append(log_beta[-1] + torch.where(left > 0, torch.log(noise.once(number)) / left.clamp(min=1), 0))
+        calls = free.clamp(min=1, max=steps)
+        numbers = torch.arange(max(1, min(steps, most)) + 1, device=free.device).unsqueeze(-1)
+        done = torch.minimum(numbers, calls) * free // calls  # sites filled before each call, spread evenly
+        moments = reveal_time(head.process, torch.stack(log_beta).gather(0, done[1:]).exp())
+        return Plan(moments, moments, done.diff(dim=0))
+
+    def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
+        """The first of the masked sites in a random order, as many as the plan has for this call."""
+        assert move.reveal is not None
+        chosen = first_masked(noise("order"), prediction.masked, move.reveal)
+        return torch.where(chosen, prediction.draw(noise("token")).token, prediction.x_t.long())
+
+
+def first_masked(
+    order: Float[Tensor, "B L"], among: Bool[Tensor, "B L"], count: Int[Tensor, "B"], ties: Float[Tensor, "B L"] | None = None
+) -> Bool[Tensor, "B L"]:
+    """Choose sites of each sample by a ranking.
+
+    Args:
+        order: The ranking: the least come first.
+        among: The sites that can be chosen.
+        count: How many to choose, of each sample.
+        ties: Uniforms that decide between sites of equal rank, which otherwise go from left to right.
+
+    Returns:
+        True at the chosen sites.
+    """
+    order = order.masked_fill(~among, torch.inf)
+    if ties is None:
+        by_rank = order.argsort(dim=-1, stable=True)
+    else:
+        shuffled = ties.argsort(dim=-1, stable=True)
+        by_rank = shuffled.gather(-1, order.gather(-1, shuffled).argsort(dim=-1, stable=True))
+    return among & (by_rank.argsort(-1) < count.unsqueeze(-1))
+
+
+def reveal_time(process: RankOne, beta: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """The time at which 1 - alpha is `beta`, by bisection."""
+    low, high = torch.zeros_like(beta), torch.ones_like(beta)
+    for _ in range(60):
+        middle = (low + high) / 2
+        late = process.mixing(middle).mask > beta
+        low, high = torch.where(late, low, middle), torch.where(late, middle, high)
+    return (low + high) / 2

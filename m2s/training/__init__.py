@@ -1,0 +1,47 @@
+"""Training: one loop for every head, process, objective and network.
+
+The loop is imported when it is first asked for: it brings torch.distributed, for which commands
+that train nothing need not wait.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from m2s.data.source import Batch, Source
+from m2s.training.config import (
+    Config,
+    DataConfig,
+    HeadConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    ProcessConfig,
+    RunConfig,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from m2s.training.loop import Diverged, Result, train
+
+LATER = {"Diverged": "loop", "Result": "loop", "train": "loop"}
+
+__all__ = [
+    "Batch",
+    "Config",
+    "DataConfig",
+    "Diverged",
+    "HeadConfig",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "ProcessConfig",
+    "Result",
+    "RunConfig",
+    "Source",
+    "resolve",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"m2s.training.{LATER[name]}"), name)

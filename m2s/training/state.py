@@ -1,0 +1,213 @@
+"""The states of a run, from which it can go on: `state/step-00001000/`, each whole or not there at all.
+
+A state is written through torch.distributed.checkpoint: every process writes the shards of the weights, of their average and of
+the optimizer's moments that fall to it, as one safetensors file, syncs it and takes its SHA-256. `state.json` holds the step, a
+few numbers and those checksums. All this goes under a temporary name, is synced, and renamed; older states are removed after
+that. Any number of processes can read it. No pickle, and nothing about randomness, which is a function of the step.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from m2s.errors import UserError
+from m2s.io import fsync
+
+INFO = "state.json"
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class State:
+    path: Path
+    info: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.info["step"])
+
+    def describe(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Size and type of each tensor, by name."""
+        found = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
+        return {name: (value.size, value.properties.dtype) for name, value in found.items()}  # type: ignore[union-attr]
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Fill `tensors`, each laid out over the processes as it may be, in place. Every process must ask."""
+        with _as_one():
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(self.path)))
+
+
+class Writer(StorageWriter):
+    """What each process does of a state, and what the first one does when all have written.
+
+    The files are like those of torch's HuggingFaceStorageWriter, so that its reader reads them. That writer itself is not used:
+    it holds all it writes twice in memory, refuses tensors that are not contiguous, and syncs a file before it flushes it.
+    """
+
+    def __init__(self, folder: Path, step: int, info: Mapping[str, Any]) -> None:
+        self.folder, self.step, self.info, self.first = folder, step, info, False
+        self.target = place(folder, step)
+        self.temporary = folder / f".writing-{self.target.name}"
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        self.first = is_coordinator
+        if self.first:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.temporary.mkdir(parents=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        names = [f"shard-{i:05d}-of-{len(plans):05d}.safetensors" for i in range(1, len(plans) + 1)]
+        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """This process's file. `storage_data` of a result is the file's name and SHA-256."""
+        done: Future[list[WriteResult]] = Future()
+        tensors: dict[str, Tensor] = {}
+        offsets: dict[str, dict[str, list[int]]] = {}
+        for item in plan.items:
+            value, name = planner.resolve_data(item), item.index.fqn
+            assert isinstance(value, Tensor) and item.tensor_data is not None
+            tensors[name] = value.detach().cpu().contiguous()
+            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        results = []
+        if tensors:
+            path = self.temporary / plan.storage_data
+            metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
+            try:
+                save_file(tensors, path, metadata)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            fsync(path)
+            written = (path.name, digest(path))
+            results = [WriteResult(item.index, tensors[item.index.fqn].nbytes, written) for item in plan.items]
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        files = dict(sorted(result.storage_data for part in results for result in part))
+        text = json.dumps({**self.info, "format": FORMAT, "step": self.step, "files": files}, indent=1)
+        (self.temporary / INFO).write_text(text + "\n", encoding="utf-8")
+        fsync(self.temporary / INFO)
+        fsync(self.temporary)
+        os.replace(self.temporary, self.target)
+        fsync(self.folder)
+
+
+def place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def write(folder: Path, step: int, tensors: dict[str, Tensor], info: Mapping[str, Any], keep: int) -> Path:
+    """A new state, after which all but the newest `keep` are removed. Every process must ask.
+
+    Where one process fails, all do, and the older states are as they were.
+    """
+    writer = Writer(folder, step, info)
+    try:
+        with _as_one():
+            save(tensors, storage_writer=writer)
+    except OSError as error:
+        if writer.first:
+            shutil.rmtree(writer.temporary, ignore_errors=True)
+        left = steps(folder)
+        last = f"the state of step {left[-1]} is whole" if left else "there is no earlier state"
+        raise OSError(f"the state of step {step} cannot be written to {folder} ({error}); {last}") from error
+    if writer.first:
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(place(folder, old), ignore_errors=True)
+    return writer.target
+
+
+@contextlib.contextmanager
+def _as_one() -> Iterator[None]:
+    """Around torch.distributed.checkpoint: what failed at some process is raised at all of them; one process is no surprise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        try:
+            yield
+        except CheckpointException as error:
+            failures = [failure for failure, _ in error.failures.values()]
+            raise next((failure for failure in failures if not isinstance(failure, OSError)), failures[0]) from None
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of the states there, rising."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.name[5:].isdigit())
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> State | None:
+    """The newest state that is whole; damaged ones after it are removed, and it is said so. None where there is none."""
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    damaged: dict[int, str] = {}
+    for step in reversed(steps(folder)):
+        fault = inspect(place(folder, step))
+        if fault is None:
+            for bad, why in damaged.items():
+                say(f"the state of step {bad} is damaged ({why}): taking that of step {step}, the one before")
+                shutil.rmtree(place(folder, bad))
+            return read(folder, step)
+        damaged[step] = fault
+    if damaged:
+        found = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
+        raise UserError(
+            f"no state in {folder} is whole ({found}): train into another folder, or remove {folder} to start again"
+        )
+    return None
+
+
+def read(folder: Path, step: int) -> State:
+    path = place(folder, step)
+    return State(path, json.loads((path / INFO).read_text(encoding="utf-8")))
+
+
+def inspect(path: Path) -> str | None:
+    """What is wrong with a state; None if it is whole."""
+    try:
+        info = json.loads((path / INFO).read_text(encoding="utf-8"))
+        if info.get("format") != FORMAT:
+            return f"its format is {info.get('format')!r}, expected {FORMAT}"
+        stray = {file.name for file in path.glob("*.safetensors")} - info["files"].keys()
+        if stray:
+            return f"{min(stray)} is no part of it"
+        return next(
+            (f"{name} does not have its SHA-256" for name, sha in info["files"].items() if digest(path / name) != sha), None
+        )
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,365 @@
+"""`m2s sample`: what it writes, that a killed or shared run ends as an undisturbed one, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+import m2s
+import m2s.hub
+from m2s.cli import main
+from m2s.data import GPT2, Characters, prepare_text
+from m2s.models import DiT, DiTConfig
+from m2s.report.samples import picture_grid
+from m2s.samplers import Adaptive, ForwardBackward, PredictorCorrector, Sampler
+from merges import write_merges
+
+LETTERS = Characters(" abcdefg")
+
+
+def network(states: int, length: int, classes: int | None = None) -> DiT:
+    torch.manual_seed(3)
+    model = DiT(DiTConfig(states=states, width=16, depth=1, heads=2, condition_width=8, length=length, classes=classes))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    head = m2s.Posterior(m2s.Uniform(5, m2s.Linear()), offset="exact")
+    data = {"kind": "image", "shape": [3, 4], "levels": 5}
+    return str(m2s.hub.save(tmp_path_factory.mktemp("images"), network(5, 12, classes=3), head, data))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    head = m2s.Posterior(m2s.Absorbing(8, m2s.Linear()))
+    data = {"kind": "text", "length": 10}
+    return str(m2s.hub.save(tmp_path_factory.mktemp("text"), network(9, 10), head, data, tokenizer=LETTERS))
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> str:
+    head = m2s.LogScore(m2s.Uniform(5, m2s.Linear()))
+    return str(m2s.hub.save(tmp_path_factory.mktemp("free"), network(5, 12), head, {"kind": "text", "length": 12}))
+
+
+def draw(checkpoint: str, out: Path, *more: str) -> np.ndarray:
+    main(["sample", checkpoint, "--out", str(out), "--steps", "4", *more])
+    with np.load(out.with_suffix(".npz"), allow_pickle=False) as file:
+        return file["tokens"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    """The one line that bad input gives; nothing new lies in the folder."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit) as exit_:
+        main(["sample", *arguments])
+    assert exit_.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and sorted(folder.rglob("*")) == before
+    return err
+
+
+def test_tokens_are_those_of_the_library(images: str, tmp_path: Path) -> None:
+    tokens = draw(images, tmp_path / "a.npz", "--n", "7", "--batch-size", "3", "--seed", "5")
+    model, head = m2s.hub.load(images)
+    assert np.array_equal(tokens, m2s.sample(model, head, (7, 12), steps=4, seed=5).numpy())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz"]
+    with np.load(tmp_path / "a.npz") as file:
+        settings = json.loads(str(file["settings"]))
+    assert settings["seed"] == 5 and settings["sampler"] == "bayes" and len(settings["weights"]) == 64
+
+
+def test_a_grid_of_pictures(images: str, tmp_path: Path) -> None:
+    tokens = draw(images, tmp_path / "a.png", "--n", "5")
+    page = imread(tmp_path / "a.png")
+    scale = 19  # three rows of pixels enlarged to at least 56
+    assert page.shape[:2] == (2 * (3 * scale + 2) + 2, 3 * (4 * scale + 2) + 2)
+    fourth = page[2 + 3 * scale + 2 :, 2:][: 3 * scale : scale, : 4 * scale : scale, 0]
+    assert np.allclose(fourth, tokens[3].reshape(3, 4) / 4, atol=1 / 255)
+    colour = picture_grid(torch.arange(12).reshape(1, 12) * 20, (2, 2, 3), 256)
+    assert colour[2, 2].tolist() == [0, 20, 40] and colour[2, -3].tolist() == [60, 80, 100]
+
+
+def test_text_and_prompt(text: str, tmp_path: Path) -> None:
+    tokens = draw(text, tmp_path / "a.txt", "--n", "3", "--prompt", "bad ", "--sampler", "ancestral")
+    lines = (tmp_path / "a.txt").read_text().splitlines()
+    assert lines[0] == "--- sample 0 ---" and lines[1].startswith("bad ") and len(lines[1]) == 10
+    assert LETTERS.decode(tokens[1].tolist()) == lines[4]
+
+
+def test_longer_text_is_filled_in_windows(text: str, tmp_path: Path) -> None:
+    tokens = draw(text, tmp_path / "a.npz", "--n", "2", "--length", "23")
+    model, head = m2s.hub.load(text)
+    assert np.array_equal(tokens, m2s.sample(model, head, (2, 23), steps=4, window=10).numpy())
+
+
+def test_clamp_from_a_file_and_labels(images: str, tmp_path: Path) -> None:
+    clamp = np.full(12, -1)
+    clamp[[0, 5, 11]] = [4, 2, 1]
+    np.save(tmp_path / "clamp.npy", clamp)
+    more = ("--n", "4", "--clamp", str(tmp_path / "clamp.npy"), "--labels", "0", "2", "--guidance", "2")
+    tokens = draw(images, tmp_path / "a.npz", *more)
+    assert (tokens[:, [0, 5, 11]] == [4, 2, 1]).all()
+    model, head = m2s.hub.load(images)
+    both = torch.from_numpy(clamp).expand(4, 12)
+    condition = torch.tensor([0, 2, 0, 2])
+    assert np.array_equal(tokens, m2s.sample(model, head, (4, 12), steps=4, clamp=both, condition=condition, guidance=2.0))
+
+
+def test_a_free_score_is_repaired_on_request(free: str, tmp_path: Path) -> None:
+    plain = draw(free, tmp_path / "a.npz", "--n", "4", "--sampler", "analytic")
+    repaired = draw(free, tmp_path / "b.npz", "--n", "4", "--sampler", "analytic", "--project")
+    model, head = m2s.hub.load(free)
+    assert np.array_equal(repaired, m2s.sample(model, m2s.Projected(head), (4, 12), steps=4, sampler="analytic"))
+    assert not np.array_equal(plain, repaired)
+
+
+def program(checkpoint: str, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "m2s.cli", "sample", checkpoint, "--out", str(out), *more]
+    variables = {**os.environ, "PYTHONPATH": str(Path(m2s.__file__).parent.parent), **environment}
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
+
+
+def test_killed_and_given_again(images: str, tmp_path: Path) -> None:
+    """Killed whenever a part has appeared, three times; nothing half-done looks finished; the end is the same."""
+    more = ("--n", "40", "--steps", "100", "--batch-size", "8")
+    out = tmp_path / "a.npz"
+    for least in (1, 2, 4):
+        run = program(images, out, *more)
+        while run.poll() is None and len(list(out.with_name("a.npz.parts").glob("*.npz"))) < least:
+            time.sleep(0.01)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        assert not out.exists()
+    run = program(images, out, *more)
+    said, _ = run.communicate()
+    assert run.returncode == 0 and "going on: " in said and not out.with_name("a.npz.parts").exists()
+    model, head = m2s.hub.load(images)
+    torch.set_num_threads(1)
+    with np.load(out) as file:
+        assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100).numpy())
+
+
+def test_two_processes_share_the_work(images: str, tmp_path: Path) -> None:
+    more = ("--n", "21", "--steps", "4", "--batch-size", "4")
+    both = [program(images, tmp_path / "a.npz", *more, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    assert [run.wait() for run in both] == [0, 0]
+    with np.load(tmp_path / "a.npz") as file:
+        assert np.array_equal(file["tokens"], draw(images, tmp_path / "b.npz", "--n", "21"))
+
+
+def unfinished(checkpoint: str, out: Path) -> Path:
+    main(["sample", checkpoint, "--out", str(out), "--steps", "4", "--n", "8", "--batch-size", "4", "--shard", "0/2"])
+    assert not out.exists()
+    return out.with_name(out.name + ".parts")
+
+
+def test_a_damaged_part_is_named(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.npz"
+    parts = unfinished(images, out)
+    part = next(parts.glob("*.npz"))
+    good = part.read_bytes()
+    more = (images, "--out", str(out), "--steps", "4", "--n", "8", "--batch-size", "4")
+    for bad in (good[: len(good) // 2], b"", good[:60] + b"?" * 20 + good[80:]):
+        part.write_bytes(bad)
+        with pytest.raises(SystemExit):
+            main(["sample", *more])
+        assert f"{part} is damaged" in capsys.readouterr().err and not out.exists()
+    part.write_bytes(good)
+    (parts / "settings.json").write_text("{")
+    with pytest.raises(SystemExit):
+        main(["sample", *more])
+    assert "settings.json is damaged" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ("forward_backward", ForwardBackward()),
+        ("forward_backward --corrections 2 --leap 0.05 --entry 0.9", ForwardBackward(corrections=2, leap=0.05, entry=0.9)),
+        ("predictor_corrector --corrections 3 --sites 2", PredictorCorrector(corrections=3, sites=2)),
+        ("adaptive --sites 2", Adaptive(sites=2)),
+    ],
+)
+def test_the_numbers_of_a_sampler(text: str, tmp_path: Path, options: str, sampler: Sampler) -> None:
+    """On masks, by the command and by the library."""
+    tokens = draw(text, tmp_path / "a.npz", "--n", "5", "--sampler", *options.split())
+    model, head = m2s.hub.load(text)
+    assert np.array_equal(tokens, m2s.sample(model, head, (5, 10), steps=4, sampler=sampler).numpy())
+    with np.load(tmp_path / "a.npz") as file:
+        settings = json.loads(str(file["settings"]))
+    assert settings["sampler"] == sampler.name
+    for name in ("corrections", "sites", "leap", "entry"):
+        assert settings.get(name) == getattr(sampler, name, None)
+
+
+def test_the_numbers_of_a_sampler_decide_what_goes_on(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, more = tmp_path / "a.npz", ("--n", "8", "--steps", "4", "--batch-size", "4", "--sampler", "forward_backward")
+    main(["sample", text, "--out", str(out), *more, "--shard", "0/2"])
+    capsys.readouterr()
+    for option, value, said in (
+        ("--corrections", "3", "corrections 10 there and 3 here"),
+        ("--leap", "0.01", "leap 0.003 there and 0.01 here"),
+        ("--entry", "0.5", "entry 0.1 there and 0.5 here"),
+    ):
+        assert said in refused(capsys, tmp_path, text, "--out", str(out), *more, option, value)
+    main(["sample", text, "--out", str(out), *more, "--corrections", "10", "--entry", "0.1"])  # what it has by itself
+    assert "going on: 4 of 8" in capsys.readouterr().out
+    model, head = m2s.hub.load(text)
+    with np.load(out) as file:
+        assert np.array_equal(file["tokens"], m2s.sample(model, head, (8, 10), steps=4, sampler="forward_backward").numpy())
+
+
+def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.npz"
+    unfinished(images, out)
+    capsys.readouterr()
+    err = refused(capsys, tmp_path, images, "--out", str(out), "--steps", "5", "--n", "8", "--batch-size", "4")
+    assert "steps 4 there and 5 here" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--steps", "0"), "steps is 0"),
+        (("--steps", "-3"), "steps is -3"),
+        (("--n", "0"), "--n is 0"),
+        (("--sampler", "eulr"), "did you mean 'euler'?"),
+        (("--sampler", "ancestral"), "needs m2s train --process.kind absorbing; use --sampler bayes or euler"),
+        (("--leap", "0.1"), "--leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
+        (("--sampler", "predictor_corrector", "--entry", "0.5"), "--entry is 0.5, but sampler 'predictor_corrector' does not"),
+        (("--sampler", "euler", "--corrections", "2"), "only forward_backward, predictor_corrector, self_correcting"),
+        (("--sampler", "forward_backward", "--sites", "2"), "--sites is 2, but sampler 'forward_backward' does not read it"),
+        (("--sampler", "forward_backward", "--corrections", "0"), "--corrections is 0, but it must be at least 1"),
+        (("--sampler", "forward_backward", "--leap", "nan"), "--leap is nan, but it must be a positive number"),
+        (("--sampler", "forward_backward", "--entry", "1.5"), "--entry is 1.5, but it must lie in (0, 1]"),
+        (("--grid", "log"), "linear, cosine"),
+        (("--temperature", "0"), "temperature is 0"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--length", "13"), "have 12 sites"),
+        (("--labels", "3"), "knows the classes 0..2"),
+        (("--guidance", "2"), "--guidance is 2.0, but there are no --labels"),
+        (("--project",), "predicts a posterior already"),
+        (("--prompt", "a"), "no tokenizer"),
+        (("--shard", "2/2"), "must lie in 0..1"),
+        (("--shard", "two"), "like 0/2"),
+        (("--clamp", "nowhere.npy"), "cannot be read"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_refusals(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str) -> None:
+    assert message in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.npz"), *more)
+
+
+def test_refusals_of_place(images: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "must end in" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.gif"))
+    assert "no folder" in refused(capsys, tmp_path, str(tmp_path / "no"), "--out", str(tmp_path / "a.npz"))
+    assert "model of images" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.png"))
+    assert "no tokenizer" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.txt"))
+    assert "10 tokens" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "abababababab"[:10])
+    assert "--prompt" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "ABC")
+    (tmp_path / "a.npz").write_bytes(b"mine")
+    assert "is there already" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.png"))
+    assert (tmp_path / "a.npz").read_bytes() == b"mine"
+    draw(images, tmp_path / "a.png", "--overwrite")
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of GPT-2's tokens whose merges are nowhere."""
+    head = m2s.Posterior(m2s.Absorbing(50_257, m2s.Linear()))
+    data = {"kind": "text", "length": 4}
+    return str(m2s.hub.save(tmp_path_factory.mktemp("gpt2"), network(50_258, 4), head, data, tokenizer=GPT2("/nowhere")))
+
+
+def test_a_tokenizer_that_lacks_something_is_refused_before_the_first_sample(
+    gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    asked = (("a.txt",), ("a.npz", "--prompt", "a"))
+    for out, *more in asked:
+        err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+        assert (
+            err.startswith("m2s: GPT-2's merges are not at ") and f"into {tmp_path}/data/gpt2" in err and "prepare" not in err
+        )
+    draw(gpt2, tmp_path / "b.npz", "--n", "1")  # tokens alone need no tokenizer
+    capsys.readouterr()
+    write_merges(tmp_path / "data" / "gpt2" / "merges.txt")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tiktoken", None)
+        for out, *more in asked:
+            err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+            assert "pip install tiktoken" in err
+    pytest.importorskip("tiktoken")
+    draw(gpt2, tmp_path / "a.txt", "--n", "1", "--prompt", "a ")
+    assert (tmp_path / "a.txt").read_text().startswith("--- sample 0 ---\na ")
+
+
+def test_merges_given_once_are_found_by_all_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By training, and then by the checkpoint's samples and its bound, with nothing in the data folder."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("some words " * 9)
+    prepare_text("a.txt", "packed", GPT2(str(write_merges(tmp_path / "given.txt"))), validation_every=4)
+    (tmp_path / "given.txt").unlink()
+    small = "--network.size tiny --network.width 16 --network.heads 2 --network.depth 1 --data.length 4 --batch 2 --steps 1"
+    rest = "--optimizer.warmup 0 --device cpu --out run"
+    main(["train", "owt", "--data.folder", "packed", *small.split(), *rest.split()])
+    Path("packed").rename("away")  # the checkpoint has its own copy
+    draw("run", tmp_path / "samples.txt", "--n", "2", "--prompt", "so")
+    Path("away").rename("packed")
+    assert (tmp_path / "samples.txt").read_text().count("---\nso") == 2
+    main(["evaluate", "bpd", "run", "--passes", "1", "--device", "cpu"])
+    assert "byte" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".png", ".txt"])
+def test_what_is_missing_beside_whole_tokens_is_written(
+    images: str, text: str, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same command, without a call of the network; tokens of any other are not touched."""
+    checkpoint, out = (images if suffix == ".png" else text), tmp_path / f"a{suffix}"
+    tokens = draw(checkpoint, out, "--n", "3")
+    whole, before = out.read_bytes(), out.with_suffix(".npz").read_bytes()
+    out.unlink()
+    unfinished(checkpoint, tmp_path / "b.npz").rename(tmp_path / "a.npz.parts")  # killed before they were tidied away
+    with monkeypatch.context() as patch:
+        patch.setattr(m2s, "sample", lambda *_, **__: pytest.fail("the network was called"))
+        assert np.array_equal(draw(checkpoint, out, "--n", "3"), tokens)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", out.name]
+    assert out.read_bytes() == whole and out.with_suffix(".npz").read_bytes() == before
+    capsys.readouterr()
+    assert "is there already: give another" in refused(
+        capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4"
+    )
+    out.unlink()
+    err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4", "--seed", "1")
+    assert "a.npz is there already, drawn with other settings (seed): give another --out, or --overwrite" in err
+    for bad in (before[: len(before) // 2], before[:200] + b"?" * 20 + before[220:], b""):
+        out.with_suffix(".npz").write_bytes(bad)
+        err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4")
+        assert "a.npz is there already, and is no whole file of samples: give another" in err
+    assert not np.array_equal(draw(checkpoint, out, "--n", "3", "--seed", "1", "--overwrite"), tokens)
+
+
+def test_a_free_score_has_a_sampler_of_its_own(tmp_path):
+    """Without --sampler: SEDD's release, and with --project the exact step of the posterior that then stands behind it."""
+    run = tmp_path / "run"
+    main(["train", "digits", "--method", "sedd", "--steps", "1", "--validate-every", "0", "--device", "cpu", "--out", str(run)])
+    for options, sampler in (([], "analytic"), (["--project"], "bayes")):
+        main(["sample", str(run), "--n", "2", "--steps", "2", "--overwrite", *options, "--out", str(tmp_path / "a.npz")])
+        assert json.loads(str(np.load(tmp_path / "a.npz")["settings"]))["sampler"] == sampler

@@ -1,0 +1,464 @@
+"""`m2s evaluate bpd`: the estimate and both of its errors against an oracle whose bound is known exactly, and the command."""
+
+import json
+import math
+import sys
+import types
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from scipy.stats import t as student_law
+from test_elbo import ELBO, T_MIN, clipped, exact_terms
+
+import m2s
+from m2s.cli import main
+from m2s.data import DATASETS, GPT2, Bytes, Characters, prepare_text
+from m2s.data.sources import find_sources
+from m2s.distributed import World
+from m2s.errors import UserError
+from m2s.evaluation import bpd
+from m2s.evaluation.bpd import TERMS, Shard, curve, dataset_nelbo, measured, sizes, student, summary, windows
+from m2s.heads import NextToken, Shifted
+from m2s.hub import save
+from m2s.models import DiT, DiTConfig
+from m2s.training.run_folder import RECORD
+from oracle import Network, Oracle
+from small_runs import finish, launch
+from walk import unchecked
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Known:
+    """The network that knows the data law: Bayes' rule over every clean sequence, at each row's own time."""
+
+    def __init__(self, name: str) -> None:
+        self.process, self.oracle = ELBO[name].process, ELBO[name].oracle()
+        self.clean, self.distribution, self.indicator = map(
+            torch.from_numpy, (self.oracle.clean, self.oracle.distribution, self.oracle.indicator)
+        )
+
+    def posterior(self, x: np.ndarray, t: float) -> np.ndarray:
+        return self.oracle.posterior(x, t)
+
+    def __call__(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        assert t.min() > 0.999e-3 and t.max() < 1 - 0.999e-3, "a network never sees the ends of time"
+        kernel = self.process.kernel(t.double())
+        joint = self.distribution * kernel[torch.arange(len(x_t))[:, None, None], self.clean, x_t[:, None, :]].prod(-1)
+        return torch.log(torch.einsum("bc,clz->blz", joint, self.indicator) / joint.sum(-1)[:, None, None])
+
+
+def drawn(oracle: Oracle, count: int, seed: int) -> np.ndarray:
+    """Places of `count` clean sequences of the data law."""
+    return np.random.default_rng(seed).choice(len(oracle.clean), size=count, p=oracle.distribution)
+
+
+def refused(capsys, *arguments: object) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(["evaluate", "bpd", *map(str, arguments)])
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("m2s: ")
+    return err
+
+
+# -- the estimate --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "passes", "runs"), [("uniform-linear", 4, 160), ("absorbing-linear", 2, 120)])
+def test_both_errors_cover_the_exact_bound_at_the_right_rate(name, passes, runs):
+    """With the exact posterior for a model: Student's interval over passes covers the exact bound of the very rows, and the
+    interval over rows the exact bound under the law they were drawn from, in 95 of 100 cases; the integral alone likewise."""
+    model, count, t_min = Known(name), 64, 1e-3
+    oracle, head = model.oracle, m2s.Posterior(model.process)
+    x = oracle.noisy[:5]
+    np.testing.assert_allclose(
+        model(torch.from_numpy(x), torch.full((5,), 0.3)).exp(), oracle.posterior(x, float(np.float32(0.3))), rtol=1e-9
+    )
+    integral, prior, reconstruction = exact_terms(name, model, oracle, t_min)
+    total = integral + prior + reconstruction
+    entropy = -float(oracle.distribution @ np.log(oracle.distribution))
+    assert entropy <= oracle.distribution @ total
+    inside, off = np.zeros(3, dtype=int), []
+    for seed in range(runs):
+        chosen = drawn(oracle, count, seed)
+        with unchecked() if seed else nullcontext():
+            found = dataset_nelbo(model, head, torch.from_numpy(oracle.clean[chosen]), passes, t_min, seed, count)
+        whole, alone = found.estimate("bound"), found.estimate("integral")
+        sites = oracle.length
+        inside[0] += whole.low < total[chosen].mean() / sites < whole.high
+        inside[1] += alone.low < integral[chosen].mean() / sites < alone.high
+        inside[2] += abs(whole.value - oracle.distribution @ total / sites) < 1.96 * whole.rows_error
+        off.append(whole.value * sites - total[chosen].mean())
+    for covered in inside.tolist():
+        assert binom.cdf(covered, runs, 0.95) > 1e-3 and binom.sf(covered - 1, runs, 0.95) > 1e-3, inside
+    assert abs(np.mean(off)) < 4 * np.std(off) / math.sqrt(runs) < 0.1 * entropy
+
+
+def integrand(model: Network, oracle: Oracle, t: float) -> float:
+    """The expected loss at time t, mean over all clean sequences."""
+    score = oracle.bridge(model.posterior(oracle.noisy, clipped(t, T_MIN)), oracle.noisy, t)
+    return oracle.expected(oracle.losses(score, oracle.noisy, t), t).mean()
+
+
+@pytest.mark.parametrize("name", ["uniform-linear", "gaussian", "absorbing-loglinear", "hybrid-0.6"])
+def test_terms_and_curve_of_any_network(name):
+    """Every term, and the integrand in every bin of t, estimates its exact value; the terms add up."""
+    oracle, process = ELBO[name].oracle(), ELBO[name].process
+    model, bins = Network(oracle, 11), 6
+    rows = torch.from_numpy(oracle.clean)
+    found = dataset_nelbo(model, m2s.Posterior(process), rows.repeat(12, 1), 8, T_MIN, 3, 4096)
+    exact = dict(zip(("integral", "prior", "reconstruction"), exact_terms(name, model, oracle, T_MIN), strict=True))
+    exact["bound"] = sum(exact.values())
+    for term in TERMS:
+        estimate, value = found.estimate(term), exact[term].mean() / oracle.length
+        assert estimate.value == pytest.approx(value, abs=5 * estimate.error + 1e-7 * value), term
+        assert estimate.error < 0.05 * exact["bound"].mean() / oracle.length
+        assert estimate.low <= estimate.value <= estimate.high
+    torch.testing.assert_close(found.term("bound"), sum(found.term(term) for term in TERMS[1:]))
+
+    points = curve(found, bins)
+    assert sum(point["samples"] for point in points) == found.t.numel()
+    assert points[0]["from"] == T_MIN and points[-1]["to"] == pytest.approx(found.end)
+    node, weight = np.polynomial.legendre.leggauss(8)
+    for point in points:
+        t = (point["from"] + point["to"] + (point["to"] - point["from"]) * node) / 2
+        value = weight @ [integrand(model, oracle, time) for time in t] / 2 / oracle.length / math.log(2)
+        assert point["bits"] == pytest.approx(value, abs=4.5 * point["error"])
+        assert point["error"] < 0.2 * value
+    area = sum(point["bits"] * (point["to"] - point["from"]) for point in points)
+    assert area == pytest.approx(found.estimate("integral").value / math.log(2), rel=0.02)
+
+
+def test_neither_the_batch_nor_the_number_of_passes_changes_a_row():
+    model = Known("uniform-linear")
+    head, rows = m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
+    whole = dataset_nelbo(model, head, rows, 3, seed=5, batch_size=100)
+    for size, passes in ((1, 3), (7, 3), (23, 2)):
+        other = dataset_nelbo(model, head, rows, passes, seed=5, batch_size=size)
+        for term in TERMS:
+            torch.testing.assert_close(other.term(term), whole.term(term)[:passes], rtol=1e-9, atol=1e-12)
+        assert torch.equal(other.t, whole.t[:passes])
+    assert not torch.equal(dataset_nelbo(model, head, rows, 3, seed=6).t, whole.t)
+    assert len(whole.t.unique()) == whole.t.numel()
+    quantile = torch.log((whole.t + 0.01) / (1e-3 + 0.01)) / math.log((whole.end + 0.01) / (1e-3 + 0.01))
+    assert torch.equal((quantile.sort(1).values * 23).floor(), torch.arange(23.0, dtype=torch.float64).expand(3, 23))
+
+
+def shared(path) -> None:
+    model = Known("uniform-linear")
+    rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
+    world = World.start("cpu")
+    found = dataset_nelbo(model, m2s.Posterior(model.process), rows, 2, seed=5, batch_size=4, world=world)
+    torch.save([found.term(term).clone() for term in TERMS], path / f"{world.rank}.pt")
+
+
+def test_processes_share_the_rows(tmp_path):
+    finish(launch(2, shared, tmp_path))
+    model = Known("uniform-linear")
+    rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
+    alone = dataset_nelbo(model, m2s.Posterior(model.process), rows, 2, seed=5)
+    for rank in range(2):
+        for found, term in zip(torch.load(tmp_path / f"{rank}.pt"), TERMS, strict=True):
+            torch.testing.assert_close(found, alone.term(term), rtol=1e-9, atol=1e-12)
+
+
+def test_student_is_scipys():
+    for freedom in (1, 2, 3, 4, 5, 8, 31, 200):
+        assert student(freedom) == pytest.approx(student_law.ppf(0.975, freedom), rel=1e-9)
+    assert student(7, 0.5) == pytest.approx(student_law.ppf(0.75, 7), rel=1e-9)
+
+
+def test_a_single_pass_or_row_has_no_such_error():
+    model = Known("uniform-linear")
+    one = dataset_nelbo(model, m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[:40]), 1).estimate("bound")
+    assert one.error is one.low is one.high is None and one.rows_error > 0
+    row = dataset_nelbo(model, m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[:1]), 2).estimate("bound")
+    assert row.rows_error is None and row.error > 0
+    assert one.exp().value == pytest.approx(math.exp(one.value)) and one.exp().low is None
+
+
+# -- text ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(), Characters("abcé ☃"), GPT2()], ids=lambda t: type(t).__name__)
+def test_bytes_and_characters_are_those_of_the_text(tokenizer):
+    """However windows cut it; the end of a document has neither."""
+    text = "é☃ abc ☃☃ éa " * 30
+    try:
+        ids = tokenizer.encode(text)
+    except FileNotFoundError:
+        pytest.skip("GPT-2's merges are not on this machine")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    with pytest.raises(ValueError, match=f"0..{tokenizer.vocab - 1}"):
+        tokenizer.token_bytes(tokenizer.vocab)
+    if tokenizer.end is not None:
+        assert tokenizer.token_bytes(tokenizer.end) == b""
+        ids = [*ids[:10], tokenizer.end, *ids[10:]]
+    for length in (1, 7):
+        rows = torch.tensor(ids[: len(ids) // length * length]).reshape(-1, length)
+        size, characters = measured(rows, tokenizer, chunk=5).values()
+        kept = [i for i in rows.flatten().tolist() if i != tokenizer.end]
+        if length == 1:
+            assert (int(size.sum()), int(characters.sum())) == (len(text.encode()), len(text))
+        table = sizes(tokenizer)
+        assert int(size.sum()) == sum(int(table[i, 0]) for i in kept)
+
+
+def test_windows_are_the_documents_joined_by_their_end(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n<|endoftext|>\n \n<|endoftext|>\ntwo")
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
+    rows, left = windows(find_sources(tmp_path, ""), Bytes(), 4)
+    stream = [*b"one", 256, *b"two", 256, *b"three", 256]
+    assert rows.flatten().tolist() == stream[:12] and left == 2
+    with pytest.raises(UserError, match=r"a\.txt, b\.jsonl holds 14 tokens, too few for one window of 15"):
+        windows(find_sources(tmp_path, ""), Bytes(), 15)
+    with pytest.raises(UserError, match=r"a\.txt, document at line 1 cannot be encoded"):
+        windows(find_sources(tmp_path, ""), Characters("ab"), 4)
+
+
+def test_measures_are_one_number_in_several_units():
+    model = Known("uniform-linear")
+    rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 32, 0)])
+    found = dataset_nelbo(model, m2s.Posterior(model.process), rows, 3)
+    result = summary(found, {"byte": 2 * found.sites, "character": found.sites / 2})
+    for term in TERMS:
+        nats = result[term]["nats"]
+        for measure, factor in (("bits", 1), ("bits_per_byte", 1 / 2), ("bits_per_character", 2)):
+            for key, value in result[term][measure].items():
+                assert value == pytest.approx(nats[key] * factor / math.log(2), rel=1e-9, abs=1e-15), (term, measure, key)
+    assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(result["bound"]["nats"]["value"]))
+    assert result["bound"]["perplexity"]["high"] == pytest.approx(math.exp(result["bound"]["nats"]["high"]))
+    assert "perplexity" not in result["prior"] and "perplexity" in result["integral"]
+    assert set(summary(found)["bound"]) == {"bits", "nats"} and "perplexity" in summary(found, {})["bound"]
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(folder, process, data, tokenizer=None, classes=None):
+    """An untrained network, saved."""
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(process.states, width=16, depth=1, heads=2, condition_width=8, classes=classes))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    save(folder, model, m2s.Posterior(process, "exact"), data, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A run on digits, as far as its folder shows."""
+    run = checkpoint(tmp_path / "run", m2s.Uniform(17, m2s.Linear()), {"kind": "image", "shape": [8, 8], "levels": 17})
+    (run / RECORD).write_text(json.dumps({"config": {"data": {"name": "digits"}}}))
+    return run
+
+
+@pytest.fixture
+def speaker(tmp_path):
+    """A model of bytes in windows of 16."""
+    return checkpoint(tmp_path / "text", m2s.Absorbing(257, m2s.Linear()), {"kind": "text", "length": 16}, Bytes())
+
+
+def test_digits_through_the_command(digits, tmp_path, capsys):
+    out = tmp_path / "results" / "bpd.json"
+    main(["evaluate", "bpd", str(digits), "--limit", "60", "--passes", "3", "--seed", "4", "--bins", "5", "--out", str(out)])
+    text, result = capsys.readouterr().out, json.loads(out.read_text())
+    assert out.with_suffix(".png").read_bytes().startswith(PNG)
+    model, head = m2s.load(digits)
+    rows = m2s.data.load("digits").test
+    found = dataset_nelbo(model, head, Shard(rows, 60), 3, seed=4, batch_size=17)
+    assert torch.equal(Shard(rows, 60)[torch.tensor([0, 59])], rows[[0, 59 * len(rows) // 60]])
+    for term in TERMS:
+        assert result[term]["bits"]["value"] == pytest.approx(found.estimate(term).value / math.log(2), rel=1e-5, abs=1e-12)
+        assert f"{result[term]['bits']['value']:.5f}" in text
+    assert np.mean(result["passes"]) == pytest.approx(result["bound"]["bits"]["value"])
+    assert (result["rows"], result["sites"], result["unit"]) == (60, 3840, "dimension")
+    assert len(result["curve"]) == 5 and result["data"]["split"] == "test" and result["options"]["seed"] == 4
+    assert "perplexity" not in result["bound"] and result["checkpoint"]["head"]["offset"] == "exact"
+    main(["evaluate", "bpd", str(digits), "--limit", "3", "--passes", "1", "--split", "train"])
+    assert "digits (train): 3 images of 8 x 8, 1 passes" in capsys.readouterr().out
+
+
+def test_labels_are_given_to_a_network_that_takes_them(tmp_path, capsys):
+    data = {"kind": "image", "shape": [8, 8], "levels": 17}
+    run = checkpoint(tmp_path / "run", m2s.Uniform(17, m2s.Linear()), data, classes=10)
+    out = tmp_path / "bpd.json"
+    main(["evaluate", "bpd", str(run), "--data", "digits", "--limit", "20", "--passes", "2", "--out", str(out)])
+    assert "given the labels" in capsys.readouterr().out
+    (model, head), images = m2s.load(run), m2s.data.load("digits")
+    at = torch.arange(20) * len(images.test) // 20
+    found = dataset_nelbo(model, head, images.test[at], 2, labels=images.test_labels[at]).estimate("bound")
+    other = dataset_nelbo(model, head, images.test[at], 2).estimate("bound")
+    assert json.loads(out.read_text())["bound"]["nats"]["value"] == pytest.approx(found.value, rel=1e-5) != other.value
+
+
+def test_zero_shot_text_through_the_command(speaker, tmp_path, monkeypatch, capsys):
+    """The same text gives the same figures as a file, as a prepared folder and as a split of a hub data set."""
+    documents = [f"Schnee ☃ number {i}, fällt." for i in range(30)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "snow-test.jsonl").write_text(lines)
+    prepare_text(tmp_path / "docs", tmp_path / "packed", Bytes())
+
+    class Hub(list):
+        column_names, _fingerprint = ("text",), "f"
+
+    data = {"train": Hub([{"text": "other"}]), "test": Hub({"text": text} for text in documents)}
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: data))
+    found = {}
+    for source in (tmp_path / "docs" / "snow-test.jsonl", tmp_path / "docs", tmp_path / "packed", "some/snow"):
+        out = tmp_path / "out.json"
+        main(["evaluate", "bpd", str(speaker), "--data", str(source), "--passes", "2", "--out", str(out)])
+        found[str(source)] = result = json.loads(out.read_text())
+        text = capsys.readouterr().out
+        assert "perplexity, bound" in text and "bits per character, integral" in text and "tokens, less than a window" in text
+        stream = [i for text in documents for i in (*text.encode(), 256)]
+        kept = stream[: len(stream) // 16 * 16]
+        assert (result["rows"], result["sites"]) == (len(kept) // 16, len(kept))
+        assert result["data"]["left_out"] == len(stream) % 16
+        assert result["bytes"] == sum(i != 256 for i in kept)
+        assert result["characters"] == len(bytes(i for i in kept if i != 256).decode(errors="ignore"))
+        nats = result["bound"]["nats"]["value"] * len(kept)
+        assert result["bound"]["bits_per_byte"]["value"] == pytest.approx(nats / math.log(2) / result["bytes"])
+        assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(nats / len(kept)))
+        assert result["integral"]["bits"]["value"] < result["bound"]["bits"]["value"]
+    values = [result["bound"] for result in found.values()]
+    assert all(value == values[0] for value in values)
+    assert [result["data"]["split"] for result in found.values()] == [None, None, "test", "test"]
+
+
+def test_the_text_a_run_was_trained_on(speaker, tmp_path, capsys):
+    (tmp_path / "docs.txt").write_text("<|endoftext|>\n".join(f"{i} bottles\n" for i in range(40)))
+    prepare_text(tmp_path / "docs.txt", tmp_path / "packed", Bytes(), validation_every=4)
+    record = {"config": {"data": {"name": "text", "folder": str(tmp_path / "packed"), "length": 16}}}
+    (speaker / RECORD).write_text(json.dumps(record))
+    main(["evaluate", "bpd", str(speaker), "--passes", "1"])
+    assert f"{tmp_path / 'packed'} (validation)" in capsys.readouterr().out
+    main(["evaluate", "bpd", str(speaker), "--passes", "1", "--split", "train", "--limit", "2"])
+    assert "(train): 2 windows of 16 tokens" in capsys.readouterr().out
+    assert "test holds 0 tokens" in refused(capsys, speaker, "--split", "test")
+
+
+def test_what_is_refused(digits, speaker, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bpd, "bound", lambda *_: pytest.fail("nothing is computed"))
+    assert "--passes is 0" in refused(capsys, digits, "--passes", 0)
+    assert "--limit is 0" in refused(capsys, digits, "--limit", 0)
+    assert "--t-min is 0.7" in refused(capsys, digits, "--t-min", 0.7)
+    assert "--split is 'tset'" in refused(capsys, digits, "--split", "tset")
+    assert "no validation split" in refused(capsys, digits, "--split", "validation")
+    assert "must end in .json" in refused(capsys, digits, "--out", tmp_path / "a.txt")
+    assert "no folder" in refused(capsys, tmp_path / "nothing")
+    monkeypatch.setitem(DATASETS, "other", replace(DATASETS["digits"], name="other", shape=(4, 16)))
+    assert "[8, 8] in 17 levels, but other has [4, 16] in 17" in refused(capsys, digits, "--data", "other")
+    assert "model of images, but" in refused(capsys, digits, "--data", tmp_path)
+    (digits / RECORD).write_text("{}")
+    assert "give --data" in refused(capsys, digits)
+    (digits / RECORD).unlink()
+    assert "does not say what it was trained on" in refused(capsys, digits)
+
+    assert "is a model of text, but digits holds images" in refused(capsys, speaker, "--data", "digits")
+    assert "neither a file or folder here nor a data set" in refused(capsys, speaker, "--data", tmp_path / "no-such-file")
+    (tmp_path / "short.txt").write_text("short")
+    assert "short.txt holds 6 tokens, too few" in refused(capsys, speaker, "--data", tmp_path / "short.txt")
+    assert "leave out --split" in refused(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")
+    prepare_text(tmp_path / "short.txt", tmp_path / "chars", Characters("short"), validation_every=0)
+    assert "prepare the text with that tokenizer" in refused(capsys, speaker, "--data", tmp_path / "chars")
+    prepare_text(tmp_path / "short.txt", tmp_path / "bytes", Bytes(), validation_every=0)
+    assert "0 test and 0 validation tokens" in refused(capsys, speaker, "--data", tmp_path / "bytes")
+    rows = type("Rows", (list,), {"column_names": ("text",), "_fingerprint": "f"})
+    hub = types.SimpleNamespace(load_dataset=lambda *_, **__: {"train": rows()})
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert "neither test nor validation: give --split train" in refused(capsys, speaker, "--data", "some/thing")
+
+    process = m2s.Uniform(17, m2s.Linear())
+    assert "does not describe its data" in refused(capsys, checkpoint(tmp_path / "bare", process, None), "--data", "digits")
+    mute = checkpoint(tmp_path / "mute", process, {"kind": "text", "length": 4})
+    assert "has no tokenizer" in refused(capsys, mute, "--data", tmp_path / "short.txt")
+    endless = checkpoint(tmp_path / "endless", process, {"kind": "text"})
+    assert "does not say how long" in refused(capsys, endless, "--data", tmp_path / "short.txt")
+
+
+def test_the_help_teaches(capsys):
+    for arguments, words in (
+        (["evaluate", "--help"], ("bpd", "fid", "genppl")),
+        (["evaluate", "bpd", "--help"], ("--data", "95%")),
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert not exit_.value.code
+        text = capsys.readouterr().out
+        assert all(word in text for word in (*words, "m2s evaluate bpd runs/digits"))
+
+
+# --- two models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_on_the_same_noise_has_smaller_errors_and_the_right_value():
+    """Two networks that differ by little: the difference of the figures is that of the bounds, to rounding, and both errors
+    are those of the differences and not those of either."""
+    process = m2s.Uniform(5, m2s.Linear())
+    head, x_0 = m2s.Posterior(process), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
+    tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(1))]
+    tables.append(tables[0] + 0.05 * torch.randn(5, 5, generator=torch.Generator().manual_seed(2)))
+    one, two = [dataset_nelbo(lambda x_t, t, at=table: at[x_t], head, x_0, passes=6) for table in tables]
+    gap = one.minus(two)
+    for name in TERMS:
+        found, both = gap.estimate(name), [each.estimate(name) for each in (one, two)]
+        assert found.value == pytest.approx(both[0].value - both[1].value, abs=1e-12)
+    found, first = gap.estimate("bound"), one.estimate("bound")
+    each = (one.term("bound") - two.term("bound")).sum(1) / x_0.numel()
+    assert found.error == pytest.approx(float(each.std()) / math.sqrt(6)) and found.error < 0.3 * first.error
+    assert found.rows_error < 0.3 * first.rows_error
+    none = one.minus(one).estimate("bound")
+    assert none.value == none.error == none.rows_error == 0
+    with pytest.raises(ValueError, match="the same rows, with as many passes"):
+        one.minus(dataset_nelbo(lambda x_t, t: tables[0][x_t], head, x_0, passes=5))
+    with pytest.raises(ValueError, match="the same rows"):
+        one.minus(dataset_nelbo(lambda x_t, t: tables[0][x_t], head, x_0[:50], passes=6))
+
+
+def test_a_difference_from_an_exact_likelihood():
+    """One pass stands for all."""
+    head, x_0 = NextToken(Shifted(5)), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
+    exact = dataset_nelbo(lambda x_t, t: torch.zeros(*x_t.shape, 6), head, x_0, passes=6)
+    other = dataset_nelbo(lambda x_t, t: torch.zeros(*x_t.shape, 5), m2s.Posterior(m2s.Uniform(5, m2s.Linear())), x_0, passes=6)
+    for one, two in ((exact, other), (other, exact)):
+        gap = one.minus(two)
+        assert gap.t.shape == (6, 60) and not gap.exact
+        wanted = one.estimate("bound").value - two.estimate("bound").value
+        assert gap.estimate("bound").value == pytest.approx(wanted, abs=1e-12)
+    assert exact.minus(exact).exact and exact.minus(exact).estimate("bound").value == 0
+
+
+def test_two_runs_through_the_command(digits, tmp_path, capsys):
+    data, out = {"kind": "image", "shape": [8, 8], "levels": 17}, tmp_path / "bpd.json"
+    other = checkpoint(tmp_path / "other", m2s.Absorbing(17, m2s.Linear()), data)
+    options = ["--data", "digits", "--limit", "12", "--passes", "2", "--device", "cpu"]
+    main(["evaluate", "bpd", str(digits), "--against", str(other), *options, "--out", str(out)])
+    printed, result = capsys.readouterr().out, json.loads(out.read_text())
+    alone = tmp_path / "alone.json"
+    main(["evaluate", "bpd", str(other), *options, "--out", str(alone)])
+    theirs = json.loads(alone.read_text())
+    assert result["against"]["bound"] == theirs["bound"]
+    gap = result["against"]["difference"]["bound"]["bits"]
+    assert gap["value"] == pytest.approx(result["bound"]["bits"]["value"] - theirs["bound"]["bits"]["value"], abs=1e-9)
+    assert f"{gap['value']:.5f}" in printed and result["against"]["checkpoint"]["weights"] == theirs["checkpoint"]["weights"]
+    ar = tmp_path / "ar"
+    model = DiT(DiTConfig(18, width=16, depth=1, heads=2, time=False, causal=True))
+    m2s.hub.save(ar, model, NextToken(Shifted(17)), data)
+    for one, two, called in ((ar, digits, "its bound"), (digits, ar, "its -log p")):
+        out = tmp_path / f"{one.name}.json"
+        main(["evaluate", "bpd", str(one), "--against", str(two), *options, "--out", str(out)])
+        printed, result = capsys.readouterr().out.split("against")[1], json.loads(out.read_text())["against"]
+        assert called in printed and "difference, " not in printed and printed.count("\ndifference ") == 1
+        assert set(result["difference"]) == {"bound"} and "integral" not in result
+    labelled = checkpoint(tmp_path / "labelled", m2s.Uniform(17, m2s.Linear()), data, classes=10)
+    with pytest.raises(SystemExit):
+        main(["evaluate", "bpd", str(digits), "--against", str(labelled), *options])
+    assert "labels is False and True" in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""experiments/mnist.py in small: rows from training to files, nothing done twice, failures written down, the table."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import m2s
+from m2s.data import DATASETS
+from m2s.evaluation.fid import Statistics, frechet
+from m2s.report.methods import sheet
+
+SCRIPT = Path(__file__).parents[2] / "experiments" / "mnist.py"
+LIMIT, UPDATES, SIDE = 8, 4, 8
+COMMON = ["--limit", str(LIMIT), "--steps", str(UPDATES), "--inception", "net.pt"]
+
+
+class Averages(torch.nn.Module):
+    """Features that anybody can compute: means over a quarter of each side, of the first colour."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(x[:, :1], 4).flatten(1)
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """The experiment as a module, in an empty folder with features, small images for MNIST, and few sampling steps."""
+    spec = importlib.util.spec_from_file_location("mnist_experiment", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    torch.jit.save(torch.jit.script(Averages()), "net.pt")
+    random = np.random.default_rng(0)
+    arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
+    small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
+    monkeypatch.setitem(DATASETS, "mnist", small)
+    monkeypatch.setattr(module, "STEPS", (2, 3))
+    return module
+
+
+def row(name: str) -> dict:
+    return json.loads(Path(f"out/{name}.json").read_text())
+
+
+def gathered(images: torch.Tensor) -> Statistics:
+    """Of `Averages`, written once more."""
+    planes = images.reshape(-1, 1, SIDE, SIDE).float() / 255
+    large = torch.nn.functional.interpolate(planes, (299, 299), mode="bilinear", align_corners=False)
+    found = Statistics.empty(16)
+    found.update(torch.nn.functional.adaptive_avg_pool2d(2 * large - 1, 4).flatten(1))
+    return found
+
+
+def test_rows_go_from_training_to_a_table(mnist, monkeypatch, capsys):
+    assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
+    ours, ar = row("m2s-offset"), row("ar")
+    assert ours["settings"] == ar["settings"]
+    assert (ours["network"], ar["network"]) == ("unet", "dit")
+    assert [each["steps"] for each in ours["samples"]] == [2, 3]
+    assert [each["steps"] for each in ar["samples"]] == [SIDE * SIDE]
+    checkpoint = m2s.load("out/runs/ar")
+    x_0 = m2s.data.load("mnist").test[torch.arange(LIMIT) * 32 // LIMIT].long()
+    with torch.no_grad():
+        distribution = checkpoint.model(checkpoint.head.network_input(x_0), torch.full((LIMIT,), 0.5))[..., :256].log_softmax(
+            -1
+        )
+    bits = -distribution.gather(-1, x_0.unsqueeze(-1)).mean() / np.log(2)
+    assert ar["bound"]["bound"]["value"] == pytest.approx(float(bits), rel=1e-4)
+    terms = [ours["bound"][term]["value"] for term in ("integral", "prior", "reconstruction")]
+    assert ours["bound"]["bound"]["value"] == pytest.approx(sum(terms), rel=1e-9)
+    for name, found in (("m2s-offset", ours), ("ar", ar)):
+        drawn = torch.from_numpy(np.load(f"out/{name}.npz")["tokens"])
+        assert drawn.shape == (LIMIT, SIDE * SIDE)
+        distance = frechet(gathered(drawn), gathered(m2s.data.load("mnist").test[:LIMIT]))
+        assert found["samples"][-1]["fid"] == pytest.approx(distance, rel=1e-3, abs=1e-5)
+        assert found["images_per_second"] > 0 and found["peak_gib"] is None
+
+    # a second call does nothing, a table needs no more than the files
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    monkeypatch.setattr(mnist, "train", None)
+    assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+    for path in ("net.pt", "out/runs/ar/model.safetensors"):
+        Path(path).unlink()
+    capsys.readouterr()
+    assert mnist.main(["out", "--table"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    value = ours["bound"]["bound"]
+    assert said[2].startswith(
+        f"| `m2s-offset` | {value['value']:.4f} ± {value['rows_error']:.4f} | {ours['samples'][0]['fid']:.2f} |"
+    )
+    assert f"{ar['samples'][0]['fid']:.2f} ({SIDE * SIDE} steps)" in said[3]
+    assert {line.count("|") for line in said[:4]} == {len(mnist.STEPS) + 7}
+    assert "causal transformer" in said[-1] and "`ar`" in said[-1]
+    assert json.loads(Path("out/mnist.json").read_text())["rows"] == [ours, ar]
+    assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "samples"))
+
+
+def test_a_row_that_fails_is_written_down_and_the_others_go_on(mnist, monkeypatch, capsys):
+    real = mnist.train
+    tried = []
+
+    def train(config, source):
+        tried.append(config.method)
+        if config.method == "sedd" and len(tried) == 1:
+            raise torch.OutOfMemoryError("no memory for it")
+        return real(config, source)
+
+    monkeypatch.setattr(mnist, "train", train)
+    assert mnist.main(["out", "--methods", "sedd,md4", *COMMON]) == 1
+    assert row("sedd")["error"] == "OutOfMemoryError: no memory for it" and "bound" in row("md4")
+    assert mnist.main(["out", "--table"]) == 0
+    assert "| `sedd` | failed: OutOfMemoryError: no memory for it |" in capsys.readouterr().out
+    assert mnist.main(["out", "--methods", "sedd,md4", *COMMON]) == 0
+    assert tried == ["sedd", "md4", "sedd"] and "error" not in row("sedd")
+
+
+def test_no_row_is_begun_after_the_time(mnist):
+    assert mnist.main(["out", "--methods", "m2s", "--seconds", "-1", *COMMON]) == 0
+    assert not list(Path("out").iterdir())
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is_written(mnist, monkeypatch, capsys):
+    cases = {
+        ("--methods", "m2s,sed"): "there is no method 'sed': did you mean sedd",
+        ("--steps", "1"): "at least 2",
+        ("--limit", "1"): "at least 2 images",
+        ("--table",): "holds no rows",
+        (): "Inception's weights are neither in",
+    }
+    for arguments, message in cases.items():
+        assert mnist.main(["out", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], sha256={"train-images-idx3-ubyte": ""}))
+    assert mnist.main(["out", *COMMON]) == 2
+    assert "mnist: " in (said := capsys.readouterr().err) and "has no train-images-idx3-ubyte" in said
+    assert not Path("out").exists()
+
+
+def test_rows_of_one_table_are_alike(mnist, capsys):
+    Path("out").mkdir()
+    Path("out/m2s.json").write_text(json.dumps({"method": "m2s", "settings": {"updates": 9}, "error": "x"}))
+    assert mnist.main(["out", *COMMON]) == 2
+    assert "was made with updates 9, not 4" in capsys.readouterr().err
+    Path("out/sedd.json").write_text(json.dumps({"method": "sedd", "settings": {"updates": 8}, "error": "x"}))
+    assert mnist.main(["out", "--table"]) == 2
+    assert "was made with updates 8, not 9" in capsys.readouterr().err
+
+
+def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
+    """Its rows are taken for done, those of the folder stay, and a row without samples has no picture."""
+    assert mnist.main(["first", "--methods", "sedd,md4", *COMMON]) == 0
+    assert mnist.main(["first", "--table"]) == 0
+    Path("out").mkdir()
+    mine = {**json.loads(Path("first/md4.json").read_text()), "mine": True}
+    Path("out/md4.json").write_text(json.dumps(mine))
+    failed = {"method": "sedd", "settings": mine["settings"], "error": "x"}
+    Path("out/sedd.json").write_text(json.dumps(failed))
+    monkeypatch.setattr(mnist, "train", None)
+    assert mnist.main(["out", "--rows", "first/mnist.json", "--methods", "sedd,md4", *COMMON]) == 0
+    assert "all rows are done" in capsys.readouterr().out
+    assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd.json").read_text())
+    assert mnist.main(["out", "--table"]) == 0
+    assert Path("out/mnist.png").exists() and not Path("out/samples.png").exists()
+    Path("out/md4.npz").write_bytes(Path("first/md4.npz").read_bytes())
+    drawn = []
+    monkeypatch.setattr("m2s.report.methods.sheet", lambda pictures: drawn.append(list(pictures)) or sheet(pictures))
+    assert mnist.main(["out", "--table"]) == 0
+    assert drawn == [["md4"]] and Path("out/samples.png").exists()
+
+    for name, text in {"none.json": "[]", "bad.json": "{"}.items():
+        Path(name).write_text(text)
+    for name in ("none.json", "bad.json", "missing.json"):
+        assert mnist.main(["third", "--rows", name, "--table"]) == 2
+        assert f"--rows is {name}, but no rows can be read there" in capsys.readouterr().err
+    mine["settings"] = {**mine["settings"], "updates": 9}
+    Path("out/md4.json").write_text(json.dumps(mine))
+    assert mnist.main(["out", "--rows", "first/mnist.json", "--table"]) == 2
+    assert "must be alike" in capsys.readouterr().err
+    assert not Path("third").exists()

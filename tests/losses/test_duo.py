@@ -1,0 +1,295 @@
+"""DUO's curriculum: the operator T against quadrature, a closed form and chance; the relaxed loss against UDLM's."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.special import log_ndtr
+from scipy.stats import chisquare, kstest
+from test_resume import die_before
+
+import m2s
+from m2s.distributed import World
+from m2s.errors import UserError
+from m2s.losses import Relaxed, udlm
+from m2s.losses.duo import latent, ratio_of, soft_embedding, temperature, transformed
+from m2s.losses.noise import corrupt_by_counter, normals_by_counter
+from m2s.models import DiT, DiTConfig
+from m2s.training import train
+from m2s.training.build import make_objects
+from m2s.training.config import resolve
+from m2s.training.trainer import Trainer
+from small_runs import losses, outcome, random_rows, small, together
+
+K, L = 5, 6
+PROCESS = m2s.Uniform(K, m2s.LogLinear())
+
+
+def network(seed: int = 0, states: int = K) -> DiT:
+    """A small network whose every layer has its say, in float64."""
+    torch.manual_seed(seed)
+    model = DiT(DiTConfig(states, width=16, depth=1, heads=2))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.double()
+
+
+def noise(seed: int, rows: int) -> torch.Tensor:
+    """What `Relaxed` draws."""
+    return torch.randn(rows, L, K, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def _in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 27, 256, 50_257])
+def test_the_operator_by_quadrature(vocab: int) -> None:
+    ratios = [0.01, 0.5, 2.0, 4.0, 7.0]
+    alpha, beta = transformed(torch.tensor(ratios, dtype=torch.float64), vocab)
+    for number, r in enumerate(ratios):
+
+        def kept(v: float, r: float = r) -> float:
+            return math.exp(-(v**2) / 2 + (vocab - 1) * log_ndtr(v + r)) / math.sqrt(2 * math.pi)
+
+        share = sum(quad(kept, low, low + 2, epsabs=0, epsrel=1e-12)[0] for low in range(-10, 10, 2))
+        wanted = (vocab * share - 1) / (vocab - 1)
+        assert float(alpha[number]) == pytest.approx(wanted, rel=1e-9, abs=1e-14)
+        assert float(beta[number]) == pytest.approx(1 - wanted, rel=1e-9, abs=1e-14)
+
+
+def test_two_tokens_have_a_closed_form() -> None:
+    """The greater of two normal variables r apart: alpha = erf(r / 2), and what is lost is known where it is small."""
+    r = torch.logspace(-4, 1, 40, dtype=torch.float64)
+    alpha, beta = transformed(r, 2)
+    torch.testing.assert_close(alpha, torch.erf(r / 2), rtol=1e-11, atol=0)
+    torch.testing.assert_close(beta, torch.erfc(r / 2), rtol=1e-11, atol=0)
+
+
+def test_the_operator_by_chance() -> None:
+    rng, count = np.random.default_rng(0), 200_000
+    for vocab, r in ((3, 0.7), (10, 1.5), (40, 3.0)):
+        w = rng.normal(size=(count, vocab))
+        w[:, 0] += r
+        same = (w.argmax(-1) == 0).mean()
+        alpha = float(transformed(torch.tensor(r), vocab)[0])
+        share = alpha + (1 - alpha) / vocab
+        assert abs(same - share) < 4 * math.sqrt(share * (1 - share) / count)
+
+
+@pytest.mark.parametrize("vocab", [2, 17, 50_257])
+def test_its_inverse(vocab: int) -> None:
+    t = torch.tensor([1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6], dtype=torch.float64)
+    r = ratio_of(1 - t, t, vocab)
+    assert (r.diff() < 0).all()
+    alpha, beta = transformed(r, vocab)
+    torch.testing.assert_close(alpha, 1 - t, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(beta, t, rtol=1e-9, atol=1e-13)
+
+
+def test_the_argmax_has_the_law_of_the_process() -> None:
+    rng, count = torch.Generator().manual_seed(0), 20_000
+    for t in (0.1, 0.6, 0.95):
+        time, x_0 = torch.full((count,), t, dtype=torch.float64), torch.full((count, 1), 3)
+        w = latent(PROCESS, x_0.T, time[:1], torch.randn(1, count, K, generator=rng))[0].double()
+        x_t = w.argmax(-1)
+        # a and sqrt(1 - a^2), whose ratio T turns into alpha
+        signal, noise = float(w[:, 3].mean()), float(w[:, :3].std())
+        assert signal**2 + noise**2 == pytest.approx(1, abs=0.03)
+        kept = float(transformed(torch.tensor(signal / noise, dtype=torch.float64), K)[0])
+        assert kept == pytest.approx(float(PROCESS.alpha(time[0])), abs=0.02)
+        wanted = count * PROCESS.rows(x_0[:1], time[:1])[0, 0].numpy()
+        assert chisquare(np.bincount(x_t.flatten().numpy(), minlength=K), wanted).pvalue > 1e-4
+
+
+@pytest.mark.usefixtures("_in_float64")
+@pytest.mark.parametrize("tau", [0.0, 1e-9])
+def test_a_low_temperature_is_the_plain_loss(tau: float) -> None:
+    """To 1e-10 UDLM's bound at x_t, the argmax, and its gradient: the mean of the embedding is one row of it."""
+    model, head = network(), m2s.Posterior(PROCESS, "exact")
+    x_0, t = torch.randint(K, (4, L), generator=torch.Generator().manual_seed(1)), torch.tensor([0.05, 0.4, 0.7, 0.97])
+    found = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(2))(x_0, t, tau)
+    x_t = latent(PROCESS, x_0, t, noise(2, 4)).argmax(-1)
+    assert (x_t != x_0).any() and (x_t == x_0).any()
+    wanted = udlm(head, model(x_t, t), x_0, x_t, t)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(m2s.score_entropy(head, model(x_t, t), x_0, x_t, t), wanted, rtol=1e-10, atol=1e-12)
+    slopes = [torch.autograd.grad(value.sum(), list(model.parameters())) for value in (found, wanted)]
+    for one, two in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("_in_float64")
+def test_a_temperature_shows_a_mean_of_embeddings() -> None:
+    """By hand: the same network with the rows of its embedding averaged outright; at a great tau it sees nothing at all."""
+    model, head = network(3), m2s.Posterior(PROCESS, "exact")
+    x_0, t = torch.tensor([[0, 1, 2, 3, 4, 0]]), torch.tensor([0.6])
+    w = latent(PROCESS, x_0, t, noise(5, 1))
+    distribution = torch.softmax(w / 0.3, -1)
+    # one token for each site, whose row is that site's mean
+    other = network(3, L)
+    with torch.no_grad():
+        other.embedding.weight[:L] = distribution[0] @ model.embedding.weight[:K]
+    wanted = other(torch.arange(L).unsqueeze(0), t)
+    with soft_embedding(model.embedding, distribution):
+        found = model(torch.zeros(1, L, dtype=torch.long), t)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    loss = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(5))(x_0, t, 0.3)
+    torch.testing.assert_close(loss, udlm(head, found, x_0, w.argmax(-1), t), rtol=1e-10, atol=1e-12)
+    with soft_embedding(model.embedding, torch.softmax(w / 1e12, -1)):
+        blind = model(x_0, t)
+    with soft_embedding(model.embedding, torch.full((1, L, K), 1 / K)):
+        torch.testing.assert_close(blind, model(x_0, t), rtol=1e-9, atol=1e-9)
+
+
+def test_the_embedding_is_itself_again_after_an_error() -> None:
+    model = network()
+    before = model.embedding(torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="in between"), soft_embedding(model.embedding, torch.full((1, 1, K), 0.2)):
+        raise RuntimeError("in between")
+    assert torch.equal(model.embedding(torch.tensor([1])), before)
+
+
+def test_the_temperature_falls() -> None:
+    assert [temperature(step, 100, 200) for step in (0, 100)] == [0.1, 0.1]
+    assert temperature(150, 100, 200) == pytest.approx(math.sqrt(0.1 * 0.01))
+    assert temperature(199, 100, 200) > 0.01 and temperature(200, 100, 200) == temperature(10**9, 100, 200) == 0
+    assert temperature(0, 0, 0) == 0
+    for wrong in ({"first": 0.01, "last": 0.1}, {"last": 0.0}, {"start": 300}):
+        with pytest.raises(ValueError, match="tau falls"):
+            temperature(**{"step": 1, "start": 100, "end": 200, **wrong})
+
+
+def test_it_trains() -> None:
+    """On rows of one token and rows of another, the temperature falling: the plain bound at the end is below that of a network
+    that does not look at its input."""
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(K, width=16, depth=1, heads=2))
+    head, x_0 = m2s.Posterior(PROCESS, "exact"), torch.tensor([[1], [3]]).repeat(8, L)
+    objective, rng = Relaxed(model, head), torch.Generator().manual_seed(0)
+    before = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(150):
+        t = m2s.stratified_times(16, 1e-3, 1 - 1e-3, rng)
+        optimiser.zero_grad()
+        objective(x_0, t, temperature(step, 30, 100)).sum(-1).mean().backward()
+        optimiser.step()
+    after = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
+    assert after < 0.5 * L * math.log(2) < before
+
+
+def test_what_is_refused() -> None:
+    model, head = network(), m2s.Posterior(PROCESS)
+    for wrong in (m2s.LogScore(PROCESS), m2s.Posterior(m2s.Absorbing(K, m2s.Linear()))):
+        with pytest.raises(TypeError, match=r"is for m2s\.Posterior over m2s\.Uniform"):
+            Relaxed(model, wrong)
+    with pytest.raises(TypeError, match="Linear has none"):
+        Relaxed(torch.nn.Linear(2, 2), head)
+    with pytest.raises(ValueError, match="t_min"):
+        Relaxed(model, head, t_min=0.5)
+    x_0, t = torch.zeros(1, L, dtype=torch.long), torch.tensor([0.5])
+    for tau in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="tau is"):
+            Relaxed(model, head)(x_0, t, tau)
+    with pytest.raises(ValueError, match="vocab"):
+        transformed(t, 1)
+    with pytest.raises(ValueError, match="negative"):
+        transformed(-t, 3)
+
+
+# --- in the trainer ---------------------------------------------------------------------------------------------------------
+
+DUO = {"method": "duo", "network__dropout": 0.0, "log_every": 1}
+
+
+def test_normal_numbers_belong_to_their_row_step_and_token() -> None:
+    rows = torch.arange(64)
+    z = normals_by_counter(rows, 7, 5, 3, 2)
+    assert z.shape == (64, 7, 5) and z.dtype == torch.float32 and z.isfinite().all()
+    assert kstest(z.flatten().double().numpy(), "norm").pvalue > 1e-3
+    assert torch.equal(normals_by_counter(rows[40:], 7, 5, 3, torch.tensor(2)), z[40:])
+    assert len(z.unique()) > 0.999 * z.numel() and not torch.equal(normals_by_counter(rows, 7, 5, 3, 3), z)
+
+
+@pytest.mark.parametrize("network", ["dit", "unet"])
+def test_the_trainer_shows_softened_tokens_in_its_first_half_and_plain_ones_after(tmp_path, network) -> None:
+    """The first loss and that of the first plain update, each with all that was drawn put together by hand."""
+    changes: dict[str, object] = dict(DUO)
+    if network == "unet":
+        changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
+    source = random_rows(vocab=K)
+    source.shape = (2, 2)
+    for step, steps, tau in ((0, 8, 0.1), (0, 1, 0.0)):
+        config = resolve(small(tmp_path / f"{steps}", steps=steps, validate_every=0, **changes))
+        model, head, _ = make_objects(config, source)
+        learner = Trainer(config, source, World.start("cpu"), model, head, {})
+        assert learner.tau == pytest.approx(tau)
+        share = learner.share(step)
+        found = learner.gradient(share)[0]
+        x_0, seed = share.batch.x_0.long(), config.run.seed
+        if tau:
+            w = latent(head.process, x_0, share.t, normals_by_counter(share.rows, x_0.shape[1], K, seed, step))
+            x_t, distribution = w.argmax(-1), torch.softmax(w / tau, -1)
+        else:
+            x_t = corrupt_by_counter(head.process, x_0, share.t, share.rows, seed, step)
+            distribution = torch.nn.functional.one_hot(x_t, K).float()
+        rows = (distribution @ model.embedding.weight[:K]).reshape(-1, model.embedding.embedding_dim)
+        table = torch.nn.Embedding(len(rows), rows.shape[1], _weight=rows.detach())
+        other = copy.deepcopy(model)
+        other.embedding = table  # a row for each site
+        sites = torch.arange(len(rows)).reshape(x_0.shape)
+        object.__setattr__(other.config, "states", len(rows))  # so many tokens, and as many columns as before
+        output = other(sites, share.t.float())[..., :K]
+        wanted = m2s.score_entropy(head, output, x_0, x_t, share.t).double().sum(-1) * share.weight
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-7)
+
+
+def test_a_run_with_a_curriculum_says_so_and_is_resumed_to_the_same_bits(tmp_path) -> None:
+    for step in (3, 6, 9):
+        die_before(step, small(tmp_path / f"{step}", **DUO), random_rows())
+        train(small(tmp_path / f"{step}", **DUO), random_rows())
+    outcomes = [outcome(tmp_path / f"{step}") for step in (3, 6, 9)]
+    train(small(tmp_path / "whole", **DUO), random_rows())
+    assert all(found == outcome(tmp_path / "whole") for found in outcomes)
+    taus = [line["tau"] for line in outcomes[0]["log"] if "tau" in line]
+    assert len(taus) == 12 and taus[0] < 0.1 and all(a > b for a, b in itertools.pairwise(taus[:5])) and taus[6:] == [0.0] * 6
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_see_the_same_softened_tokens(tmp_path, parallel) -> None:
+    changes = {**DUO, "steps": 6, "micro_batch": None}
+    train(small(tmp_path / "one", **changes), random_rows())
+    together(2, small(tmp_path / "two", parallel=parallel, **changes), random_rows())
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"method": "md4"}, r"is for m2s\.Posterior .*--head\.kind posterior.* over m2s\.Uniform"),
+        ({"method": "sedd"}, r"is for m2s\.Posterior .*--head\.kind posterior.* over m2s\.Uniform"),
+        (
+            {
+                "network__kind": "unet",
+                "network__input": "level",
+                "network__depth": None,
+                "network__heads": None,
+                "network__multipliers": (1, 2),
+            },
+            "UNet has none",
+        ),
+    ],
+)
+def test_what_has_no_curriculum_is_refused_at_the_door(tmp_path, changes, word) -> None:
+    source = random_rows()
+    source.shape = (2, 2)
+    with pytest.raises(UserError, match=r"head\.curriculum is duo: .*" + word):
+        train(small(tmp_path / "run", **{**DUO, "head__curriculum": "duo", **changes}), source)
+    assert not (tmp_path / "run").exists()

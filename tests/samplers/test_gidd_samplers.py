@@ -1,0 +1,273 @@
+"""GIDD's adaptive and self-correcting samplers: their steps against enumeration, their laws, and what they refuse."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import m2s
+import walk
+from m2s.cli import main
+from m2s.samplers import Adaptive, Bayes, Euler, Move, Prediction, SelfCorrecting, Trajectory
+from oracle import CASES, Oracle
+from walk import Given, log, tensor
+
+EXACT = 1e-12
+TOKENS = ["uniform-linear", "hybrid-0.2", "hybrid-0.6"]
+
+
+def small(name: str) -> Oracle:
+    return Oracle(CASES[name].noise, 3)
+
+
+def predictions(oracle: Oracle, name: str, t: float, x: np.ndarray) -> tuple[m2s.Head, np.ndarray]:
+    """The exact belief of every sequence, as a head with the offset has it."""
+    return m2s.Posterior(CASES[name].process, "exact"), log(oracle.leave_one_out(x, t))
+
+
+def stepped(
+    sampler: m2s.samplers.Sampler, head: m2s.Head, output: np.ndarray, x: np.ndarray, t: float, s: float, u: np.ndarray, **more
+) -> np.ndarray:
+    """One step of sequences x with the uniforms u."""
+    count, free = more.get("reveal", 1), more.get("free")
+    prediction = Prediction(
+        head, tensor(output), tensor(x), tensor(np.full(len(x), t)), free=None if free is None else tensor(free)
+    )
+    move = Move(*(tensor(np.full(len(x), value)) for value in (t, s, count)))
+    return sampler.step(prediction, move, Given({"token": tensor(u), "site": torch.zeros(x.shape)})).numpy()  # ties: the first
+
+
+def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
+    """(max_z nu_z - nu_k) pi_t(k): the law of the noise is what P_t(.|z) is without its own token, over what it sums to."""
+    nu, kernel = oracle.leave_one_out(x, t), oracle.noise.kernel(t)
+    noise = np.array([kernel[(y + 1) % oracle.noise.vocab if y < oracle.noise.vocab else 0, y] for y in range(len(kernel))])
+    own = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
+    return (nu.max(-1) - own) * (noise / noise.sum())[x]
+
+
+@pytest.mark.parametrize("t", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("name", [*TOKENS, "absorbing-linear"])
+def test_adaptive_step(name: str, t: float) -> None:
+    """The site of greatest gain is drawn from nu, and no other is touched; a site that gains nothing stays."""
+    oracle = small(name)
+    x = oracle.noisy
+    head, output = predictions(oracle, name, t, x)
+    gain = np.round(gains(oracle, x, t), 12)
+    chosen = gain.argmax(-1)
+    clear = np.sort(gain, -1)[:, -1] - np.sort(gain, -1)[:, -2] > 1e-9
+    at = np.arange(len(x))
+
+    def step(rows: np.ndarray, u: dict) -> np.ndarray:
+        uniforms = np.repeat(u["token"][:, None], 3, 1)
+        new = stepped(Adaptive(), head, output[rows], x[rows], t, t - 0.01, uniforms)
+        others = np.arange(3) != chosen[rows][:, None]
+        assert (new == x[rows])[others & clear[rows][:, None]].all()
+        return new[np.arange(len(rows)), chosen[rows]]
+
+    found = walk.distribution(step, len(x), oracle.noise.states, ["token"])
+    nu = oracle.leave_one_out(x, t)[at, chosen]
+    wanted = np.where((gain[at, chosen] > 0)[:, None], nu, walk.one_hot(x[at, chosen], oracle.noise.states))
+    assert clear.mean() > 0.5
+    np.testing.assert_allclose(found[clear], wanted[clear], rtol=0, atol=EXACT)
+    for count in (2, 3):  # as many as asked for, the best first
+        new = stepped(Adaptive(), head, output, x, t, t - 0.01, np.full(x.shape, 0.3), reveal=count)
+        order = np.argsort(-gain, -1, kind="stable")
+        allowed = np.zeros(x.shape, dtype=bool)
+        np.put_along_axis(allowed, order[:, :count], True, -1)
+        drawn = (np.cumsum(oracle.leave_one_out(x, t), -1) <= 0.3).sum(-1)
+        third = np.sort(gain, -1)[:, ::-1]
+        sure = (count == 3) | (third[:, 1] - third[:, 2] > 1e-9)
+        np.testing.assert_array_equal(new[sure], np.where(allowed & (gain > 0), drawn, x)[sure])
+
+
+def test_adaptive_order_does_not_matter_under_a_mask() -> None:
+    """One site a step with exact beliefs: the law of the samples is the data's to rounding, though the order is chosen."""
+    oracle = small("absorbing-linear")
+    x, mask = oracle.noisy, 3
+    head, output = m2s.Posterior(CASES["absorbing-linear"].process), log(oracle.posterior(oracle.noisy, 0.5))
+    half = stepped(Adaptive(), head, output, x, 0.5, 0.4, np.full(x.shape, 0.5))
+    left = (x == mask).any(-1)
+    assert ((half != x).sum(-1) == left).all()
+    chosen = (half != x).argmax(-1)
+    assert len(set(chosen[left])) == 3  # not from left to right
+
+    def step(rows: np.ndarray, u: dict) -> np.ndarray:
+        uniforms = np.repeat(u["token"][:, None], 3, 1)
+        return stepped(Adaptive(), head, output[rows], x[rows], 0.5, 0.4, uniforms)[np.arange(len(rows)), chosen[rows]]
+
+    matrix, at = np.zeros((len(x), len(x))), np.arange(len(x))
+    distributions = walk.distribution(step, len(x), 4, ["token"])
+    np.add.at(matrix, (at[:, None], oracle.neighbours(x)[at, chosen]), distributions)
+    p = (x == mask).all(-1).astype(float) @ np.linalg.matrix_power(matrix, 3)
+    np.testing.assert_allclose(p[(x < mask).all(-1)], oracle.distribution, atol=EXACT)
+
+
+def test_adaptive_fills_all_sites_in_the_steps_there_are() -> None:
+    process = m2s.Absorbing(5, m2s.Linear())
+
+    def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.cos(torch.arange(x_t.numel() * 6).reshape(*x_t.shape, 6) * 1.7)
+
+    for length, steps in ((7, 1), (7, 2), (7, 3), (7, 7), (7, 20)):
+        seen = Trajectory()
+        _, log = m2s.sample(
+            model, m2s.Posterior(process), (2, length), steps, "adaptive", callback=seen, diagnostics=True, micro_batch=2
+        )
+        assert log.masks_left == 0
+        each = (seen.states[1:] != seen.states[:-1]).sum(-1)
+        assert int(each.max()) == -(-length // steps)
+    few = m2s.sample(
+        model, m2s.Posterior(process), (2, 7), 3, Adaptive(sites=1), callback=(seen := Trajectory()), micro_batch=2
+    )
+    assert int((seen.states[-2] == 5).sum()) == 2 * 5 and int(few.max()) < 5  # the last step draws all that are left
+
+
+def test_adaptive_takes_the_law_of_the_network_sharpened() -> None:
+    """The likeliest token: `top_k=1`, on the law that has not seen the site."""
+    oracle = small("hybrid-0.6")
+    head, t, x = m2s.Posterior(CASES["hybrid-0.6"].process, "exact"), 0.4, oracle.noisy[::7]
+    output = log(oracle.leave_one_out(x, t))
+    logits_processor = m2s.samplers.LogitsProcessor(top_k=1, on="leave_one_out")
+    prediction = Prediction(head, tensor(output), tensor(x), tensor(np.full(len(x), t)), logits_processor)
+    move = Move(*(tensor(np.full(len(x), value)) for value in (t, t, 3)))
+    new = (
+        Adaptive()
+        .step(prediction, move, Given({"token": tensor(np.full(x.shape, 0.99)), "site": torch.zeros(x.shape)}))
+        .numpy()
+    )
+    np.testing.assert_array_equal(new, oracle.leave_one_out(x, t).argmax(-1))
+
+
+# ---------------------------------------------------------------------------------------------------------------- correction
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+@pytest.mark.parametrize("name", TOKENS)
+def test_correction_step(name: str, sites: int) -> None:
+    """By hand: a draw from nu^(1/T) at every site; of those that are likelier than what is there, the surest replace it."""
+    oracle, t, temperature = small(name), 0.2, 0.7
+    x = oracle.noisy
+    head, output = predictions(oracle, name, t, x)
+    sampler = SelfCorrecting(temperature=temperature, sites=sites, time=t)
+    nu = oracle.leave_one_out(x, t)
+    distribution = nu ** (1 / temperature)
+    distribution /= distribution.sum(-1, keepdims=True)
+    u = np.random.default_rng(0).random(x.shape)
+    drawn = (np.cumsum(distribution, -1) <= u[..., None]).sum(-1)
+    then, now, sure = (
+        np.take_along_axis(p, z[..., None], -1).squeeze(-1) for p, z in ((nu, drawn), (nu, x), (distribution, drawn))
+    )
+    score = np.where(then > now * (1 + 1e-9), sure, 0.0)
+    wanted = x.copy()
+    for row in range(len(x)):
+        for site in np.argsort(-score[row], kind="stable")[:sites]:
+            if score[row, site] > 0:
+                wanted[row, site] = drawn[row, site]
+    new = stepped(sampler, head, output, x, t, t, u)
+    np.testing.assert_array_equal(new, wanted)
+    assert (new != x).any() and (new == x).all(-1).any()
+    # neither the likelihood of a site that was changed nor the share of first choices falls
+    after = np.take_along_axis(nu, new[..., None], -1).squeeze(-1)
+    assert (after >= now).all() and (after > now)[new != x].all()
+    first = nu.argmax(-1)
+    assert ((new == first).sum(-1) >= (x == first).sum(-1)).all()
+    # a clamped site keeps its token
+    free = np.ones(x.shape, dtype=bool)
+    free[:, 1] = False
+    assert (stepped(sampler, head, output, x, t, t, u, free=free)[:, 1] == x[:, 1]).all()
+
+
+def corrected(name: str, seed: int, corrections: int, temperature: float = 0.1, count: int = 60) -> tuple[Oracle, torch.Tensor]:
+    """Every state on the way, [steps + 1, n, L], where the network knows Pr(X_0^i | X_0^{-i}) and the start is poor."""
+    oracle, process = small(name), CASES[name].process
+    table = log(oracle.leave_one_out(oracle.noisy, 1e-9))
+
+    def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return tensor(table[oracle.index(x_t.numpy())])
+
+    sampler = SelfCorrecting(Euler(), corrections, temperature)
+    m2s.sample(
+        model,
+        m2s.Posterior(process, "exact"),
+        (count, 3),
+        2,
+        sampler,
+        seed=seed,
+        callback=(seen := Trajectory()),
+        micro_batch=20,
+    )
+    return oracle, seen.states[2:]
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_correction_never_lowers_the_likelihood_and_comes_to_rest(name: str) -> None:
+    """With exact conditionals a change that one site prefers is one that the whole law prefers; the end is a state that no
+    change of one token improves."""
+    oracle, states = corrected(name, 0, 40)
+    vocab = oracle.noise.vocab
+    full = np.zeros(len(oracle.noisy))
+    full[oracle.index(oracle.clean)] = oracle.distribution
+    p = full[oracle.index(states.numpy())]
+    whole = (states < vocab).all(-1).numpy()
+    assert whole[-1].all()
+    assert (p[1:] >= p[:-1] - 1e-15)[whole[:-1]].all()
+    assert ((states[1:] != states[:-1]).sum(-1) <= 1).all() and (states[0] != states[-1]).any()
+    end = states[-1].numpy()
+    around = full[oracle.neighbours(end)]
+    assert (around.max((1, 2)) <= p[-1] + 1e-15).all()
+    assert torch.equal(states[-1], states[-15])  # at rest long before
+
+
+def test_correction_is_a_function_of_the_seed() -> None:
+    one, two, other = (corrected("uniform-linear", seed, 12, temperature=1.0)[1] for seed in (1, 1, 2))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+def test_it_takes_any_predictor_and_the_network_is_told_the_time() -> None:
+    process, times = m2s.Hybrid(4, 0.2), []
+
+    def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        times.append(float(t[0]))
+        return torch.sin(torch.arange(x_t.numel() * 5.0).reshape(*x_t.shape, 5) * 3.1)
+
+    for predictor, calls in itertools.product((Bayes(), Euler(), Adaptive()), (1, 3)):
+        times.clear()
+        sampler = SelfCorrecting(predictor, corrections=calls, time=0.25)
+        x = m2s.sample(model, m2s.Posterior(process), (3, 6), 4, sampler, "linear", micro_batch=3)
+        assert int(x.max()) < 4
+        assert times[:4] == pytest.approx([0.999, 0.75, 0.5, 0.25]) and times[4 : 4 + calls] == pytest.approx([0.25] * calls)
+
+
+def test_what_is_refused() -> None:
+    for wrong in ({"sites": 0}, {"sites": 1.5}):
+        with pytest.raises((ValueError, TypeError), match="sites"):
+            Adaptive(**wrong)
+    for name, wrong in (("corrections", 0), ("sites", 0), ("temperature", 0.0), ("temperature", float("nan")), ("time", 0.0)):
+        with pytest.raises(ValueError, match=name):
+            SelfCorrecting(**{name: wrong})
+    with pytest.raises(TypeError, match="predictor"):
+        SelfCorrecting("bayes")
+    uniform, gaussian = m2s.Uniform(4, m2s.Linear()), m2s.RateMatrix.gaussian(4, m2s.Linear())
+    for sampler, name in itertools.product(("adaptive", "self_correcting"), ("score", "gaussian")):
+        head = m2s.LogScore(uniform) if name == "score" else m2s.Posterior(gaussian)
+        word = "draws from a posterior" if name == "score" else "is for rank-one processes"
+        with pytest.raises(TypeError, match=word):
+            m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), head, (1, 2), sampler=sampler)
+    for masks in (m2s.Absorbing(4, m2s.Linear()), m2s.Hybrid(4, 0.0)):
+        with pytest.raises(TypeError, match="no token is ever doubted"):
+            m2s.sample(lambda x, t: torch.zeros(*x.shape, 5), m2s.Posterior(masks), (1, 2), sampler="self_correcting")
+
+
+def test_by_the_command_line(tmp_path, capsys) -> None:
+    run, quick = tmp_path / "run", ["--device", "cpu"]
+    small = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", *quick]
+    main(["train", "digits", "--method", "gidd", "--steps", "1", "--out", str(run), *small])
+    for sampler in ("adaptive", "self_correcting"):
+        out = tmp_path / f"{sampler}.npz"
+        main(["sample", str(run), "--n", "2", "--steps", "3", "--sampler", sampler, "--out", str(out), *quick])
+        tokens = np.load(out)["tokens"]
+        assert tokens.shape == (2, 64) and 0 <= tokens.min() <= tokens.max() < 17
+    with pytest.raises(SystemExit) as error:
+        main(["sample", str(run), "--n", "2", "--sampler", "adaptiv", "--out", str(tmp_path / "x.npz"), *quick])
+    assert error.value.code == 2 and "did you mean 'adaptive'" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""Training with fused operations is training: the same losses, whatever the method, the number of processes or the compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from m2s.training import Config, train
+from small_runs import losses, random_rows, small, together
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = random_rows(length=2)
+
+
+def short(out: Path, **changes: object) -> Config:
+    """A few steps of a few rows: without a GPU each row is interpreted. Compilers draw their own dropout."""
+    few = {"steps": 3, "batch": 4, "micro_batch": 2, "log_every": 1, "validate_every": 0, "network__dropout": 0.0}
+    return small(out, **{**few, "device": DEVICE, "precision": "float32", "compile": "no", **changes})
+
+
+@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "md4", "gidd"])
+def test_every_method(tmp_path, method):
+    for kernels in ("reference", "fused"):
+        train(short(tmp_path / kernels, method=method, kernels=kernels), ROWS)
+    assert losses(tmp_path / "fused") == pytest.approx(losses(tmp_path / "reference"), rel=1e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="two processes want two GPUs, and kernels for a CPU are only interpreted")
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes(tmp_path, parallel):
+    train(short(tmp_path / "one"), ROWS)
+    together(2, short(tmp_path / "two", kernels="fused", parallel=parallel), ROWS)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+
+
+def test_recomputed_blocks(tmp_path):
+    train(short(tmp_path / "plain"), ROWS)
+    train(short(tmp_path / "fused", kernels="fused", recompute=True), ROWS)
+    assert losses(tmp_path / "fused") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+
+
+COMPILED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from small_runs import together
+from test_fused_training import ROWS, short
+from m2s.training import train
+
+if __name__ == "__main__":
+    out = Path(sys.argv[2])
+    together(2, short(out / "sharded", compile="yes", parallel="fsdp", device="cpu"), ROWS)
+    train(short(out / "fused", compile="yes", kernels="fused"), ROWS)
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on a CPU")
+def test_compiled_blocks(tmp_path):
+    """With fused operations, as a GPU does by default, and with references and shards."""
+    train(short(tmp_path / "plain"), ROWS)
+    # apart, where shapes are not checked: compilers do not follow that
+    script = tmp_path / "script.py"
+    script.write_text(COMPILED)
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
+    apart = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # a look for GPUs that leaves them alone, before a fork
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=apart)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("fused", "sharded"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)

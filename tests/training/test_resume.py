@@ -1,0 +1,291 @@
+"""A run that is stopped, killed or damaged ends as one that was not, and says what it found."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import m2s
+from m2s.errors import UserError
+from m2s.training import Diverged, loop, state, train
+from m2s.training.training_loss import TrainingLoss
+from small_runs import Rows, outcome, random_rows, small, tensors
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Stop(Exception):
+    """Stands for the death of the process: nothing after it runs."""
+
+
+def die_before(step: int, config, source) -> None:
+    """The run, which dies before update `step`."""
+    gradient = loop.Trainer.gradient
+
+    def dying(learner, share):
+        if learner.progress.step == step:
+            raise Stop
+        return gradient(learner, share)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "gradient", dying)
+        with pytest.raises(Stop):
+            train(config, source)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    train(small(out), random_rows())
+    return outcome(out)
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_run_stopped_at_any_step_and_resumed_has_the_same_bits(tmp_path, uninterrupted, step):
+    die_before(step, small(tmp_path / "run"), random_rows())
+    train(small(tmp_path / "run"), random_rows())
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_a_finished_run_given_again_is_left_as_it_is(tmp_path, uninterrupted):
+    config = small(tmp_path / "run")
+    first = train(config, random_rows())
+    (tmp_path / "run" / "model.safetensors").unlink()  # as if killed between the last state and the checkpoint
+    assert train(config, random_rows()) == first
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_the_data_order_does_not_depend_on_a_restart(tmp_path):
+    seen: list[list[int]] = []
+
+    class Watched(Rows):
+        def train(self, indices):
+            seen.append(indices.tolist())
+            return super().train(indices)
+
+    source = Watched(random_rows().rows, 5)
+    train(small(tmp_path / "one"), source)
+    whole, seen[:] = list(seen), []
+    die_before(8, small(tmp_path / "two"), source)
+    stopped, seen[:] = list(seen), []
+    train(small(tmp_path / "two"), source)
+    assert stopped[:8] + seen == whole
+
+
+def child(config, rows, slow: float, writing) -> None:
+    """A run whose checkpoints take `slow` seconds at each sync, and that says when it is inside one."""
+    torch.set_num_threads(1)
+    os.environ["TQDM_DISABLE"] = "1"
+    sync, write = state.fsync, state.write
+
+    def slow_sync(path):
+        time.sleep(slow)
+        sync(path)
+
+    def telling_write(*arguments):
+        writing.set()
+        try:
+            return write(*arguments)
+        finally:
+            writing.clear()
+
+    state.fsync, state.write = slow_sync, telling_write
+    with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+        train(config, rows)
+    os._exit(0)
+
+
+def test_killed_at_random_moments_and_while_writing_it_ends_with_the_same_bits(tmp_path):
+    changes = {"steps": 60, "save_every": 5, "validate_every": 20}
+    config, rows, dice = small(tmp_path / "killed", **changes), random_rows(), random.Random(0)
+    train(small(tmp_path / "whole", **changes), rows)
+    kills, inside = 0, 0
+    while kills < 12 or inside < 4:
+        writing = FORK.Event()
+        slow = kills % 2 == 0
+        run = FORK.Process(target=child, args=(config, rows, 0.03 if slow else 0.0, writing))
+        run.start()
+        if slow:
+            writing.wait(20)
+            time.sleep(dice.uniform(0, 0.1))  # anywhere in five slow syncs
+        else:
+            time.sleep(dice.uniform(0.05, 0.6))
+        if not run.is_alive():
+            break
+        inside += writing.is_set()
+        os.kill(run.pid, signal.SIGKILL)
+        run.join()
+        kills += 1
+        assert kills < 60
+    assert kills >= 10 and inside >= 3, (kills, inside)
+    train(config, rows)
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    assert not list((tmp_path / "killed" / "state").glob(".writing*"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no tensors", "another file", "no info", "half info"])
+def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path, uninterrupted, capsys, damage):
+    out = tmp_path / "run"
+    die_before(10, small(out), random_rows())
+    newest = out / "state" / "step-00000008"
+    shard, info = newest / "shard-00001-of-00001.safetensors", newest / "state.json"
+    data = shard.read_bytes()
+    if damage == "truncated":
+        shard.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "no tensors":
+        shard.unlink()
+    elif damage == "another file":
+        (newest / "shard-00002-of-00002.safetensors").write_bytes(data)
+    elif damage == "no info":
+        info.unlink()
+    else:
+        info.write_text(info.read_text()[:20])
+    capsys.readouterr()
+    train(small(out), random_rows())
+    said = capsys.readouterr().err
+    assert "the state of step 8 is damaged" in said and "step 4" in said
+    assert outcome(out) == uninterrupted
+
+
+def test_where_no_state_is_whole_nothing_is_started_again_by_itself(tmp_path):
+    out = tmp_path / "run"
+    train(small(out, keep=1), random_rows())
+    (out / "state" / "step-00000012" / "shard-00001-of-00001.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no state in .* is whole"):
+        train(small(out, keep=1), random_rows())
+
+
+def test_the_last_states_are_kept_and_m2s_load_reads_the_folder(tmp_path):
+    out = tmp_path / "run"
+    train(small(out, keep=2), random_rows())
+    assert sorted(path.name for path in (out / "state").iterdir()) == ["step-00000008", "step-00000012"]
+    checkpoint = m2s.load(out)
+    assert checkpoint.config["extra"]["step"] == 12
+    saved = tensors(state.place(out / "state", 12))
+    for name, value in checkpoint.model.state_dict().items():
+        assert torch.equal(value, saved[f"ema/{name}"]) and value.dtype == torch.float32
+    assert any(not torch.equal(saved[f"ema/{n}"], saved[f"model/{n}"]) for n in checkpoint.model.state_dict())
+    record = json.loads((out / "train.json").read_text())
+    assert record["config"]["head"]["offset"] == "none" and record["starts"][0]["torch"] == torch.__version__
+    assert {path.suffix for path in (out / "state").rglob("*") if path.is_file()} == {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(tmp_path, uninterrupted, number):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        gradient = loop.Trainer.gradient
+
+        def signalled(learner, share):
+            if learner.progress.step == 5:
+                os.kill(os.getpid(), number)
+            return gradient(learner, share)
+
+        patch.setattr(loop.Trainer, "gradient", signalled)
+        with pytest.raises(SystemExit) as exit_:
+            train(small(out), random_rows())
+    assert exit_.value.code == 128 + number
+    assert state.steps(out / "state")[-1] == 6
+    train(small(out), random_rows())
+    assert outcome(out) == uninterrupted
+
+
+def test_a_folder_in_use_is_refused_and_free_after_its_owner_died(tmp_path):
+    out = tmp_path / "run"
+    die_before(2, small(out), random_rows())
+    with (out / ".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+            train(small(out), random_rows())
+    train(small(out), random_rows())
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path):
+    out = tmp_path / "run"
+    train(small(out, steps=2), random_rows())
+    with pytest.raises(UserError, match=r"optimizer.lr was 0.003 and is now 0.1.*--init"):
+        train(small(out, steps=2, optimizer__lr=0.1), random_rows())
+    with pytest.raises(UserError, match="trained on other data"):
+        train(small(out, steps=2), random_rows(count=32))
+    train(small(out, steps=2, log_every=1, keep=3), random_rows())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"holds thesis.tex but no train.json"):
+        train(small(tmp_path / "other"), random_rows())
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_older_than_an_option_had_its_default(tmp_path):
+    out = tmp_path / "run"
+    config = small(out, steps=2, method="gidd-clipped")
+    train(config, random_rows())
+    record = json.loads((out / "train.json").read_text())
+    del record["config"]["head"]["max_weight"], record["config"]["network"]["label_dropout"]
+    (out / "train.json").write_text(json.dumps(record))
+    assert train(config, random_rows()).step == 2
+    with pytest.raises(UserError, match=r"head\.max_weight was 1\.0 and is now 2\.0"):
+        train(small(out, steps=2, method="gidd-clipped", head__max_weight=2.0), random_rows())
+
+
+@pytest.mark.parametrize("when", ["tensors", "sync", "rename"])
+def test_a_full_disk_leaves_the_last_good_state(tmp_path, uninterrupted, when):
+    out = tmp_path / "run"
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        write = state.write
+
+        def write_on_a_full_disk(folder, step, *rest):
+            if step == 8:
+                patch.setattr(
+                    *{"tensors": (state, "save_file"), "sync": (state, "sync"), "rename": (os, "replace")}[when], full
+                )
+            return write(folder, step, *rest)
+
+        patch.setattr(state, "write", write_on_a_full_disk)
+        with pytest.raises(OSError, match=r"No space left on device.*the state of step 4 is whole"):
+            train(small(out), random_rows())
+    assert state.steps(out / "state") == [4] and not list((out / "state").glob(".writing*"))
+    train(small(out), random_rows())
+    assert outcome(out) == uninterrupted
+
+
+@pytest.fixture
+def spoilt(monkeypatch):
+    """Data in which row 3 has a loss that is not a number."""
+    source = random_rows()
+    forward = TrainingLoss.forward
+
+    def spoiling(self, x_0, x_t, t, weight, *rest):
+        bad = (x_0 == source.rows[3]).all(-1, keepdim=True)
+        value, terms = forward(self, x_0, x_t, t, weight, *rest)
+        return value + torch.where(bad.any(), torch.nan, 0), torch.where(bad, torch.nan, terms)
+
+    monkeypatch.setattr(TrainingLoss, "forward", spoiling)
+    return source
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, spoilt):
+    out = tmp_path / "run"
+    with pytest.raises(Diverged, match=r"at step \d+ the loss is nan.*not finite: .*3.*nan.json.*--on-nan") as error:
+        train(small(out), spoilt)
+    found = json.loads((out / "nan.json").read_text())
+    assert found["bad"] == [3] and 3 in found["batch"] and f"at step {found['step']} " in str(error.value)
+    assert state.steps(out / "state")[-1] == found["step"]
+    assert all(value.isfinite().all() for value in tensors(state.place(out / "state", found["step"])).values())
+    train(small(out, on_nan="skip"), spoilt)
+    last = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert max(line.get("skipped", 0) for line in last) >= 1
+    assert all(value.isfinite().all() for value in m2s.load(out).model.state_dict().values())
