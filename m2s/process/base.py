@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +11,11 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
+
+if TYPE_CHECKING:
+    from m2s.process.chain import Chain
+    from m2s.process.rank_one import RankOne
+    from m2s.process.rate_matrix import RateMatrix
 
 
 def select_rows(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -> Float[Tensor, "*site S"]:
@@ -32,6 +38,21 @@ class Process(ABC):
     vocab: int
     states: int
     mask: int | None
+
+    @property
+    def rank_one(self) -> "RankOne | None":
+        """This process where P_t(y|z) = alpha_t [y = z] + m_t(y), which has closed forms at any vocabulary; else None."""
+        return None
+
+    @property
+    def tabulated(self) -> "RateMatrix | None":
+        """This process where its transition matrices are exponentials of a rate matrix; else None."""
+        return None
+
+    @property
+    def chain(self) -> "Chain | None":
+        """This process where it has a finite number of steps and no rates; else None."""
+        return None
 
     @abstractmethod
     def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:

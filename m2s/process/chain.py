@@ -26,6 +26,10 @@ class Chain(Process):
     Products are stored in the dtype of `matrices`: K = 256, T = 1000 in float32 take 262 MB.
     """
 
+    @property
+    def chain(self) -> "Chain":
+        return self
+
     def __init__(self, matrices: Float[Tensor, "T S S"], mask: bool = False) -> None:
         matrices = torch.as_tensor(matrices)
         if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] < 2 or not len(matrices):

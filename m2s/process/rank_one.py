@@ -42,6 +42,10 @@ class RankOne(Process):
     """Base of `Uniform`, `Absorbing` and `Hybrid`."""
 
     @property
+    def rank_one(self) -> "RankOne":
+        return self
+
+    @property
     def is_pure_mask(self) -> bool:
         """Whether nothing but the mask ever takes a token's place."""
         return False

@@ -20,6 +20,10 @@ class RateMatrix(Process):
     With `mask=True` the last state is not a clean token. Kernels are computed in float64 and returned in the dtype of t.
     """
 
+    @property
+    def tabulated(self) -> "RateMatrix":
+        return self
+
     def __init__(self, rates: Float[Tensor, "S S"], schedule: Schedule, mask: bool = False) -> None:
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {schedule!r}")
