@@ -1,0 +1,55 @@
+"""Vocabulary, docstrings and sentences: what CONTRIBUTING.md asks for and a program can check."""
+
+from pathlib import Path
+
+import pytest
+from style import ROOT, banned_words, lengths, python_files, undocumented
+
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments" / "PLAN.md"])
+CODE = python_files("m2s", "tests", "experiments", "benchmarks", "scripts")
+HERE = (Path(__file__), ROOT / "tests" / "style.py")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [path for path in [*PAGES, *CODE] if path not in HERE], ids=name)
+def test_words_are_those_of_the_field(path: Path) -> None:
+    found = [f"{name(path)}:{line} {word!r}" for line, word in banned_words(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", python_files("m2s"), ids=name)
+def test_public_functions_and_classes_are_documented(path: Path) -> None:
+    assert not (found := list(undocumented(path))), "\n".join(found)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.parent.name == "docs" or path.name == "README.md"], ids=name)
+def test_sentences_are_short(path: Path) -> None:
+    """At most 18 words on average, none above 40."""
+    mean, long = lengths(path)
+    assert mean <= 18 and not long, f"{mean:.1f} words on average; " + "\n".join(long)
+
+
+def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
+    assert [word for _, word in banned_words("the law of\na free score, told at the door by a Learner")] == [
+        "law",
+        "free score",
+        "told",
+        "at the door",
+        "Learner",
+    ]
+    file = tmp_path / "module.py"
+    file.write_text('"""Module."""\n\ndef f(a, b):\n    """Do.\n\n    Args:\n        a: One.\n    """\n\nclass C:\n    pass\n')
+    import style
+
+    style.ROOT, before = tmp_path, style.ROOT
+    try:
+        assert list(undocumented(file)) == ["module.py:3 f does not describe b under Args:", "module.py:10 C has no docstring"]
+    finally:
+        style.ROOT = before
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nOne two three four. Five six seven.\n\n" + "word " * 41 + "end.\n")
+    mean, long = lengths(page)
+    assert len(long) == 1 and mean == pytest.approx((4 + 3 + 42) / 3)
