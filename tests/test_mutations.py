@@ -219,15 +219,15 @@ MUTANTS = {
         "test_sampler_laws.py::test_euler_step",
     ),
     "analytic: the last step leads to the mask": Mutant(
-        "sampler/analytic.py",
-        "weights = torch.where((s <= 0).unsqueeze(-1), clean, weights)",
-        "weights = torch.where((s < 0).unsqueeze(-1), clean, weights)",
+        "sampler/belief.py",
+        "return weights if self.process.mask is None else torch.nn.functional.pad(weights[..., : self.process.vocab], (0, 1))",
+        "return weights",
         "test_sampler_laws.py::test_analytic_step",
     ),
     "gibbs: the current token forgotten": Mutant(
         "sampler/predictor_corrector.py",
-        "new = draw(belief[at].score(), noise",
-        "new = draw(belief[at].score() * (belief[at].score() != 1), noise",
+        "new = draw(score, noise",
+        "new = draw(score * (score != 1), noise",
         "test_sampler_laws.py::test_gibbs_corrector_leaves_the_law_as_it_is",
     ),
     "remasking: reveals no more for what it masks": Mutant(
