@@ -219,15 +219,15 @@ MUTANTS = {
         "samplers/test_step_distributions.py::test_euler_step",
     ),
     "analytic: the last step leads to the mask": Mutant(
-        "samplers/analytic.py",
-        "weights = torch.where((s <= 0).unsqueeze(-1), clean, weights)",
-        "weights = torch.where((s < 0).unsqueeze(-1), clean, weights)",
+        "samplers/prediction.py",
+        "return weights if self.process.mask is None else torch.nn.functional.pad(weights[..., : self.process.vocab], (0, 1))",
+        "return weights",
         "samplers/test_step_distributions.py::test_analytic_step",
     ),
     "gibbs: the current token forgotten": Mutant(
         "samplers/predictor_corrector.py",
-        "new = draw(belief[at].score(), noise",
-        "new = draw(belief[at].score() * (belief[at].score() != 1), noise",
+        "new = draw_categorical(score, noise",
+        "new = draw_categorical(score * (score != 1), noise",
         "samplers/test_step_distributions.py::test_gibbs_corrector_leaves_the_law_as_it_is",
     ),
     "remasking: reveals no more for what it masks": Mutant(

@@ -62,11 +62,12 @@ def seen(t: float) -> float:
 
 
 def clock(sampler: str, steps: int) -> list[tuple[float, float]]:
-    """From which time to which each call leads."""
+    """The start and end of each call for a score. The last call inverts the score at the time that the network sees."""
     ends = [1 - m / steps for m in range(steps)] + [0.0]
     if sampler == "analytic":
         ends = [END + (1 - END) * end for end in ends] + [0.0]
-    return [(min(t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
+    times = [(min(t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
+    return [*times[:-1], (max(times[-1][0], T_MIN), 0.0)]
 
 
 def nearest(matrix: np.ndarray, score: np.ndarray) -> np.ndarray:

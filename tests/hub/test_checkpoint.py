@@ -30,6 +30,7 @@ SCHEDULES: list[m2s.Schedule] = [
     m2s.Exponential(horizon=1 / 3),
     m2s.LogLinear(eps=1e-5),
     m2s.Geometric(sigma_min=1e-4, sigma_max=20.0),
+    m2s.GeometricRate(sigma_max=6.2, base=50.0),
     m2s.Cosine(),
     m2s.Rescaled(m2s.Cosine(), eps=1e-4),
 ]

@@ -316,9 +316,10 @@ def test_the_bound_tends_to_the_continuous_one() -> None:
         case = even_chain(steps, LENGTH)
         np.testing.assert_allclose(case.distribution, oracle.distribution)
         head = m2s.Posterior(case.process)
-        total = case.distribution @ case.prior()
-        for n in range(1, steps + 1):
-            found = case.library(n, head, case.logits(n, case.posterior(n), "none"))
+        predictions = [case.posterior(n) for n in range(1, steps + 1)]
+        total = case.distribution @ case.prior(predictions)
+        for n, mu in enumerate(predictions, 1):
+            found = case.library(n, head, case.logits(n, mu, "none"))
             total += case.distribution @ (case.likelihood(n) * found).sum(1)
         gaps.append(float(total) - entropy)
     orders = np.log2(np.array(gaps[:-1]) / np.array(gaps[1:]))

@@ -414,7 +414,8 @@ def revealing(problem: Sites, sampler: Sampler) -> walk.Outcome:
     """One site to a row, and that one is to be revealed if it is masked."""
 
     def step(rows: np.ndarray, u: dict) -> np.ndarray:
-        noise = Given({"token": tensor(u["token"][:, None]), "order": tensor(np.full((len(rows), 1), 0.5))})
+        half = tensor(np.full((len(rows), 1), 0.5))
+        noise = Given({"token": tensor(u["token"][:, None]), "order": half, "site": half})
         move = Move(tensor(problem.t[rows]), tensor(problem.s[rows]), tensor(np.ones(len(rows), dtype=int)))
         return sampler.step(problem.prediction(rows), move, noise).squeeze(-1).numpy()
 
@@ -456,7 +457,8 @@ def test_first_hitting_time_has_the_law_of_the_first_of_n() -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_confidence_step(name: str) -> None:
-    """Every masked site draws by mu, and those of greatest probability of what they drew are kept, in the scheduled number."""
+    """Every masked site draws by mu, sharpened or not, and those whose tokens have the greatest unsharpened probability are
+    kept, in the scheduled number. Between equal sites the least uniform "site" decides."""
     process, oracle = MASKS[name].process, MASKS[name].oracle()
     head, rng, mask = m2s.Posterior(process), np.random.default_rng(0), process.mask
     problem = sites(name, head, [(0.999, 0.5), (0.6, 0.3), (1e-3, 0.0)])
@@ -464,21 +466,25 @@ def test_confidence_step(name: str) -> None:
     same(found, expected(lambda output, k, t, s, at: walk.posterior(process, output, k, t), problem), problem)
     x = oracle.noisy
     logits = rng.normal(size=(len(x), oracle.length, process.states)) * 2
-    mu = walk.posterior(process, logits, x, 0.6)
     u = rng.random(x.shape)
-    drawn = (np.cumsum(mu, -1) <= u[..., None]).sum(-1)
-    sure = np.take_along_axis(mu, np.minimum(drawn, mask)[..., None], -1).squeeze(-1)
-    for strength, reveal in itertools.product((0.0, 0.7), (0, 1, 2, oracle.length)):
-        gumbel = rng.random(x.shape)
-        prediction = Prediction(head, tensor(logits), tensor(x), tensor(np.full(len(x), 0.6)))
+    tied = np.arange(len(x)) % 2 == 0  # the sites of every other sequence are equal, but for the uniform "site"
+    logits[tied], u[tied] = logits[tied, :1], u[tied, :1]
+    mu = walk.posterior(process, logits, x, 0.6)
+    for sharp, strength, reveal in itertools.product([(1.0, None, 1.0), *SHARP], (0.0, 0.7), (0, 1, 2, oracle.length)):
+        drawn = (np.cumsum(sharpened(mu.reshape(-1, process.states), *sharp).reshape(mu.shape), -1) <= u[..., None]).sum(-1)
+        sure = np.take_along_axis(mu, drawn[..., None], -1).squeeze(-1)
+        gumbel, ties = rng.random((2, *x.shape))
+        gumbel[tied] = gumbel[tied, :1]
+        prediction = Prediction(head, tensor(logits), tensor(x), tensor(np.full(len(x), 0.6)), LogitsProcessor(*sharp))
         move = Move(*(tensor(np.full(len(x), value)) for value in (0.6, 0.3, reveal)))
-        new = Confidence(noise=strength).step(prediction, move, Given({"token": tensor(u), "order": tensor(gumbel)})).numpy()
+        noise = Given({"token": tensor(u), "order": tensor(gumbel), "site": tensor(ties)})
+        new = Confidence(noise=strength).step(prediction, move, noise).numpy()
         value = np.log(sure) - strength * np.log(-np.log(gumbel))
-        value = np.where(x == mask, value, -np.inf)
         chosen = np.zeros(x.shape, dtype=bool)
         for row in range(len(x)):
-            best = np.argsort(-value[row])[: min(reveal, int((x[row] == mask).sum()))]
-            chosen[row, best] = True
+            masked = np.flatnonzero(x[row] == mask)
+            ranked = masked[np.lexsort((ties[row, masked], -np.round(value[row, masked], 12)))]
+            chosen[row, ranked[:reveal]] = True
         np.testing.assert_array_equal(new, np.where(chosen, drawn, x))
     for steps, grid in itertools.product((1, 3, 8), ("linear", "cosine")):
         free = np.array([0, 1, 5, 64])
