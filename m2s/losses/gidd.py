@@ -1,4 +1,4 @@
-"""GIDD's bound and the loss it trains with (von Rutte et al. 2025), as they are written there."""
+"""The NELBO of GIDD and its training loss (von Rutte et al. 2025), in the form of the authors."""
 
 import torch
 from jaxtyping import Float, Int
@@ -15,9 +15,20 @@ from m2s.process import RankOne
 def gidd(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """w (KL(q_x || q_nu) + D(q_x(k), q_nu(k))), w = n_t(k) / q_x(k), D(a, b) = a/b - log(a/b) - 1, nats per site.
+    """Compute w (KL(q_x || q_nu) + D(q_x(k), q_nu(k))), w = n_t(k) / q_x(k), D(a, b) = a/b - log(a/b) - 1.
 
-    q_x = P_t(.|x_0) and q_nu = alpha nu + m, nu the law that has not seen the token. It is score entropy through the bridge.
+    q_x = P_t(.|x_0) and q_nu = alpha nu + m, with nu the leave-one-out distribution. It equals score entropy through the bridge
+    (`tests/losses/test_equivalences.py`).
+
+    Args:
+        head: A head with a posterior, over a rank-one process.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
     """
     weight, divergence = _parts(head, output, x_0, x_t, t)
     return weight.to(divergence.dtype) * divergence

@@ -21,9 +21,23 @@ from m2s.process import Process, RankOne
 def score_entropy(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """sum_{y != k} Q_t(y -> k) h(s_y, r_y), r_y = P_t(y|x_0) / P_t(k|x_0): the integrand of the ELBO, nats per site.
+    """Compute the score entropy sum_{y != k} Q_t(y -> k) h(s_y, r_y), the integrand of the NELBO.
 
-    h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites into which no rate leads give exactly 0.
+    k = x_t, r_y = P_t(y|x_0) / P_t(k|x_0), h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites that no rate leads into give
+    exactly 0. `m2s.Unprojected` outputs use the fused kernel where the backend is "fused".
+
+    Args:
+        head: Any head of `m2s`, over a process with rates.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site]; the mean over t of the sum over sites is the integral term of the NELBO.
+
+    Raises:
+        ValueError: Shapes, tokens or times do not fit together.
     """
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
@@ -48,8 +62,17 @@ def score_entropy(
 
 
 def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.RowLossSpec | None:
-    """What the operation on rows of logits is called that finds this loss, and what it must be told; None where there is
-    none."""
+    """Describe the fused form of the score entropy of a head, which works on rows of logits.
+
+    Args:
+        head: The head.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+
+    Returns:
+        The operation and the scalars of every row; None where there is no fused form (tabulated processes, other heads).
+    """
     process = head.process
     if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
         return None
@@ -65,7 +88,18 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
 
 
 def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
-    """The clean and the noisy sequence belong together."""
+    """Check that clean tokens, noisy tokens and times fit together.
+
+    Args:
+        process: The forward process.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], in (0, 1).
+
+    Raises:
+        TypeError: A wrong dtype.
+        ValueError: A wrong shape or value; in checked mode also an x_t that x_0 cannot become.
+    """
     validation.tokens("x_0", x_0, process.vocab)
     validation.tokens("x_t", x_t, process.states)
     validation.same_shape("x_0", x_0, "x_t", x_t)
