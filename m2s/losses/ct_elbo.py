@@ -23,7 +23,8 @@ def ct_elbo(
 
     Their ELBO (Proposition 2) is E[sum_y R(x -> y) - sum_y Q_t(x -> y) log R(y -> x)], x ~ P_t(.|x_0), up to a constant. The
     second sum runs over forward jumps from x and needs the network at every y. The same sum over pairs, indexed by the other
-    end of the jump, is E[sum_y R*_y log R(x -> y)], which needs the network at x only. The constant in parentheses makes the minimum 0.
+    end of the jump, is E[sum_y R*_y log R(x -> y)], which needs the network at x only. The constant in parentheses makes the
+    minimum 0.
     With R = Q s and R* = Q r the result is score entropy.
 
     Args:

@@ -1,4 +1,4 @@
-"""The curriculum of DUO (Sahoo et al. 2025): uniform noise as the argmax of Gaussian noise, with a softmax input early in training.
+"""The curriculum of DUO (Sahoo et al. 2025): uniform noise as the argmax of Gaussian noise, with softened input at first.
 
     w = a e_{x_0} + sqrt(1 - a^2) e,   e normal:   Pr(argmax w = .) = P_t(.|x_0) of uniform noise where T(a) = alpha_t
 
@@ -29,7 +29,8 @@ def transformed(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "
     """Compute the operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise, in float64.
 
     alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), with phi and F the density and distribution function of a standard
-    normal variable and r = a / sqrt(1 - a^2). Both results are sums of positive terms, so neither loses digits by subtraction from 1.
+    normal variable and r = a / sqrt(1 - a^2). Both results are sums of positive terms, so neither
+    loses digits by subtraction from 1.
 
     Args:
         ratio: r, the ratio of signal to noise [*b], not negative.
@@ -116,7 +117,8 @@ def latent(
 def temperature(step: int, start: int, end: int, first: float = 0.1, last: float = 0.01) -> float:
     """Return the softmax temperature tau of a training step.
 
-    It is `first` up to step `start`, then decreases to `last` with log tau linear in the step, and is 0 from step `end` on (plain loss).
+    It is `first` up to step `start`, then decreases to `last` with log tau linear in the step, and is 0 from step `end` on
+    (plain loss).
 
     Args:
         step: The training step, counted from 0.
@@ -160,7 +162,8 @@ def check_duo(model: nn.Module, head: Head) -> None:
 class Relaxed(nn.Module):
     """`m2s.Objective` with softened input: forward(x_0, t, tau) -> nats per site [B, L]. The loss is that of x_t, the argmax.
 
-    The rows of the network's `embedding` are averaged by softmax(w / tau). At tau = 0 it is `m2s.Objective`, whose mean is UDLM's
+    The rows of the network's `embedding` are averaged by softmax(w / tau). At tau = 0 it is `m2s.Objective`, whose mean is
+    UDLM's
     NELBO. For tau > 0 it is not an NELBO: it is for the first part of training.
 
     Args:

@@ -16,7 +16,8 @@ def path_kl(
 ) -> Float[Tensor, "*site"]:
     """Compute l - l* + l* log(l*/l) + l* KL(pi* || pi).
 
-    l and pi are the exit rate and the jump distribution of the reverse process. l* and pi* are those of the reverse process given
+    l and pi are the exit rate and the jump distribution of the reverse process. l* and pi* are those of the reverse process
+    given
     x_0, in which a jump to y has the rate Q_t(y -> k) P_t(y|x_0) / P_t(k|x_0). It equals score entropy.
 
     Args:

@@ -17,8 +17,8 @@ def udlm(
 ) -> Float[Tensor, "*site"]:
     """Compute alpha'/(K alpha) [K/a_k - K/b_k - sum_j (a_j/a_k) log(b_k a_j / (b_j a_k))].
 
-    a = K alpha e_{x_0} + 1 - alpha and b = K alpha nu + 1 - alpha, with nu the leave-one-out distribution. It equals score entropy
-    (`tests/losses/test_equivalences.py`).
+    a = K alpha e_{x_0} + 1 - alpha and b = K alpha nu + 1 - alpha, with nu the leave-one-out distribution. It equals score
+    entropy (`tests/losses/test_equivalences.py`).
 
     Args:
         head: A head with a posterior, over `m2s.Uniform`.

@@ -1,4 +1,4 @@
-"""Networks by name, so that a file can say which one it holds."""
+"""Networks by name, so that a checkpoint can say which one it holds."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,7 +13,17 @@ NETWORKS: dict[str, tuple[type, type[nn.Module]]] = {"dit": (DiTConfig, DiT), "u
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """The network that `describe` described: {"kind": "dit", "states": 27, ...}, with fresh weights. Lists stand for tuples."""
+    """Build a network from its description, with new weights.
+
+    Args:
+        config: What `describe` returns: {"kind": "dit", "states": 27, ...}. Lists stand for tuples, as in JSON.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: There is no such kind, or it has no such setting.
+    """
     options = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
     }  # JSON has lists only
@@ -29,7 +39,17 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """The kind and the configuration of a network, as `build` reads them; a clock is a schedule, which JSON cannot hold."""
+    """Describe a network by its kind and its configuration, as `build` reads it.
+
+    Args:
+        model: A network whose class is registered in `NETWORKS`.
+
+    Returns:
+        {"kind": ..., **configuration}. The value of "clock" is a schedule, which JSON cannot hold.
+
+    Raises:
+        TypeError: The class is not registered.
+    """
     for kind, (_, network) in NETWORKS.items():
         if type(model) is network:
             return {"kind": kind, **vars(model.config)}
