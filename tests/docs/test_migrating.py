@@ -1,4 +1,4 @@
-"""What docs/coming.md says of the code of others, in numbers."""
+"""What docs/migrating.md says of the code of others, in numbers."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ import m2s
 from m2s.samplers import LogitsProcessor
 from m2s.samplers.prediction import Prediction
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 
 
 def test_mdlms_cosine_is_not_md4s() -> None:
