@@ -68,5 +68,5 @@ def test_duos_nucleus_is_that_of_the_leave_one_out_distribution() -> None:
     means = torch.stack([distance.mean() for distance in distances])
     assert 0.01 < float(means.mean()) < 0.03 and 0.07 < float(means.max()) < 0.2 and means.argmax() < 2
     assert float(torch.cat(distances).max()) > 0.99
-    assert "variation of .02 on average over time and .1 in the last steps, and of 1 at single sites" in PAGE
+    assert "variation distance is .02 on average over time, .1 in the last steps, and 1 at single positions" in PAGE
     assert "--top-p P --on leave_one_out" in PAGE
