@@ -51,21 +51,21 @@ MUTANTS = {
         "test_theorems.py::test_bridge_theorem",
     ),
     "kernel: uniform noise spares the token itself": Mutant(
-        "process/rank_one.py",
+        "process/uniform.py",
         "Mixing(mass / self.vocab, torch.zeros_like(mass))",
         "Mixing(mass / (self.vocab - 1), torch.zeros_like(mass))",
         "test_theorems.py::test_bridge_theorem",
     ),
     "rates: hybrid loses its factor 2": Mutant(
-        "process/rank_one.py",
+        "process/hybrid.py",
         "self._b / (2 * torch.sqrt(t * (1 - t)) * (1 + c))",
         "self._b / (torch.sqrt(t * (1 - t)) * (1 + c))",
         "test_theorems.py::test_score_entropy_is_its_definition",
     ),
     "step: hybrid loses a root": Mutant(
-        "process/rank_one.py",
-        "torch.sqrt(1 - t) * lost / torch.where",
-        "(1 - t) * lost / torch.where",
+        "process/hybrid.py",
+        "torch.sqrt(1 - t) * removed / torch.where",
+        "(1 - t) * removed / torch.where",
         "conversions/test_identities.py::test_chapman_kolmogorov",
     ),
     "expm: a short step doubled with the wrong sign": Mutant(
@@ -274,7 +274,7 @@ MUTANTS = {
     ),
     "start: tokens that survive to t = 1 under a log-linear schedule": Mutant(
         "process/rank_one.py",
-        "        if self.is_pure_mask:\n            return self._vector(Mixing(torch.zeros_like(end), end))\n",
+        "        if self.is_pure_mask:\n            return mixing_vector(self, Mixing(torch.zeros_like(end), end))\n",
         "",
         "samplers/test_perfect_networks.py::test_samples_start_from_masks[ancestral-absorbing-log-linear]",
     ),
@@ -298,8 +298,8 @@ MUTANTS = {
     ),
     "end: the denoiser of a score leaves the noise of t = 0": Mutant(
         "process/rank_one.py",
-        "clean, whole = s <= 0, self.mixing(t)",
-        "clean, whole = s < 0, self.mixing(t)",
+        "clean, total = s <= 0, self.mixing(t)",
+        "clean, total = s < 0, self.mixing(t)",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[analytic-uniform-geometric]",
     ),
     "end: score and inverse of two times": Mutant(
