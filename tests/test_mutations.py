@@ -171,9 +171,9 @@ MUTANTS = {
         "test_theorems.py::test_box_and_polytope_classes",
     ),
     "Bayes: the arriving token may not have stayed": Mutant(
-        "conversions/reverse_step.py",
-        "(keep + into).unsqueeze(-1)",
-        "keep.unsqueeze(-1)",
+        "process/rank_one.py",
+        "self._column(x_t, into, survival + into)",
+        "self._column(x_t, into, survival)",
         "conversions/test_identities.py::test_bayes_law",
     ),
     "analytic step: mean over the candidates only": Mutant(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.conversions.bridge import scatter_at, validate_inputs
-from m2s.conversions.inverse import is_determined, weighted_system
+from m2s.conversions.inverse import weighted_system
+from m2s.conversions.least_squares import is_determined
 from m2s.ops.classify import is_fused, measure_scores
 from m2s.ops.classify.naive import distance, finite
 from m2s.process import Process, RankOne

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.conversions.inverse import plane_least_squares, weighted_system
+from m2s.conversions.inverse import weighted_system
+from m2s.conversions.least_squares import plane_least_squares
 from m2s.process import Process
 
 LIMIT = 256
