@@ -15,7 +15,10 @@ from m2s.errors import UserError, suggest, suggestion
             "steps is 0, but it must be at least 1: try 100",
         ),
         ({"option": "steps", "value": 0, "expected": "at least 1"}, "steps is 0, but it must be at least 1"),
-        ({"option": "grid", "value": "sine", "hint": "choose from linear, cosine"}, "grid is 'sine': choose from linear, cosine"),
+        (
+            {"option": "grid", "value": "sine", "hint": "choose from linear, cosine"},
+            "grid is 'sine': choose from linear, cosine",
+        ),
         ({"option": "out", "expected": "a folder", "hint": "give --out"}, "out must be a folder: give --out"),
         ({"option": "resume", "hint": "the folder has no checkpoint"}, "resume cannot be used: the folder has no checkpoint"),
     ],

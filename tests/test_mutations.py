@@ -45,7 +45,7 @@ MUTANTS = {
         "test_theorems.py::test_bridge_theorem",
     ),
     "bridge in logarithms: slope inverted": Mutant(
-        "heads/heads.py",
+        "heads/posterior.py",
         "torch.log(site.alpha / divisor)",
         "torch.log(divisor / site.alpha)",
         "test_theorems.py::test_bridge_theorem",
@@ -75,7 +75,7 @@ MUTANTS = {
         "test_theorems.py::test_bridge_theorem",
     ),
     "offset: log instead of log1p": Mutant(
-        "heads/heads.py",
+        "heads/posterior.py",
         "torch.log1p(site.alpha / site.own.where(reached, 1))",
         "torch.log(site.alpha / site.own.where(reached, 1))",
         "conversions/test_identities.py::test_exact_leave_one_out_gives_the_exact_posterior_and_score",
@@ -195,7 +195,7 @@ MUTANTS = {
         "losses/test_elbo.py::test_elbo_is_above_the_exact_nll",
     ),
     "reconstruction: the likelihood of the current token forgotten": Mutant(
-        "heads/heads.py",
+        "heads/unconstrained.py",
         "joint = log_score + safe_log(self.process.columns(x_t, to_float64(t))).to(log_score.dtype)",
         "joint = log_score",
         "test_theorems.py::test_elbo_theorem_with_its_ends_cut",
