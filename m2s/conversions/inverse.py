@@ -17,9 +17,10 @@ def affine_inverse(
     """Return the signed posterior mu~ of a score: the vector with sum one whose bridge is `score` (appendix D.1).
 
     A score is realizable if and only if mu~ has no negative entry (and, under a mask, its bridge is the score). For uniform
-    noise mu~ exists and is unique,
+    noise mu~ exists and is unique:
 
-        m = sum_{y != k} (s_y - rho) / ((1-rho) (K-1 + 1/rho)),    mu~_k = 1 - m,    mu~_y = (s_y - rho - (1-rho) m) / (1/rho - 1).
+        m = sum_{y != k} (s_y - rho) / ((1-rho) (K-1 + 1/rho))
+        mu~_k = 1 - m,    mu~_y = (s_y - rho - (1-rho) m) / (1/rho - 1)
 
     A mask adds an equation, so that not every score has a signed posterior; then mu~ is the least-squares solution. If several
     vectors have the same bridge (the rank condition, Eq. 10, fails), it is the smallest of them.

@@ -62,8 +62,7 @@ def check_model(model: object, process: Process) -> None:
         TypeError: The model is an objective, which returns a loss.
         ValueError: The table `model.embedding` has no row for the mask.
     """
-    head = getattr(model, "head", None)
-    if isinstance(getattr(head, "process", None), Process) and callable(getattr(model, "loss", None)):
+    if hasattr(getattr(model, "head", None), "log_score") and callable(getattr(model, "loss", None)):
         raise TypeError(f"model is an m2s.{type(model).__name__}, which returns a loss: give the network, not the objective")
     rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
     if rows == process.vocab < process.states:
