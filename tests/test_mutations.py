@@ -66,7 +66,7 @@ MUTANTS = {
         "process/hybrid.py",
         "torch.sqrt(1 - t) * removed / torch.where",
         "(1 - t) * removed / torch.where",
-        "conversions/test_identities.py::test_chapman_kolmogorov",
+        "process/test_transition_matrices.py::test_chapman_kolmogorov",
     ),
     "expm: a short step doubled with the wrong sign": Mutant(
         "process/expm.py",
@@ -96,13 +96,13 @@ MUTANTS = {
         "conversions/inverse.py",
         "2 * delta + n * delta**2",
         "2 * delta + delta**2",
-        "test_theorems.py::test_affine_inverse_is_the_closed_form",
+        "realizability/test_polytope.py::test_affine_inverse_is_the_closed_form",
     ),
     "projection: half the cross term": Mutant(
         "ops/project/naive.py",
         "2 * delta + (vocab - 1) * delta**2",
         "delta + (vocab - 1) * delta**2",
-        "test_theorems.py::test_projection_is_the_nearest",
+        "realizability/test_polytope.py::test_projection_is_the_nearest",
     ),
     "loss: e of the bulk with the wrong sign": Mutant(
         "ops/posterior_entropy/naive.py",
@@ -162,19 +162,19 @@ MUTANTS = {
         "conversions/inverse.py",
         "(site.alpha + site.clean) / divisor",
         "site.alpha / divisor",
-        "test_theorems.py::test_box_holds_every_bridged_score",
+        "realizability/test_polytope.py::test_box_is_the_range_of_the_bridge",
     ),
     "classes: material and boundary exchanged": Mutant(
         "realizability/classes.py",
         "torch.where(material, 1, torch.where(lowest < 0, 2, 3))",
         "torch.where(material, 2, torch.where(lowest < 0, 1, 3))",
-        "test_theorems.py::test_box_and_polytope_classes",
+        "realizability/test_polytope.py::test_box_and_polytope_classes",
     ),
     "Bayes: the arriving token may not have stayed": Mutant(
         "process/rank_one.py",
         "self._column(x_t, into, survival + into)",
         "self._column(x_t, into, survival)",
-        "conversions/test_identities.py::test_bayes_law",
+        "conversions/test_identities.py::test_bayes_probabilities",
     ),
     "analytic step: mean over the candidates only": Mutant(
         "conversions/reverse_step.py",
@@ -198,7 +198,7 @@ MUTANTS = {
         "heads/unconstrained.py",
         "joint = log_score + safe_log(self.process.columns(x_t, to_float64(t))).to(log_score.dtype)",
         "joint = log_score",
-        "test_theorems.py::test_elbo_theorem_with_its_ends_cut",
+        "test_elbo_theorem.py::test_elbo_theorem_with_its_ends_cut",
     ),
     "bayes: the jump keeps no token": Mutant(
         "samplers/bayes.py",
