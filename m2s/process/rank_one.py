@@ -218,7 +218,7 @@ class Scheduled(RankOne):
         validation.positive_int("vocab", vocab, low=2)
         if schedule is None:
             name = type(self).__name__
-            raise TypeError(f"m2s.{name}({vocab}) lacks its schedule, such as m2s.Linear(): m2s.{name}({vocab}, m2s.Linear())")
+            raise TypeError(f"m2s.{name} needs a schedule, such as m2s.Linear(): m2s.{name}({vocab}, m2s.Linear())")
         if not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {schedule!r}")
         self.vocab, self.schedule = vocab, schedule
