@@ -38,7 +38,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def promote_to(t: Tensor, prediction: Tensor) -> Tensor:
-    """Widen `t` to the wider of its own dtype and that of `prediction`.
+    """Widen `t` to the wider of its dtype and that of `prediction`.
 
     Args:
         t: Times.

@@ -109,6 +109,7 @@ def posterior_from_leave_one_out(
         mu, [*site, S].
     """
     validate_inputs("leave_one_out", leave_one_out, x_t, t, process)
+    # In float64: probabilities of a short time lie far below float32's rounding error.
     joint = leave_one_out * process.columns(x_t, to_float64(t))
     return (joint / joint.sum(-1, keepdim=True)).to(leave_one_out.dtype)
 
@@ -118,7 +119,7 @@ def leave_one_out_from_posterior(
 ) -> Float[Tensor, "*site S"]:
     """Return the leave-one-out distribution from the posterior: nu_z ∝ mu_z / P_t(k|z).
 
-    Where P_t(k|z) = 0 the posterior says nothing about nu_z, and the result is 0 there.
+    Where P_t(k|z) = 0 the posterior does not determine nu_z, and the result is 0 there.
 
     Args:
         posterior: mu, [*site, S].
@@ -257,6 +258,7 @@ def _matrix_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) 
     kernel = process.kernel(to_float64(t))
     likelihood = select_rows(kernel, x_t, -1)
     check_support(posterior, likelihood, x_t, t)
+    # Division by infinity makes the weight of an unreachable token 0, without NaN in the gradient.
     weights = posterior / likelihood.where(likelihood > 0, torch.inf)
     return scatter_at(apply_transition(weights, kernel), x_t, 1.0).to(posterior.dtype)
 
@@ -299,6 +301,7 @@ def rate_from_score(
     """
     validate_inputs("score", score, x_t, t, process)
     rates = process.rates_into(x_t, promote_to(t, score)).to(score.dtype)
+    # An unconstrained score may be infinite where it has no rate, and 0 * inf is NaN.
     return torch.where(rates > 0, rates * score, 0)
 
 
@@ -318,7 +321,7 @@ def score_from_rate(
     """
     validate_inputs("rate", rate, x_t, t, process)
     rates = process.rates_into(x_t, promote_to(t, rate)).to(rate.dtype)
-    return scatter_at(rate / rates.where(rates > 0, torch.inf), x_t, 1.0)
+    return scatter_at(rate / rates.where(rates > 0, torch.inf), x_t, 1.0)  # x / inf = 0
 
 
 def exit_and_jump(

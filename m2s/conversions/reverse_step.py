@@ -44,7 +44,7 @@ def bayes_probabilities(
     validation.not_after("s", s, "t", t)
     s, t = to_float64(s), to_float64(t)
     likelihood = process.columns(x_t, t)
-    w = posterior / likelihood.where(likelihood > 0, torch.inf)
+    w = posterior / likelihood.where(likelihood > 0, torch.inf)  # x / inf = 0: unreachable tokens have no weight
     rank_one = process.rank_one
     if rank_one is not None:
         at_s = rank_one.at(x_t, s)
@@ -52,6 +52,7 @@ def bayes_probabilities(
     else:
         noised = apply_transition(w, process.kernel(s))
     probabilities = (noised * process.step_columns(x_t, s, t)).to(posterior.dtype)
+    # At s = 0 the result is mu exactly, also where sigma(0) > 0 and P_s is not the identity.
     return torch.where((validation.align("s", s, x_t) > 0).unsqueeze(-1), probabilities, posterior)
 
 

@@ -54,6 +54,7 @@ class Posterior(Head):
         if self.process.rank_one is not None:
             if self.offset == "none":
                 return clean
+            # At the mask the offset is 0, so that any index within the clean tokens will do.
             index = x_t.long().clamp(max=self.process.vocab - 1).unsqueeze(-1)
             return clean.scatter_add(-1, index, self.offset_at_current_token(x_t, t).to(clean.dtype).unsqueeze(-1))
         log_likelihood = safe_log(self.process.columns(x_t, to_float64(t))[..., : self.process.vocab]).to(clean.dtype)
@@ -95,6 +96,7 @@ class Posterior(Head):
         log_mu = torch.nn.functional.pad(log_mu, (0, self.process.states - self.process.vocab), value=-torch.inf)
         rank_one = self.process.rank_one
         if rank_one is not None and rank_one.mask is not None:
+            # m_t(k) = 0 at a clean k: no other token becomes k, so that the site is certainly untouched.
             known = site_coefficients(rank_one, x_t, t, log_mu.dtype).own == 0
             certain = scatter_at(torch.full_like(log_mu, -torch.inf), x_t, 0.0)
             log_mu = torch.where(known.unsqueeze(-1), certain, log_mu)
@@ -121,7 +123,7 @@ class Posterior(Head):
         log_mu = self.log_posterior(output, x_t, t)
         site = site_coefficients(process, x_t, t, log_mu.dtype)
         reached = site.own > 0
-        divisor = torch.where(reached, site.own, 1)
+        divisor = torch.where(reached, site.own, 1)  # `where` before the division keeps NaN out of gradients
         mu = log_mu.exp()
         off = torch.where(reached, scatter_at(mu, x_t, 0.0).sum(-1) / divisor, 0)
         common = off + gather_at(mu, x_t).squeeze(-1) / site.stay
@@ -142,6 +144,7 @@ class Posterior(Head):
         logits = self.posterior_logits(output, x_t, t)
         kernel = self.process.kernel(to_float64(t))
         likelihood = select_rows(kernel, x_t, -1)[..., : self.process.vocab]
+        # A logit of -inf (unreachable) stays -inf: subtract 0 there and not -inf.
         log_nu = logits.to(kernel.dtype) - safe_log(likelihood).where(likelihood > 0, 0)
         nu = torch.nn.functional.pad(torch.softmax(log_nu, -1), (0, self.process.states - self.process.vocab))
         log_marginal = safe_log(apply_transition(nu, kernel))

@@ -52,6 +52,7 @@ class Chain(Process):
         self.steps, self.states = matrices.shape[:2]
         self.vocab = self.states - 1 if mask else self.states
         self.mask = self.states - 1 if mask else None
+        # The running product stays in float64; only the stored copy is rounded.
         products = torch.empty(self.steps + 1, self.states, self.states, dtype=matrices.dtype)
         running = torch.eye(self.states, dtype=torch.float64)
         products[0] = running

@@ -125,11 +125,13 @@ class RankOne(Process):
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         rate = self.mixing_rate(t)
+        # The diagonal is n_t(y) - total, since `_matrix` adds n_t(y) to every entry of column y.
         total = rate.clean * self.vocab + rate.mask
         return self._matrix(-total, rate)
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         t = validation.align("t", t, x_0)
+        # `clone` because scatter_add_ cannot write to an expanded tensor.
         rows = mixing_vector(self, self.mixing(t)).expand(*x_0.shape, self.states).clone()
         return rows.scatter_add_(-1, x_0.long().unsqueeze(-1), self.alpha(t).expand(x_0.shape).unsqueeze(-1))
 
@@ -168,6 +170,7 @@ class RankOne(Process):
         alpha, mixing = self.alpha(t), self.mixing(t)
         reference = self.reference().to(alpha)
         clean = reference[0].expand(alpha.shape)
+        # One state has probability alpha + m(y), and K - 1 states have m(y): no sum over the vocabulary is needed.
         kl = kl_terms(alpha + mixing.clean, clean) + (self.vocab - 1) * kl_terms(mixing.clean, clean)
         if self.mask is not None:
             kl = kl + kl_terms(mixing.mask, reference[-1].expand(alpha.shape))
@@ -181,6 +184,7 @@ class RankOne(Process):
         t = validation.align("t", to_float64(t), x_0)
         alpha, mixing = self.alpha(t), self.mixing(t)
         u = torch.rand(x_0.shape, generator=generator, dtype=alpha.dtype, device=x_0.device)
+        # The noise is drawn at all sites, so that the number of random draws does not depend on the data.
         noise = torch.randint(self.vocab, x_0.shape, generator=generator, device=x_0.device)
         if self.mask is not None:
             noise = torch.where(u < alpha + mixing.mask, torch.full_like(noise, self.mask), noise)

@@ -176,7 +176,7 @@ class RateMatrix(Process):
 
 
 def _check_rates(rates: Tensor) -> Tensor:
-    """Return a rate matrix in float64, with a diagonal that makes its rows sum to zero exactly, or say what is wrong."""
+    """Return a rate matrix in float64, with a diagonal that makes its rows sum to zero exactly."""
     rates = torch.as_tensor(rates)
     if rates.ndim != 2 or rates.shape[0] != rates.shape[1] or rates.shape[0] < 2:
         raise ValueError(f"rates must be a square matrix over at least two states, but its shape is {list(rates.shape)}")
@@ -190,6 +190,7 @@ def _check_rates(rates: Tensor) -> Tensor:
         at = validation.first_index(off < 0)
         raise ValueError(f"rates{list(at)} is {float(rates[at]):g}, but off-diagonal rates must not be negative")
     total = off.sum(-1)
+    # Relative to the size of the row: rates of 1e6 in float32 do not sum to zero exactly.
     wrong = (total + rates.diagonal()).abs() > 1e-9 * total.clamp(min=1e-300).maximum(rates.diagonal().abs())
     if wrong.any():
         row = int(validation.first_index(wrong)[0])

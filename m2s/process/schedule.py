@@ -24,8 +24,8 @@ def _check_positive(name: str, value: float) -> None:
 class Schedule(ABC):
     """Base class of noise schedules: alpha_t decreases in t.
 
-    alpha_0 = 1 unless the subclass says otherwise. A schedule with alpha_0 < 1 corrupts already at t = 0, so that a likelihood
-    needs its reconstruction term.
+    alpha_0 = 1, except for `Geometric` and `Rescaled`. A schedule with alpha_0 < 1 corrupts already at t = 0, so that a
+    likelihood needs its reconstruction term.
     """
 
     @abstractmethod
@@ -261,6 +261,7 @@ class Cosine(Schedule):
     """
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # 1 - cos would cancel near t = 1
         return 2 * torch.sin(math.pi / 4 * (1 - t)) ** 2
 
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -322,6 +323,7 @@ class Rescaled(Schedule):
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         alpha, beta = self.alpha(t), self.beta(t)
+        # each form is accurate on its side of beta = 1/2
         return torch.where(beta < 0.5, -torch.log1p(-beta), -torch.log(alpha))
 
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

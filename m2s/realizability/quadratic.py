@@ -78,6 +78,7 @@ def _interior_point(columns: Tensor, target: Tensor, a: Tensor, usable: Tensor) 
     linear = (columns.transpose(-1, -2) @ target.unsqueeze(-1)).squeeze(-1)
     a = torch.where(usable, a, 0.0)
     n = usable.sum(-1, keepdim=True).to(gram.dtype)
+    # Start inside the simplex; unused unknowns stay at 1 and are masked everywhere.
     v = torch.where(usable, 1 / (n * a.where(usable, 1.0)), 1.0)
     v = v.clamp(max=1.0)
     dual = torch.ones_like(v)
