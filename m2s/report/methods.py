@@ -39,7 +39,7 @@ def compared(rows: Sequence[MethodRow], grid: Sequence[int]) -> Figure:
     Returns:
         A figure of two panels: FID on the left, NELBO with standard errors on the right, the lowest first.
     """
-    figure = new_figure(11.5, 6)
+    figure = new_figure(11.5, 6.0)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _plot_fid(left, rows, grid)
     _plot_nelbo(right, rows)
@@ -116,7 +116,7 @@ def sheet(pictures: dict[str, np.ndarray]) -> Figure:
     """
     lines = np.stack([np.concatenate(list(images), 1) for images in pictures.values()])
     count, side, width = lines.shape
-    figure = new_figure(7, 0.35 * count, layout=None)
+    figure = new_figure(7.0, 0.35 * count, layout=None)
     axes = figure.subplots()
     axes.imshow(lines.reshape(-1, width), cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
     axes.set_yticks((np.arange(count) + 0.5) * side, [plain_label(name) for name in pictures], fontsize=SMALL, color=INK)

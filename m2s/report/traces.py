@@ -140,7 +140,7 @@ def audited(audits: Mapping[Path, AuditResult], runs: Sequence[TrainingRun]) -> 
     letters = ascii_lowercase[: 2 + len(groups)]
     # A panel without a neighbour is as wide as two: the mosaic names it twice.
     rows = [(letters[at : at + 2] * 2)[:2] for at in range(0, len(letters), 2)]
-    figure = new_figure(11, 4.1 * len(rows), layout=audit_layout())
+    figure = new_figure(11.0, 4.1 * len(rows), layout=audit_layout())
     panels = figure.subplot_mosaic("\n".join(rows))
     plot_class_fractions(panels["a"], labelled)
     plot_negative_weights(panels["b"], labelled)

@@ -27,7 +27,7 @@ def draw(audit: AuditResult) -> Figure:
     Returns:
         The figure.
     """
-    figure = new_figure(11, 8.2, layout=audit_layout())
+    figure = new_figure(11.0, 8.2, layout=audit_layout())
     panels = figure.subplots(2, 2)
     steps, t = audited_steps(audit)
     plot_classes(panels[0, 0], audit)

@@ -32,9 +32,8 @@ def _class_lines(audit: AuditResult) -> list[str]:
     lines.append("-" * len(lines[0]))
     for name in CLASSES:
         strict, tolerant, projected = before["strict"][name], before["classes"][name], after["classes"][name]
-        lines.append(
-            f"{NAMES[name]:25} {criterion[name]:37} {_fraction(strict, total):>9} {strict:>13,} {tolerant:>13,} {projected:>13,}"
-        )
+        fraction = _fraction(strict, total)
+        lines.append(f"{NAMES[name]:25} {criterion[name]:37} {fraction:>9} {strict:>13,} {tolerant:>13,} {projected:>13,}")
     lines.append(
         "C: the coordinate box, P: the scores that have a posterior, mu~: the signed posterior. fraction, count: as in"
     )

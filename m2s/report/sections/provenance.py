@@ -34,9 +34,7 @@ def _provenance(run: TrainingRun) -> dict[str, Any]:
     for result in run.results:
         value, versions = result.value, result.value.get("versions")
         known = _versions(versions if isinstance(versions, dict) else value)
-        files.append(
-            _entry(result.file, value, str(value.get("device") or ""), known, sampler_settings(value.get("settings")))
-        )
+        files.append(_entry(result.file, value, str(value.get("device") or ""), known, sampler_settings(value.get("settings"))))
     files += [_entry(samples.file, samples.settings, sampler_settings(samples.settings)) for samples in run.samples]
     return {"name": run.name, "files": files, "config": json.dumps(run.record["config"], indent=2)}
 

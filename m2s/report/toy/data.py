@@ -1,6 +1,7 @@
 """The numbers of Figure 1."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -162,7 +163,7 @@ def toy_data(
 
 def _points(
     exact: Float[Tensor, "1 3"], tokens: tuple[int, int, int], c_a: float, x_t: Tensor, t: Tensor, process: m2s.Uniform
-) -> dict[str, tuple[float, ...]]:
+) -> dict[str, Any]:
     """Return what panel (c) shows besides the path: the corners of the polytope, and the points A and B."""
     k, y1, y2 = tokens
 
@@ -175,7 +176,7 @@ def _points(
     certain = torch.eye(3, dtype=torch.float64)[[k, y1, y2]]
     corners = m2s.score_from_posterior(certain, x_t.expand(3), t.expand(3), process)
     return {
-        "triangle": tuple(plane(corner) for corner in corners),  # type: ignore[dict-item]
+        "triangle": tuple(plane(corner) for corner in corners),
         "a": plane(a[0]),
         "a_signed": tuple(m2s.affine_inverse(a, x_t, t, process)[0].tolist()),
         "b": plane(b[0]),

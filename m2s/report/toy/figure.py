@@ -34,7 +34,7 @@ def plot_toy(data: ToyData) -> Figure:
     Returns:
         The figure.
     """
-    figure = new_figure(13, 4.8, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03))
+    figure = new_figure(13.0, 4.8, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03))
     entropy, terminal, plane = figure.subplots(1, 3, width_ratios=(1.0, 0.95, 1.1))
     _plot_score_entropy(entropy, data)
     _plot_total_variation(terminal, data)
