@@ -10,8 +10,8 @@ A part is one file of this package and one registration in `PARTS`:
         comparison.run()
         return comparison.result("what is measured", {"slow / fast": comparison.ratio("slow", "fast")}, [])
 
-`comparison.py` is the only harness: it measures times and memory, compares them, and judges bars. Only the command `m2s benchmark`
-and the scripts in benchmarks/ import this package.
+`comparison.py` is the only harness: it measures times and memory, compares them, and judges bars. Only the command
+`m2s benchmark` and the scripts in benchmarks/ import this package.
 """
 
 from m2s.benchmark import (  # noqa: I001  (the order of the parts in the output)

@@ -160,20 +160,21 @@ def _solvers(comparison: Comparison) -> dict[str, Solver]:
 def _bars(comparison: Comparison, mean: dict[str, float], worst: dict[str, float]) -> list[dict[str, Any]]:
     """Judge the speed of the projection, eager and compiled, and its residual."""
     judged = comparison.setting.is_cpu_of(ROWS, VOCAB)
-    compiled = mean.get(f"{OURS}, compiled")
+    eager, compiled, batched, blocked = (mean.get(name) for name in (OURS, f"{OURS}, compiled", BATCHED, BLOCKED))
     ours, theirs = ([value for name, value in worst.items() if (OURS in name) == is_ours] for is_ours in (True, False))
+    smaller = min(theirs) / max(ours) if ours and theirs else None
     return [
         comparison.bar(
             "eager m2s, times faster than the faster eager bisection",
-            min(mean[BATCHED], mean[BLOCKED]) / mean[OURS],
+            min(batched, blocked) / eager if eager and batched and blocked else None,
             at_least=MIN_SPEEDUP,
             judged=judged,
         ),
         comparison.bar(
             "compiled m2s, times faster than the batched eager bisection",
-            None if compiled is None else mean[BATCHED] / compiled,
+            batched / compiled if batched and compiled else None,
             at_least=MIN_SPEEDUP_COMPILED,
             judged=judged,
         ),
-        comparison.bar("times smaller residual than the best bisection", min(theirs) / max(ours), at_least=1.0, judged=judged),
+        comparison.bar("times smaller residual than the best bisection", smaller, at_least=1.0, judged=judged),
     ]

@@ -70,26 +70,27 @@ def measure(setting: Setting) -> dict[str, Any]:
 
     forms = {name: call for name, call in judged.items() if name in comparison.results}
     errors = accuracy(comparison, inputs, head, x_t, forms)
-    fused = errors.get(FUSED, {})
-    gradients = (fused["hidden_gradient_error"], fused["weight_gradient_error"]) if fused else None
     to_floor = {f"{name} / floor": comparison.ratio(name, FLOOR) for name in comparison.results if name != FLOOR}
     return comparison.result(
         f"last layer and loss, forward and backward, {setting.rows:,} sites, width {setting.width}, {setting.vocab:,} tokens, "
         f"{setting.arithmetic}",
         to_floor | {f"{FUSED} / {LIGER}": comparison.ratio(FUSED, LIGER)},
-        [
-            comparison.bar("fused M2S loss over the GEMM floor", comparison.ratio(FUSED, FLOOR), at_most=MAX_OVER_FLOOR),
-            comparison.bar(
-                "fused M2S loss, GiB beyond the weight gradient", comparison.value(FUSED, "peak_gib"), at_most=MAX_GIB
-            ),
-            comparison.bar("fused M2S loss over Liger's cross-entropy", comparison.ratio(FUSED, LIGER), at_most=MAX_OVER_LIGER),
-            comparison.bar("relative error of the batch mean", fused.get("mean_error"), at_most=MAX_MEAN_ERROR),
-            comparison.bar(
-                "relative error of the gradients", max(gradients) if gradients else None, at_most=MAX_GRADIENT_ERROR
-            ),
-        ],
+        _bars(comparison, errors.get(FUSED, {})),
         accuracy=errors,
     )
+
+
+def _bars(comparison: Comparison, errors: dict[str, float]) -> list[dict[str, Any]]:
+    """Judge the time, the memory and the errors of the fused loss."""
+    gradient_error = max(errors["hidden_gradient_error"], errors["weight_gradient_error"]) if errors else None
+    gib = comparison.value(FUSED, "peak_gib")
+    return [
+        comparison.bar("fused M2S loss over the GEMM floor", comparison.ratio(FUSED, FLOOR), at_most=MAX_OVER_FLOOR),
+        comparison.bar("fused M2S loss, GiB beyond the weight gradient", gib, at_most=MAX_GIB),
+        comparison.bar("fused M2S loss over Liger's cross-entropy", comparison.ratio(FUSED, LIGER), at_most=MAX_OVER_LIGER),
+        comparison.bar("relative error of the batch mean", errors.get("mean_error"), at_most=MAX_MEAN_ERROR),
+        comparison.bar("relative error of the gradients", gradient_error, at_most=MAX_GRADIENT_ERROR),
+    ]
 
 
 def _weighted(backend: Backend, inputs: Inputs, head: m2s.Head, loss: Loss, x_t: Tensor, compiled: bool = False) -> Call:

@@ -1,5 +1,6 @@
 """Part "sample": one step of `m2s.sample` (network, last layer, draw), against the network and the last layer alone."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +58,8 @@ def measure(setting: Setting) -> dict[str, Any]:
     comparison.add(BODY, lambda: network(x_t, t))
     comparison.add(GEMM, lambda: flat @ weight.t())
     for name, backend in STEPS.items():
-        comparison.add(
-            name, with_backend(backend, lambda name=name: draw_samples(name)), "fused" if backend == "fused" else None
-        )  # type: ignore[misc]
+        needs = "fused" if backend == "fused" else None
+        comparison.add(name, with_backend(backend, partial(draw_samples, name)), needs)
     comparison.warm_up()
     comparison.time(BODY, GEMM)
     steps = {name: comparison.calls[name] for name in STEPS if name in comparison.calls}

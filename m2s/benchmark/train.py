@@ -185,17 +185,17 @@ def trainer(config: Config, source: Source) -> tuple[Step, torch.nn.Module]:
     """
     world = World.start(config.run.device)
     model, head, description = make_objects(config, source)
-    learner = Trainer(config, source, world, model, head, description)
-    share = learner.share(0)
+    training = Trainer(config, source, world, model, head, description)
+    local_batch = training.share(0)
 
-    def call() -> float:
-        nonlocal share
-        assert share is not None
-        made = training_step(learner, share, Stopper())
-        share = made.following
-        return made.loss
+    def step() -> float:
+        nonlocal local_batch
+        assert local_batch is not None
+        result = training_step(training, local_batch, Stopper())
+        local_batch = result.following
+        return result.loss
 
-    return call, model
+    return step, model
 
 
 def operations_per_token(model: torch.nn.Module, length: int) -> int:

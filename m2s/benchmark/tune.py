@@ -50,10 +50,12 @@ def tune(setting: Setting, parts: tuple[str, ...]) -> dict[str, Any]:
                 for warps in (warps for warps in WARPS if blocks is LINES or 32 * warps <= block <= 32 * warps * MAX_COLUMNS):
                     comparison.add(f"{name} {block} x {warps}", lambda k=kernel, b=block, w=warps: k(b, w))  # type: ignore[misc]
     comparison.run()
+
+    def median(name: str, block: int, warps: int) -> float | None:
+        return comparison.value(f"{name} {block} x {warps}", "median_ms")
+
     tables = {
-        name: {
-            block: {warps: comparison.value(f"{name} {block} x {warps}", "median_ms") for warps in WARPS} for block in blocks
-        }
+        name: {block: {warps: median(name, block, warps) for warps in WARPS} for block in blocks}
         for name, blocks in sizes.items()
     }
     return comparison.result(f"kernels over block sizes and warps, {_rows(setting):,} rows", {}, [], tables=tables)
@@ -131,9 +133,7 @@ def _step(setting: Setting) -> Kernels:
     from m2s.ops.reverse_step.triton import draw_token
 
     inputs, logits = _logits(setting)
-    k, offset = (
-        inputs.corrupt(m2s.Uniform(setting.vocab, m2s.Linear()))[: len(logits)],
-        torch.zeros_like(inputs.t[: len(logits)]),
-    )
+    k = inputs.corrupt(m2s.Uniform(setting.vocab, m2s.Linear()))[: len(logits)]
+    offset = torch.zeros_like(inputs.t[: len(logits)])
     u = torch.rand(len(logits), dtype=torch.float64, device=logits.device)
     return {"draw": (lambda lines, warps: draw_token(logits, k, offset, u, setting.vocab, False, lines, warps), LINES)}
