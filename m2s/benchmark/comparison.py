@@ -18,6 +18,8 @@ from m2s.ops import use_backend
 from m2s.ops.backend import Backend
 
 Call = Callable[[], Any]
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+COUNTED_BYTES = 1 << 16  # allocations from this size on are counted exactly on a CPU
 FLUSH_BYTES, FLUSHES = 1 << 28, 16  # written before a call on a GPU: more than its cache holds, and for about 1 ms
 
 
@@ -124,15 +126,23 @@ def _resident_peak(call: Call) -> int | None:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
     try:
-        # The allocator keeps pages that earlier calls freed. Returned to the system, they count again when they are used.
-        ctypes.CDLL(None).malloc_trim(0)
+        allocator = ctypes.CDLL(None)
+        # glibc keeps memory that earlier calls freed, and would serve this call from it uncounted. Return it, and let every
+        # larger tensor have pages of its own meanwhile, which the system counts.
+        allocator.malloc_trim(0)
+        allocator.mallopt(M_MMAP_THRESHOLD, COUNTED_BYTES)
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         before = status("VmRSS")
     except (AttributeError, OSError, StopIteration):
         call()
         return None
-    call()
-    return max(0, status("VmHWM") - before)
+    try:
+        call()
+        return max(0, status("VmHWM") - before)
+    finally:
+        # The values that glibc itself arrives at once large tensors have been freed, so that the timed calls are not affected.
+        allocator.mallopt(M_MMAP_THRESHOLD, 1 << 25)
+        allocator.mallopt(M_TRIM_THRESHOLD, 1 << 26)
 
 
 def release() -> None:
