@@ -2,7 +2,7 @@
 
     python benchmarks/train.py --network cifar10 --batch 128
 
-The plain loop has autocast to bf16, the direct form of score entropy, clipping, AdamW and an average of the weights, and nothing
+The plain loop has autocast to bf16, the direct form of score entropy, clipping, AdamW and an average of the weights. Nothing in it
 is compiled. MFU is 6 parameters (without the embedding table) + 12 depth width length operations per token, over the rate of a
 bf16 matrix product in the same run. Writes benchmarks/results/train-NETWORK.json. It is a script, and not a part of
 `m2s benchmark`, because it trains the networks of all presets and writes profiles.
@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # runs from a checkout that is not installed
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs from a checkout that is not installed
 
 from m2s.benchmark.comparison import Comparison
 from m2s.benchmark.direct_loss import direct_score_entropy
@@ -33,6 +32,7 @@ from m2s.training import Config, resolve
 from m2s.training.build import make_objects
 from m2s.training.config import replace
 
+RESULTS = Path(__file__).parent / "results"
 MIN_SPEEDUP, MIN_MEMORY = 2.6, 2.0
 PROFILED_STEPS = 3
 DATA = {"owt": (50_257, 512, None), "cifar10": (256, 3072, (32, 32, 3)), "mnist": (256, 784, (28, 28))}
@@ -101,7 +101,7 @@ def write_profile(step: Step, path: Path) -> None:
 
 def summarize(comparison: Comparison, models: dict[str, torch.nn.Module], options: argparse.Namespace) -> dict[str, Any]:
     """Return the numbers of the result file: tokens per second, MFU for text, and ratios where both forms ran."""
-    vocab, length, _ = DATA[options.network]
+    length = DATA[options.network][1]
     median, peak = ({form: one[key] for form, one in comparison.results.items()} for key in ("median_ms", "peak_gib"))
     tokens = {form: options.batch * length / ms * 1e3 for form, ms in median.items()}
     numbers: dict[str, Any] = {
@@ -171,7 +171,7 @@ def main() -> int:
         return 0
     print("\n".join(f"  {bar_words(bar)}" for bar in bars))
     result = {**provenance(device), "repeats": options.repeats, **numbers, "clock": clock}
-    write_json(ROOT / "benchmarks" / "results" / f"train-{options.network}.json", result)
+    write_json(RESULTS / f"train-{options.network}.json", result)
     return int(any(bar["met"] is False for bar in bars))
 
 
