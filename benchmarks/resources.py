@@ -4,8 +4,8 @@
 
 For each kernel: registers of a thread, bytes spilled to memory, and the innermost loops that load columns, with instructions
 (float64 and special-function ones among them) for each column of a row. Writes benchmarks/results/resources.json. Needs triton,
-with the assembler that comes with it. It is a script, and not a part of `m2s benchmark`, because triton must be imported without
-its interpreter.
+with the assembler that comes with it. It is a script, and not a part of `m2s benchmark`, because triton must be imported
+without its interpreter.
 """
 
 import argparse

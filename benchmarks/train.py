@@ -2,9 +2,9 @@
 
     python benchmarks/train.py --network cifar10 --batch 128
 
-The plain loop has autocast to bf16, the direct form of score entropy, clipping, AdamW and an average of the weights. Nothing in it
-is compiled. MFU is 6 parameters (without the embedding table) + 12 depth width length operations per token, over the rate of a
-bf16 matrix product in the same run. Writes benchmarks/results/train-NETWORK.json. It is a script, and not a part of
+The plain loop has autocast to bf16, the direct form of score entropy, clipping, AdamW and an average of the weights. Nothing in
+it is compiled. MFU is 6 parameters (without the embedding table) + 12 depth width length operations per token, over the rate of
+a bf16 matrix product in the same run. Writes benchmarks/results/train-NETWORK.json. It is a script, and not a part of
 `m2s benchmark`, because it trains the networks of all presets and writes profiles.
 """
 
@@ -80,7 +80,14 @@ FORMS = {"plain": plain_loop, "m2s": trainer}
 
 
 def configuration(options: argparse.Namespace) -> Config:
-    """Return the preset with the options of the command line."""
+    """Return a preset's configuration.
+
+    Args:
+        options: The options of the command line.
+
+    Returns:
+        The resolved configuration of the preset, with the options.
+    """
     config = resolve(PRESETS[options.network])
     settings = {"batch": options.batch, "micro_batch": None, "device": options.device, "compile": options.compile}
     settings |= {key: int(value) for key, value in (pair.split("=") for pair in options.set)}
@@ -90,7 +97,12 @@ def configuration(options: argparse.Namespace) -> Config:
 
 
 def write_profile(step: Step, path: Path) -> None:
-    """Write the time of three training steps by kernel."""
+    """Write the time of three training steps by kernel.
+
+    Args:
+        step: Takes one training step.
+        path: The text file.
+    """
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profile:
         for _ in range(PROFILED_STEPS):
@@ -100,7 +112,16 @@ def write_profile(step: Step, path: Path) -> None:
 
 
 def summarize(comparison: Comparison, models: dict[str, torch.nn.Module], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the numbers of the result file: tokens per second, MFU for text, and ratios where both forms ran."""
+    """Return the numbers of the result file.
+
+    Args:
+        comparison: The measured times and memory.
+        models: The networks by form.
+        options: The options of the command line.
+
+    Returns:
+        Times, memory, tokens per second, ratios where both forms ran, and MFU for the owt network.
+    """
     length = DATA[options.network][1]
     median, peak = ({form: one[key] for form, one in comparison.results.items()} for key in ("median_ms", "peak_gib"))
     tokens = {form: options.batch * length / ms * 1e3 for form, ms in median.items()}
