@@ -36,7 +36,8 @@ def measure(setting: Setting) -> dict[str, Any]:
     """
     comparison, device = Comparison(setting), setting.device
     count, levels = min(TIMES, setting.rows // 8), min(LEVELS, setting.vocab)
-    process = make_process(ProcessConfig(kind="gaussian", schedule="geometric"), levels)
+    process = make_process(ProcessConfig(kind="gaussian", schedule="geometric"), levels).tabulated
+    assert process is not None
     rates = process.generator.to(device)
     t = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(setting.seed))
     sigma = process.schedule.sigma(t).to(device)

@@ -76,8 +76,8 @@ def _plot_fid(axes: Axes, rows: Sequence[MethodRow], grid: Sequence[int]) -> Non
     to_axes = axes.transAxes.inverted()
     heights = [to_axes.transform(axes.transData.transform((grid[-1], fid)))[1] for fid, _, _ in ends]
     for (fid, name, colour), height in zip(ends, spread_labels(heights, 0.04), strict=True):
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 2}
-        at = {"xytext": (1.06, height), "textcoords": "axes fraction"}
+        line: dict[str, Any] = {"arrowstyle": "-", "color": colour, "lw": 0.7, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 2}
+        at: dict[str, Any] = {"xytext": (1.06, height), "textcoords": "axes fraction"}
         axes.annotate(plain_label(name), (grid[-1], fid), **at, arrowprops=line, va="center", fontsize=SMALL, color=INK)
 
 

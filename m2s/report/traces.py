@@ -244,5 +244,5 @@ def _plot_perplexity(axes: Axes, points: Mapping[int, Mapping[str, float]], name
     """Plot one curve with its confidence intervals."""
     steps = sorted(points)
     value, error = reach([points[step] for step in steps])
-    bars = {"marker": "o", "ms": 4.5, "lw": 1.6, "elinewidth": 1.0, "capsize": 2}
+    bars: dict[str, Any] = {"marker": "o", "ms": 4.5, "lw": 1.6, "elinewidth": 1.0, "capsize": 2}
     axes.errorbar(steps, value, error, label=plain_label(name), **bars, **line_style(number))
