@@ -70,24 +70,28 @@ def measure(setting: Setting) -> dict[str, Any]:
             times[name] += watches[name].intervals()
     for name, milliseconds in times.items():
         comparison.results[name] |= summary(milliseconds)
-    ratio = comparison.ratio(FUSED, BODY, GEMM)
-    bars = [
-        comparison.bar("fused sampler step over compiled body and head GEMM", ratio, at_most=MAX_OVER_NETWORK),
-        comparison.bar("fused sampler step, GiB beyond the weights", comparison.value(FUSED, "peak_gib"), at_most=MAX_GIB),
-    ]
-    median = comparison.value(FUSED, "median_ms")
-    if setting.against_step is not None:
-        faster = None if median is None else setting.against_step / median
-        bars.append(comparison.bar(f"{setting.against_step:g} ms over the fused sampler step", faster, at_least=MIN_SPEEDUP))
-    else:
-        comparison.skipped.append("the step of another implementation: give --against-step MILLISECONDS")
     return comparison.result(
         f"one step of m2s.sample, bayes, {setting.batch} x {setting.length}, a DiT {setting.depth} x {setting.width} x "
         f"{setting.heads}, {setting.vocab:,} tokens, {setting.arithmetic}",
         {f"{name} / ({BODY} + {GEMM})": comparison.ratio(name, BODY, GEMM) for name in STEPS},
-        bars,
+        _bars(comparison),
         body_compiled=setting.why_unavailable("compiled") is None,
     )
+
+
+def _bars(comparison: Comparison) -> list[dict[str, Any]]:
+    """Judge the time and the memory of the fused step."""
+    ratio, gib = comparison.ratio(FUSED, BODY, GEMM), comparison.value(FUSED, "peak_gib")
+    bars = [
+        comparison.bar("fused sampler step over compiled body and head GEMM", ratio, at_most=MAX_OVER_NETWORK),
+        comparison.bar("fused sampler step, GiB beyond the weights", gib, at_most=MAX_GIB),
+    ]
+    against, median = comparison.setting.against_step, comparison.value(FUSED, "median_ms")
+    if against is None:
+        comparison.skipped.append("the step of another implementation: give --against-step MILLISECONDS")
+        return bars
+    speedup = None if median is None else against / median
+    return [*bars, comparison.bar(f"{against:g} ms over the fused sampler step", speedup, at_least=MIN_SPEEDUP)]
 
 
 def _network(setting: Setting, comparison: Comparison) -> tuple[InferenceModel, DiT]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 from matplotlib.image import imread
 
-from m2s.report.blocks import format_number
-from m2s.report.page import write
+from m2s.report.blocks import Cell, Table, format_number
+from m2s.report.page import template_environment, write
+from m2s.report.sections import SECTIONS
 from page_reader import Reader, decoded, read
 
 ADDRESSES = {"src", "href", "srcset", "poster", "action", "formaction", "data", "background", "xlink:href", "ping"}
@@ -197,3 +199,28 @@ def test_commands_and_versions(runs: Path, parsed: Reader, tmp_path: Path) -> No
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert format_number(value) == text
+
+
+def test_templates_escape_and_reject_unknown_names() -> None:
+    environment = template_environment()
+    assert environment.autoescape is True
+    assert {section.template for section in SECTIONS} <= set(environment.list_templates())
+    render = environment.from_string("{{ text }}{{ data | tojson }}").render
+    assert render(text="<b>&'", data={"b": "</script>", "a": 1}) == r'&lt;b&gt;&amp;&#39;{"b":"\u003c/script\u003e","a":1}'
+    with pytest.raises(ValueError, match="JSON"):
+        render(text="", data=float("nan"))
+    with pytest.raises(UndefinedError):
+        render(data=1)
+
+
+def test_table_cells() -> None:
+    macro = template_environment().get_template("macros.html.jinja").module
+    page = Reader(str(macro.table(Table(("a", "b"), [("x & y", Cell("1", ("± 2", "")))], (1,)))))
+    assert page.rows == [["a", "b"], ["x & y", "1± 2"]] and page.content["small"] == ["± 2"]
+    assert [(tag, attributes.get("class")) for tag, attributes in page.elements if tag in ("td", "th")] == [
+        ("th", None),
+        ("th", "number"),
+        ("th", None),
+        ("td", "number"),
+    ]
+    assert "figcaption" not in page.content

@@ -49,7 +49,7 @@ def read(path: Path) -> AuditResult:
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {hint}") from error
     if not isinstance(result, dict) or not result.keys() >= KEYS:
-        raise UserError(f"{path} is not an audit: {hint}")
+        raise UserError(f"{path} is no audit: {hint}")
     return result
 
 

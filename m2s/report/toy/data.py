@@ -116,12 +116,7 @@ def toy_data(
     Raises:
         UserError: The distribution or the time is invalid.
     """
-    if len(distribution) != 3 or min(distribution) < 0.01 or abs(sum(distribution) - 1) > 1e-9:
-        raise UserError(
-            f"the data distribution is {distribution}, but it must be three probabilities of at least 0.01 that sum to one"
-        )
-    if not 0.01 <= time <= 0.99:
-        raise UserError(f"the time is {time}, but it must be in [0.01, 0.99]")
+    _validate(distribution, time)
     process = m2s.Uniform(3, m2s.Linear())
     p = torch.tensor(distribution, dtype=torch.float64)
     k, y1, y2 = (int(i) for i in p.argsort(stable=True))
@@ -159,6 +154,16 @@ def toy_data(
         c_a=c_a,
         **_points(exact, (k, y1, y2), c_a, x_t, t, process),
     )
+
+
+def _validate(distribution: tuple[float, ...], time: float) -> None:
+    """Raise UserError unless there are three probabilities, and the time is inside (0, 1) by a margin."""
+    if len(distribution) != 3 or min(distribution) < 0.01 or abs(sum(distribution) - 1) > 1e-9:
+        raise UserError(
+            f"the data distribution is {distribution}, but it must be three probabilities of at least 0.01 that sum to one"
+        )
+    if not 0.01 <= time <= 0.99:
+        raise UserError(f"the time is {time}, but it must be in [0.01, 0.99]")
 
 
 def _points(
