@@ -27,8 +27,8 @@ LOSS = {
     "current": "*i32",
     "clean_token": "*i32",
     "weight": "*fp64",
-    "scalars": "*fp64",
-    "told": "i32",
+    "row_scalars": "*fp64",
+    "row_scalars_stride": "i32",
     "stride": "i32",
     "gradient_stride": "i32",
     "columns": "i32",
@@ -40,19 +40,19 @@ DRAW = {
     "current": "*i64",
     "offsets": "*fp64",
     "uniforms": "*fp64",
-    "numbers": "*fp64",
-    "column_stride": "i32",
+    "row_scalars": "*fp64",
+    "row_scalars_stride": "i32",
     "samples": "*i64",
     **dict.fromkeys(("first", "length", "low_key", "high_key", "step", "token_word", "jump_word", "route_word"), "i32"),
     "tokens": "*i64",
-    "shares": "*fp64",
+    "probabilities": "*fp64",
     "owns": "*fp64",
     "offs": "*fp64",
     "vocab": "i32",
     "mask": "i32",
 }
 ROWS = {"current": "*i64", "scalars": "*fp64", "count": "i32", "stride": "i32", "vocab": "i32"}
-PROJECT = {"rows": "*fp32", "mu": "*fp32", "taken": "*i32", **ROWS, "states": "i32"}
+PROJECT = {"rows": "*fp32", "mu": "*fp32", "passes_out": "*i32", **ROWS, "states": "i32"}
 AUDIT = {"rows": "*fp32", "counts": "*i64", "sums": "*fp64", **ROWS, "loose_low": "i64", "loose_high": "i64"}
 NORM = {
     **{"x": "*fp32", "branch": "*bf16", "gate": "*bf16", "weight": "*fp32", "shift": "*bf16", "scale": "*bf16"},
@@ -66,8 +66,8 @@ NORM_BACKWARD = {
     **dict.fromkeys(("length", "gate_stride", "scale_stride"), "i32"),
 }
 WHOLE = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
-GELU_BACKWARD = {"above": "*bf16", "h": "*bf16", "gradient": "*bf16", "sums": "*fp32", "rows": "i32"}
-STRIDES = (*(f"{part}_{way}" for part in "qkv" for way in ("sample", "site", "head")), "new_site")
+GELU_BACKWARD = {"upstream": "*bf16", "h": "*bf16", "gradient": "*bf16", "sums": "*fp32", "rows": "i32"}
+STRIDES = (*(f"{part}_{way}" for part in "qkv" for way in ("example", "position", "head")), "new_position")
 ROTARY = {
     **{"q": "*bf16", "k": "*bf16", "v": "*bf16", "cos": "*fp32", "sin": "*fp32"},
     **{"new_q": "*bf16", "new_k": "*bf16", "new_v": "*bf16"},
@@ -77,19 +77,19 @@ UNIFORMS = {
     **{"samples": "*i64", "steps": "*i64", "result": "*fp64"},
     **dict.fromkeys(("row_stride", "site_stride", "step", "first", "count", "word", "low_key", "high_key"), "i64"),
 }
-TABLE = {"above": "*fp32", "order": "*i64", "keys": "*i16", "starts": "*i32", "sums": "*fp32", "gradient": "*fp32"}
+TABLE = {"upstream": "*fp32", "order": "*i64", "keys": "*i16", "starts": "*i32", "sums": "*fp32", "gradient": "*fp32"}
 TABLE |= dict.fromkeys(("stride", "shift", "rows"), "i32")
 # of each kernel of the table's gradient: arguments, constants, warps
 EMBEDDING: dict[str, tuple[tuple[str, ...], dict[str, int], int]] = {
-    "chunks": (("above", "order", "keys", "sums", "stride"), {"CHUNK": 64, "LINES": 16, "STAGES": 3}, 8),
+    "chunks": (("upstream", "order", "keys", "sums", "stride"), {"CHUNK": 64, "LINES": 16, "STAGES": 3}, 8),
     "long": (
-        ("above", "order", "keys", "starts", "sums", "gradient", "stride", "shift"),
+        ("upstream", "order", "keys", "starts", "sums", "gradient", "stride", "shift"),
         {"CHUNK": 64, "SHORT": 8, "LINES": 16, "STAGES": 3},
         8,
     ),
-    "short": (("above", "order", "starts", "gradient", "stride", "rows"), {"SHORT": 8, "ROWS": 8}, 4),
+    "short": (("upstream", "order", "starts", "gradient", "stride", "rows"), {"SHORT": 8, "ROWS": 8}, 4),
 }
-ADAMW = {"owners": "*i32", "tensors": "*i64", "numbers": "*fp64", "constants": "*fp64"}
+ADAMW = {"owners": "*i32", "tensors": "*i64", "scalars": "*fp64", "constants": "*fp64"}
 # what it is called, its module and name, its arguments, its constants, its warps
 KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     **{
@@ -120,9 +120,9 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     **{
         f"project, {'log-scores, mask' if log else 'scores'}": (
             "m2s.ops.project.triton",
-            "_nearest",
+            "_project",
             PROJECT,
-            {"MASK": log, "LOG": log, "WIDE": False, "WHOLE": True, "HELD": 8, "REST": 4, "BLOCK": 2048},
+            {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048},
             16,
         )
         for log in (False, True)
@@ -132,13 +132,13 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
             "m2s.ops.classify.triton",
             "_measure",
             AUDIT,
-            {"MASK": mask, "STEP": True, "LOG": False, "NARROW": True, "LINES": 4, "BLOCK": 1024},
+            {"MASK": mask, "STEP": True, "LOG": False, "FLOAT32": True, "LINES": 4, "BLOCK": 1024},
             8,
         )
         for mask in (False, True)
     },
     "norm": ("m2s.ops.norm.triton", "_forward", NORM, {"WIDTH": 768, **WHOLE}, 8),
-    "norm, backward": ("m2s.ops.norm.triton", "_backward", NORM_BACKWARD, {"WIDTH": 768, "LATER": True, **WHOLE}, 8),
+    "norm, backward": ("m2s.ops.norm.triton", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **WHOLE}, 8),
     "gelu, backward": (
         "m2s.ops.gelu.triton",
         "_backward",
@@ -149,9 +149,9 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     **{
         f"rotary{', backward' if back else ''}": (
             "m2s.ops.rotary.triton",
-            "_turn",
+            "_rotate",
             ROTARY,
-            {"HEADS": 12, "HALF": 32, "BACK": back, "ROWS": 32, "BLOCK": 32},
+            {"HEADS": 12, "HALF": 32, "BACKWARD": back, "ROWS": 32, "BLOCK": 32},
             4,
         )
         for back in (False, True)
@@ -178,19 +178,19 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
     },
     "columns, beside": (
         "m2s.ops.bias_columns.triton",
-        "_beside",
+        "_append",
         {"rows": "*fp32", "bias": "*fp32", "result": "*bf16", "count": "i32"},
-        {"WIDTH": 768, "EXTRA": 8, "MORE": 8, "ROWS": 8, "BLOCK": 256},
+        {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
     "columns, alone": (
         "m2s.ops.bias_columns.triton",
-        "_alone",
+        "_drop",
         {"columns": "*fp32", "factor": "*fp64", "result": "*fp32", "count": "i32"},
-        {"WIDTH": 768, "APART": 776, "ROWS": 8, "BLOCK": 256},
+        {"WIDTH": 768, "STRIDE": 776, "ROWS": 8, "BLOCK": 256},
         4,
     ),
-    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BF16": True, "BLOCK": 512}, 4),
+    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"ALIGNED": True, "BF16": True, "BLOCK": 512}, 4),
 }
 
 

@@ -72,7 +72,7 @@ def _losses(setting: Setting) -> Kernels:
         kernel = import_module(f"m2s.ops.{told.kind}.triton")
         ready = kernel.prepare(x_t, x_0, told.scalars)
         rest = (logits, *ready, head.process.mask is not None, setting.vocab, weight, setting.operands)
-        kernels[told.kind] = (_sized(kernel.rows, rest), BLOCKS)
+        kernels[told.kind] = (_sized(kernel.row_losses, rest), BLOCKS)
     return kernels
 
 
