@@ -54,7 +54,7 @@ class Layer:
         fused: Whether Triton kernels append the bias columns; by default as `uses_triton` says.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, fused: bool | None = None) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, fused: bool | None = None) -> None:
         self.width, self.bias = hidden.shape[-1], bias is not None
         self.bf16_products = uses_bf16_products(hidden)
         hidden = hidden.reshape(-1, self.width)

@@ -62,7 +62,7 @@ def linear_loss(
         Losses `[N]` in float64, and the gradients with respect to hidden, weight and bias; the gradients are empty tensors
         without `row_weight`, the last one also without a bias.
     """
-    layer, row_loss = Layer(hidden, weight, bias, fused), load_op(kind, fused)
+    layer, row_loss = Layer(hidden, weight, bias, fused=fused), load_op(kind, fused)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
     prepared = row_loss.prepare(x_t, x_0, row_scalars)
