@@ -128,7 +128,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
         for log in (False, True)
     },
     **{
-        f"audit{', mask' if mask else ''}": (
+        f"classify{', mask' if mask else ''}": (
             "m2s.ops.classify.triton",
             "_measure",
             AUDIT,
@@ -176,14 +176,14 @@ KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
         )
         for part, (names, constants, warps) in EMBEDDING.items()
     },
-    "columns, beside": (
+    "bias columns, append": (
         "m2s.ops.bias_columns.triton",
         "_append",
         {"rows": "*fp32", "bias": "*fp32", "result": "*bf16", "count": "i32"},
         {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
-    "columns, alone": (
+    "bias columns, drop": (
         "m2s.ops.bias_columns.triton",
         "_drop",
         {"columns": "*fp32", "factor": "*fp64", "result": "*fp32", "count": "i32"},

@@ -177,7 +177,7 @@ def test_versions_of_the_kernels_before() -> None:
 
 
 def test_instructions_of_the_kernels() -> None:
-    for name in ("bridged", "masked", "free"):
+    for name in ("posterior_entropy", "masked_ce", "score_entropy"):
         one = benchmark("resources")["kernels"][f"{name}, no mask"]
         most = max(loop["columns"] for loop in one["loops"])  # the others end a row
         counts = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"] if loop["columns"] == most)

@@ -266,7 +266,8 @@ def test_samples_are_the_same_on_both_backends(name: str, sampler: str, unprojec
             callback=lambda step, seen=states: seen.extend([step.x_s, *step.prediction.notes.values()]),
         )
         states.append(out)
-    assert len(seen["fused"]) == (5 if sampler == "euler" else 3)
+    # two states and the result; Euler notes the exit mass of its first step, the last step is a draw from the posterior
+    assert len(seen["fused"]) == (4 if sampler == "euler" else 3)
     assert all(torch.equal(a, b) for a, b in zip(*seen.values(), strict=True))
 
 
