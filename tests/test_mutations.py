@@ -106,8 +106,8 @@ MUTANTS = {
     ),
     "loss: e of the bulk with the wrong sign": Mutant(
         "ops/posterior_entropy/cpu.py",
-        "-mu.mu_k * alpha / p_kk)\n    kept",
-        "mu.mu_k * alpha / p_kk)\n    kept",
+        "-mu.mu_k * alpha / p_kk)\n    flow",
+        "mu.mu_k * alpha / p_kk)\n    flow",
         "test_theorems.py::test_score_entropy_is_its_definition",
     ),
     "loss: a factor 1/rho left out where k = x_0": Mutant(

@@ -51,7 +51,7 @@ class Layer:
         hidden: Hidden states `[*site, D]`.
         weight: Weight `[V, D]`.
         bias: Bias `[V]`, or None.
-        fused: Whether Triton kernels append the bias columns; by default as `uses_triton` says.
+        fused: Whether Triton kernels append the bias columns; by default as `uses_triton` returns.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, fused: bool | None = None) -> None:

@@ -25,9 +25,11 @@ ALIGNMENT = 16  # bytes: aligned tensors are loaded and stored four elements at 
 
 @no_type_check
 @triton.jit
-def _scalars(tensors, constants, settings, norm, finite, many, scalars, count, MANY: tl.constexpr, BLOCK: tl.constexpr):
+def _scalars(
+    tensors, constants, settings, norm, finite, checked_count, scalars, count, CHECKED: tl.constexpr, BLOCK: tl.constexpr
+):
     """Compute the scalars of every tensor from its step count, rounded as torch rounds them."""
-    checked = tl.load(finite + tl.arange(0, MANY), mask=tl.arange(0, MANY) < many, other=0.0)
+    checked = tl.load(finite + tl.arange(0, CHECKED), mask=tl.arange(0, CHECKED) < checked_count, other=0.0)
     wanted = tl.min(tl.where(tl.abs(checked) < float("inf"), 1.0, 0.0), 0)
     which = tl.arange(0, BLOCK)
     inside = which < count
@@ -208,9 +210,9 @@ class Tables:
             torch.tensor([rate, rate * self.group["weight_decay"], average_weight, clip or math.inf], dtype=torch.float64)
         )
         scalars = self.constants.new_empty(count, SCALARS.value)
-        many = len(finite)
-        sizes = {"MANY": triton.next_power_of_2(many), "BLOCK": triton.next_power_of_2(count)}
-        _scalars[(1,)](self.tensors, self.constants, settings, norm, finite.double(), many, scalars, count, **sizes)
+        checked_count = len(finite)
+        sizes = {"CHECKED": triton.next_power_of_2(checked_count), "BLOCK": triton.next_power_of_2(count)}
+        _scalars[(1,)](self.tensors, self.constants, settings, norm, finite.double(), checked_count, scalars, count, **sizes)
         options = {"ALIGNED": self.aligned, "BF16": self.bf16, "BLOCK": self.block}
         _adamw[(len(self.owners),)](self.owners, self.tensors, scalars, self.constants, **options, num_warps=self.warps)
 

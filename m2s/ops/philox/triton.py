@@ -99,12 +99,12 @@ def uniforms(
     result = samples.new_empty((len(samples), count), dtype=torch.float64)
     if not result.numel():
         return result
-    given = (samples[:1] if steps is None else steps.to(samples.device)).expand(result.shape)
+    step_table = (samples[:1] if steps is None else steps.to(samples.device)).expand(result.shape)
     _uniforms[(len(samples), triton.cdiv(count, block))](
         samples.contiguous(),
-        given,
+        step_table,
         result,
-        *given.stride(),
+        *step_table.stride(),
         step,
         first,
         count,

@@ -64,7 +64,7 @@ class _Line(NamedTuple):
     slope: Tensor
     level: Tensor
     level_1: Tensor
-    kept: Tensor  # off + mu_k m(k)/P(k|k): the score of y is (m(y) kept + alpha mu_y) / m(k)
+    flow: Tensor  # m(k) sum_z mu_z / P(k|z): the score of y is (m(y) flow + alpha mu_y) / m(k)
     sum_e: Tensor  # over all V columns
     sum_g: Tensor
     sum_big_g: Tensor
@@ -97,14 +97,14 @@ def _line(mu: _Posterior, site: SiteCoefficients, passes: Passes, case: _Case) -
     compared = m_clean > 0  # otherwise there is no ratio to compare with, and h = s
     slope = torch.where(case.same, p_kk / m_k, 1) * alpha / torch.where(compared, m_clean, 1) / mu.total
     level = torch.where(case.same, mu.off * alpha / m_k, -mu.mu_k * alpha / p_kk)
-    kept = mu.off + mu.mu_k * m_k / p_kk
-    level_1 = torch.where(case.counted, torch.where(case.same, 1 + level, kept), 1)
+    flow = mu.off + mu.mu_k * m_k / p_kk
+    level_1 = torch.where(case.counted, torch.where(case.same, 1 + level, flow), 1)
     sum_e = slope * mu.rest_w + passes.w.shape[-1] * level
     sum_g, sum_big_g = passes.sums(slope, level, level_1, sum_e)
     taken_out = torch.where(case.apart, 2, 1)
     sum_g = (sum_g - taken_out * excess(level, level_1)).clamp(min=0)
     sum_big_g = sum_big_g - taken_out * level / level_1
-    return _Line(slope, level, level_1, kept, sum_e, sum_g, sum_big_g, taken_out)
+    return _Line(slope, level, level_1, flow, sum_e, sum_g, sum_big_g, taken_out)
 
 
 def _at_x(mu: _Posterior, line: _Line, site: SiteCoefficients, same: Tensor) -> _AtX:
@@ -113,7 +113,7 @@ def _at_x(mu: _Posterior, line: _Line, site: SiteCoefficients, same: Tensor) -> 
     compared = m_clean > 0
     p_xx = alpha + m_clean
     e_x = -alpha / p_xx * (mu.rest + mu.mu_k + m_clean * mu.mu_k / p_kk)
-    score_x = alpha * mu.mu_x + m_clean * line.kept  # s_x m(k)
+    score_x = alpha * mu.mu_x + m_clean * line.flow  # s_x m(k)
     log_1 = torch.where(compared, torch.log(score_x.where(compared, 1) / p_xx), mu.log_mu_x)  # log(1 + e_x)
     loss = p_xx / m_k * torch.where(e_x > -0.5, excess(e_x, log_1.exp()), e_x - log_1)
     inverse = torch.where(compared, p_xx / score_x.where(compared, 1), 0)
@@ -122,7 +122,7 @@ def _at_x(mu: _Posterior, line: _Line, site: SiteCoefficients, same: Tensor) -> 
 
 
 def _loss(mu: _Posterior, line: _Line, at_x: _AtX, site: SiteCoefficients, case: _Case, candidate: Tensor | None) -> Tensor:
-    """The loss `[N, 1]`; `candidate` says where the mask is one (None without a mask)."""
+    """The loss `[N, 1]`; `candidate` is true where the mask is a candidate (None without a mask)."""
     alpha, m_k, p_kk, m_clean, m_mask, rate = site
     bulk = torch.where(m_clean > 0, m_clean / torch.where(case.same, p_kk, m_k) * line.sum_g, alpha / m_k * mu.rest)
     loss = bulk + torch.where(case.same, 0, at_x.loss)

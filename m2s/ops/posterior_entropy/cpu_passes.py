@@ -57,7 +57,7 @@ class RowGradient(NamedTuple):
         pivot: The weight at which the first summand vanishes.
         lift: Factor of the first summand.
         shift: The second summand.
-        scale: Factor of the whole.
+        scale: Factor of both summands.
         at_x: Gradient at the clean token.
         at_k: Gradient at the current token.
         top: The greatest logit.

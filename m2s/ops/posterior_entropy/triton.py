@@ -120,8 +120,8 @@ def _posterior_entropy(
     to_slope = tl.load(row_scalars + 5)  # d e_y / d mu_y
     slope = to_slope * per_total
     level = tl.where(same, off * alpha_over_m_k, -mu_k * alpha_over_p_kk)
-    kept = off + mu_k * m_k_over_p_kk
-    level_1 = tl.where(same, 1.0 + level, kept)
+    flow = off + mu_k * m_k_over_p_kk
+    level_1 = tl.where(same, 1.0 + level, flow)
     # second pass: product of 1 + e and sum of 1/(1 + e) = dividend / divisor, lane by lane
     product = tl.full([BLOCK], 1.0, tl.float64)
     exponents = tl.zeros([BLOCK], tl.int32)
@@ -168,7 +168,7 @@ def _posterior_entropy(
     p_xx_over_m_k = tl.load(row_scalars + 9)
     value = m_clean_over_p_k * sum_g
     e_x = -alpha_over_p_xx * (rest + mu_k + m_clean_over_p_kk * mu_k)
-    one_plus_e_x = alpha_over_p_xx * mu_x + tl.load(row_scalars + 13) * kept
+    one_plus_e_x = alpha_over_p_xx * mu_x + tl.load(row_scalars + 13) * flow
     log_1 = tl.log(one_plus_e_x)
     value += tl.where(same, 0.0, p_xx_over_m_k * tl.where(tl.abs(e_x) < 0.01, _series(e_x), e_x - log_1))
     if MASK:

@@ -115,7 +115,7 @@ def _project(
     row = tl.program_id(0).to(tl.int64)
     rows += row * stride
     mu += row * states
-    kind = mu.dtype.element_ty
+    dtype = mu.dtype.element_ty
     EPSILON: tl.constexpr = 2.3e-16 if FLOAT64 else 1.2e-7
     FIRST: tl.constexpr = HELD * BLOCK  # the first column that is not in registers
     k = tl.load(current + row).to(tl.int32)
@@ -134,12 +134,12 @@ def _project(
     else:
         held = tl.load((rows + lanes)[None, :] + blocks, eviction_policy="evict_first")
 
-    sums = tl.zeros([BLOCK], kind)
-    tops = tl.full([BLOCK], -INF, kind)
+    sums = tl.zeros([BLOCK], dtype)
+    tops = tl.full([BLOCK], -INF, dtype)
     for start in range(FIRST, columns, REST * BLOCK):
         place, inside, score = _load_rest(rows, start, columns, k, -INF if LOG else 0.0, REST, BLOCK)
         # a float in place of a condition: predicate registers are few, and holding them would delay the next loads
-        penalty = tl.where(inside, 0.0, -INF).to(kind)
+        penalty = tl.where(inside, 0.0, -INF).to(dtype)
         if LOG:
             score = tl.exp(score) if FLOAT64 else _exp(score)
             tl.store(mu + place, score, mask=inside)
@@ -174,20 +174,20 @@ def _project(
     gain = 1 / curvature
 
     # the start: Newton's method on the lanes, each by its greatest score and the mean of its others
-    slope_here, origin_here, gain_here = slope.to(kind), origin.to(kind), gain.to(kind)
+    slope_here, origin_here, gain_here = slope.to(dtype), origin.to(dtype), gain.to(dtype)
     # candidates of each lane
-    many = tl.where(lanes < columns, (columns - 1 - lanes) // BLOCK + 1, 0)
-    many -= tl.where((lanes == k % BLOCK) & (k < columns), 1, 0)
-    others = tl.maximum(many - 1, 0).to(kind)
+    lane_size = tl.where(lanes < columns, (columns - 1 - lanes) // BLOCK + 1, 0)
+    lane_size -= tl.where((lanes == k % BLOCK) & (k < columns), 1, 0)
+    others = tl.maximum(lane_size - 1, 0).to(dtype)
     means = tl.where(others > 0, (sums - tops) / tl.maximum(others, 1.0), -INF)
     zero = slope_here * 0.0
     low = _root(tl.max(tops, 0), zero + 1.0, zero, slope_here, origin_here, gain_here)
-    near = tl.maximum(low, _root(tl.sum(sums, 0), tl.sum(many, 0).to(kind), zero, slope_here, origin_here, gain_here))
+    near = tl.maximum(low, _root(tl.sum(sums, 0), tl.sum(lane_size, 0).to(dtype), zero, slope_here, origin_here, gain_here))
     moving, before = slope > 0, -slope_here
     passes = 0
     while moving:
         mass = tl.sum(tl.maximum(tops - near, 0.0) + others * tl.maximum(means - near, 0.0), 0)
-        size = tl.sum(tl.where(tops >= near, 1.0, 0.0) + tl.where(means >= near, others, 0.0), 0).to(kind)
+        size = tl.sum(tl.where(tops >= near, 1.0, 0.0) + tl.where(means >= near, others, 0.0), 0).to(dtype)
         step = _root(mass, size, near, slope_here, origin_here, gain_here)
         near += step
         passes += 1
@@ -210,7 +210,7 @@ def _project(
             below += below_here
             least = tl.minimum(least, least_here)
         size = (seen - tl.sum(below, 0)).to(tl.float64)
-        nearest = tl.min(least, 0).to(kind, bitcast=True).to(tl.float64)
+        nearest = tl.min(least, 0).to(dtype, bitcast=True).to(tl.float64)
         beyond = _root(tl.sum(masses.to(tl.float64), 0), size, near.to(tl.float64), slope, origin, gain)
         sigma = near.to(tl.float64) + beyond
         passes += 1
@@ -221,12 +221,12 @@ def _project(
         before = size
         # start the next pass slightly below, where that costs nothing: rounding upwards would cost one more pass
         margin = tl.where(size * tl.abs(sigma) * EPSILON <= slope, tl.abs(sigma) * EPSILON, 0.0)
-        near = tl.where(moving, sigma.to(kind) - margin.to(kind), near)
+        near = tl.where(moving, sigma.to(dtype) - margin.to(dtype), near)
     tl.store(passes_out + row, passes)
 
     active = (near.to(tl.float64) + beyond - origin) * gain > slope
     near = tl.where(known, INF, tl.where(tl.abs(total) < INF, near, float("nan")))
-    inverse, beyond_here = (m_k / tl.where(known, 1.0, alpha)).to(kind), beyond.to(kind)
+    inverse, beyond_here = (m_k / tl.where(known, 1.0, alpha)).to(dtype), beyond.to(dtype)
     u = _mu(held, near, beyond_here, inverse)
     if FULL:
         tl.store((mu + lanes)[None, :] + blocks, u)
@@ -241,7 +241,7 @@ def _project(
     rest = 1.0 - tl.sum(sums.to(tl.float64), 0)
     rest = tl.where(active | (rest < 0) | (k == vocab), 0.0, rest)
     tl.debug_barrier()
-    tl.store(mu + k, tl.where(known, 1.0, rest).to(kind))
+    tl.store(mu + k, tl.where(known, 1.0, rest).to(dtype))
 
 
 @torch.library.custom_op("m2s::project", mutates_args=())

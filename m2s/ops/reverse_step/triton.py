@@ -1,4 +1,4 @@
-"""Draws from the posterior and whole sampling steps as one Triton kernel, one program per row, one pass over the row.
+"""Draws from the posterior and complete sampling steps as one Triton kernel, one program per row, one pass over the row.
 
 `cpu.py` and `routes.py` have the mathematics. The row is read in tiles of several blocks of 256 columns. Of each block the
 kernel keeps the greatest logit and the float64 sum of its weights, the current token left out. These say in which block the
