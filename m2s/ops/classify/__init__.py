@@ -6,7 +6,7 @@ from torch import Tensor
 
 from m2s.ops.backend import uses_triton
 from m2s.ops.classify import naive
-from m2s.ops.classify.naive import ScoreMeasures
+from m2s.ops.classify.measures import ScoreMeasures
 from m2s.process import Process
 
 __all__ = ["ScoreMeasures", "is_fused", "measure_scores"]

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.classify.naive import ScoreMeasures
+from m2s.ops.classify.measures import ScoreMeasures
 from m2s.process import RankOne
 
 INF = tl.constexpr(float("inf"))
