@@ -54,31 +54,31 @@ ROTARY = f"*bf16 *bf16 *bf16 *fp32 *fp32 *bf16 *bf16 *bf16 i32{' i32/16' * 10}"
 UNIFORMS = f"*i64 *i64 *fp64{' i64' * 8}"
 
 KERNELS: dict[str, Kernel] = {}  # by the names in resources.json
-for label, operation, function, block, warps in (
-    ("bridged", "posterior_entropy", "_bridged", 1024, 8),
-    ("free", "score_entropy", "_free", 512, 4),
-    ("masked", "masked_ce", "_masked", 1024, 8),
+for operation, block, warps in (
+    ("posterior_entropy", 1024, 8),
+    ("score_entropy", 512, 4),
+    ("masked_ce", 1024, 8),
 ):
     for variant, mask, gradient in (("no mask", False, True), ("mask", True, True), ("mask, value only", True, False)):
         constants = {"MASK": mask, "GRADIENT": gradient, "BLOCK": block}
-        KERNELS[f"{label}, {variant}"] = Kernel(operation, function, LOSS, constants, warps)
+        KERNELS[f"{operation}, {variant}"] = Kernel(operation, f"_{operation}", LOSS, constants, warps)
 for label, routes, other in (("draw", "none", False), ("step of bayes", "bayes", False), ("step of euler", "euler", True)):
     constants = {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256}
     KERNELS[label] = Kernel("reverse_step", "_draw", DRAW, constants, 4)
 for label, log in (("project, scores", False), ("project, log-scores, mask", True)):
-    constants = {"MASK": log, "LOG": log, "WIDE": False, "WHOLE": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
-    KERNELS[label] = Kernel("project", "_nearest", PROJECT, constants, 16)
+    constants = {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
+    KERNELS[label] = Kernel("project", "_project", PROJECT, constants, 16)
 for label, mask in (("audit", False), ("audit, mask", True)):
-    constants = {"MASK": mask, "STEP": True, "LOG": False, "NARROW": True, "LINES": 4, "BLOCK": 1024}
+    constants = {"MASK": mask, "STEP": True, "LOG": False, "FLOAT32": True, "LINES": 4, "BLOCK": 1024}
     KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
 KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
-KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "LATER": True, **NORM_CONSTANTS}, 8)
+KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **NORM_CONSTANTS}, 8)
 KERNELS["gelu, backward"] = Kernel(
     "gelu", "_backward", "*bf16 *bf16 *bf16 *fp32 i32", {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024}, 4
 )
 for label, backward in (("rotary", False), ("rotary, backward", True)):
-    constants = {"HEADS": 12, "HALF": 32, "BACK": backward, "ROWS": 32, "BLOCK": 32}
-    KERNELS[label] = Kernel("rotary", "_turn", ROTARY, constants, 4)
+    constants = {"HEADS": 12, "HALF": 32, "BACKWARD": backward, "ROWS": 32, "BLOCK": 32}
+    KERNELS[label] = Kernel("rotary", "_rotate", ROTARY, constants, 4)
 for label, steps in (("uniforms", False), ("uniforms, steps on the device", True)):
     KERNELS[label] = Kernel("philox", "_uniforms", UNIFORMS, {"STEPS": steps, "BLOCK": 128}, 4)
 KERNELS |= {
@@ -101,15 +101,15 @@ KERNELS |= {
     ),
     "columns, beside": Kernel(
         "bias_columns",
-        "_beside",
+        "_append",
         "*fp32 *fp32 *bf16 i32",
-        {"WIDTH": 768, "EXTRA": 8, "MORE": 8, "ROWS": 8, "BLOCK": 256},
+        {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
     "columns, alone": Kernel(
-        "bias_columns", "_alone", "*fp32 *fp64 *fp32 i32", {"WIDTH": 768, "APART": 776, "ROWS": 8, "BLOCK": 256}, 4
+        "bias_columns", "_drop", "*fp32 *fp64 *fp32 i32", {"WIDTH": 768, "STRIDE": 776, "ROWS": 8, "BLOCK": 256}, 4
     ),
-    "adamw": Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"WIDE": True, "BF16": True, "BLOCK": 512}, 4),
+    "adamw": Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"ALIGNED": True, "BF16": True, "BLOCK": 512}, 4),
 }
 
 

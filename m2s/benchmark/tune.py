@@ -88,7 +88,7 @@ def _losses(setting: Setting) -> Kernels:
         kernel = import_module(f"m2s.ops.{spec.kind}.triton")
         prepared = kernel.prepare(x_t, x_0, spec.scalars)
         rest = (logits, *prepared, head.process.mask is not None, setting.vocab, weight, setting.operands)
-        kernels[spec.kind] = (_sized(kernel.rows, rest), BLOCKS)
+        kernels[spec.kind] = (_sized(kernel.row_losses, rest), BLOCKS)
     return kernels
 
 

@@ -11,10 +11,10 @@ from m2s.heads import Head, LogScore, Posterior
 from m2s.heads.output import logits, padded_logits
 from m2s.ops import linear_loss, uses_triton
 from m2s.ops.last_layer import Output, Unprojected
-from m2s.ops.posterior_entropy import naive as bridged
-from m2s.ops.posterior_entropy.naive import posterior_score_entropy
-from m2s.ops.score_entropy import naive as free
-from m2s.ops.score_entropy.naive import entropy_from_logs, unconstrained_score_entropy
+from m2s.ops.posterior_entropy import posterior_score_entropy
+from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
+from m2s.ops.score_entropy import entropy_from_logs, unconstrained_score_entropy
+from m2s.ops.score_entropy import row_scalars as score_scalars
 from m2s.process import Process, RankOne
 
 
@@ -82,9 +82,9 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
         return linear_loss.RowLossSpec("masked_ce", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.RowLossSpec(
-            "posterior_entropy", bridged.scalars(head.offset_at_current_token(x_t, t), site), process
+            "posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process
         )
-    return linear_loss.RowLossSpec("score_entropy", free.scalars(x_0, x_t, site, head.shift(x_t, t)), process)
+    return linear_loss.RowLossSpec("score_entropy", score_scalars(x_0, x_t, site, head.shift(x_t, t)), process)
 
 
 def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:

@@ -23,8 +23,8 @@ from m2s.ops import uses_triton
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.last_layer_chunks import Layer
-from m2s.ops.reverse_step import Routes, TokenDraw, draw_token, naive
-from m2s.ops.reverse_step.naive import BLOCK
+from m2s.ops.reverse_step import Routes, TokenDraw, cpu, draw_token
+from m2s.ops.reverse_step.cpu import BLOCK
 from m2s.process import RankOne
 
 __all__ = ["LogitsProcessor", "Prediction", "TokenDraw"]
@@ -318,7 +318,7 @@ class Prediction:
         vocab = self.process.vocab
         logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
         offset = torch.where(self.known().reshape(-1), torch.inf, 0.0)
-        drawn = naive.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
+        drawn = cpu.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
         return TokenDraw(*(value.reshape(u.shape) for value in drawn))
 
 
