@@ -68,7 +68,7 @@ for label, routes, other in (("draw", "none", False), ("step of bayes", "bayes",
 for label, log in (("project, scores", False), ("project, log-scores, mask", True)):
     constants = {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
     KERNELS[label] = Kernel("project", "_project", PROJECT, constants, 16)
-for label, mask in (("audit", False), ("audit, mask", True)):
+for label, mask in (("classify", False), ("classify, mask", True)):
     constants = {"MASK": mask, "STEP": True, "LOG": False, "FLOAT32": True, "LINES": 4, "BLOCK": 1024}
     KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
 KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
@@ -99,14 +99,14 @@ KERNELS |= {
     "embedding, short": Kernel(
         "embedding", "_short", "*fp32 *i64 *i32 *fp32 i32/16 i32", {"WIDTH": 768, "SHORT": 8, "ROWS": 8, "BLOCK": 256}, 4
     ),
-    "columns, beside": Kernel(
+    "bias columns, append": Kernel(
         "bias_columns",
         "_append",
         "*fp32 *fp32 *bf16 i32",
         {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
-    "columns, alone": Kernel(
+    "bias columns, drop": Kernel(
         "bias_columns", "_drop", "*fp32 *fp64 *fp32 i32", {"WIDTH": 768, "STRIDE": 776, "ROWS": 8, "BLOCK": 256}, 4
     ),
     "adamw": Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"ALIGNED": True, "BF16": True, "BLOCK": 512}, 4),
