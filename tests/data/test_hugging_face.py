@@ -202,7 +202,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         tokenizers.check_tokenizer(tokenizers.from_dict({"kind": "HuggingFace", "end_token": "", "size": 3}))
     (tmp_path / "empty").mkdir()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="needs transformers .*: pip install transformers"):
+    with pytest.raises(UserError, match=r"needs transformers .*: pip install transformers"):
         tokenizers.make_tokenizer(str(tmp_path / "empty"))
 
 
