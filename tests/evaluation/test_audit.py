@@ -13,7 +13,7 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.data import load
-from m2s.evaluation.audit import CLASSES, TOLERANCE, Audit, LogHistogram, StepStats, audit, merged, restored, watched
+from m2s.evaluation.audit import CLASSES, TOLERANCE, Audit, LogHistogram, StepStats, audit, audit_sampling, merge_stats, stats_from_json
 from m2s.models import DiT, DiTConfig
 from m2s.report.audit import NAMES, WORDS, draw, read, table
 from m2s.samplers import Trajectory
@@ -62,11 +62,11 @@ def seen(t: float) -> float:
 
 
 def clock(sampler: str, steps: int) -> list[tuple[float, float]]:
-    """From which time to which each call leads."""
+    """Return the time before and after each call. The last step inverts the noise at the time that the network sees."""
     ends = [1 - m / steps for m in range(steps)] + [0.0]
     if sampler == "analytic":
         ends = [END + (1 - END) * end for end in ends] + [0.0]
-    return [(min(t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
+    return [(min(max(t, T_MIN) if s == 0 else t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
 
 
 def nearest(matrix: np.ndarray, score: np.ndarray) -> np.ndarray:
@@ -158,8 +158,8 @@ def test_counts_are_those_of_brute_force(name, sampler):
     times = clock(sampler, steps)
     weighs = sampler == "analytic"
     expected = brute(case, network, trajectory.states.numpy(), times, weighs)
-    assert len(found.moments) == len(expected) == steps + weighs
-    for moment, right, (t, s) in zip(found.moments, expected, times, strict=True):
+    assert len(found.calls) == len(expected) == steps + weighs
+    for moment, right, (t, s) in zip(found.calls, expected, times, strict=True):
         assert (moment.samples, moment.sites, moment.scores) == (n, right["sites"], right["scores"])
         assert moment.t / n == pytest.approx(t, rel=1e-14) and moment.s / n == pytest.approx(s, rel=1e-14)
         for field in ("classes", "strict", "coordinates", "signed", "overlap", "negative"):
@@ -185,7 +185,7 @@ def test_after_one_projection_nothing_is_left():
         case = CASES[name]
         head = m2s.Projected(m2s.LogScore(case.process))
         found = audit(Signed(case.oracle()), head, (4, case.length), steps=4)
-        for moment in found.moments:
+        for moment in found.calls:
             assert moment.before.classes[:2] == [0, 0] and sum(moment.before.classes) == moment.sites
             assert moment.before.coordinates == moment.before.signed == moment.before.negative == 0
             assert moment.moved_most < 1e-9
@@ -209,7 +209,7 @@ def test_a_posterior_head_is_never_outside_nor_material(process, sampler):
     head = m2s.Posterior(process, offset="exact" if sampler == "bayes" else "none")
     found = audit(Fixed(process.states, 6, 4.0), head, (5, 6), steps=7, sampler=sampler)
     assert found.overall().sites > 0
-    for moment in found.moments:
+    for moment in found.calls:
         assert moment.before.classes[:2] == moment.after.classes[:2] == [0, 0]
         assert moment.before.coordinates == moment.before.signed == moment.before.negative == 0
 
@@ -218,12 +218,12 @@ def test_the_run_is_that_of_the_sampler_and_no_batch_changes_a_count():
     process = m2s.Uniform(6, m2s.Linear())
     network, head = Fixed(6, 5, 0.5), m2s.LogScore(process)
     options = SamplingOptions(head, (5, 5), 4, "analytic", "linear", 11)
-    tokens, whole = watched(network, options)
+    tokens, whole = audit_sampling(network, options)
     assert torch.equal(tokens, m2s.sample(network, head, (5, 5), steps=4, sampler="analytic", grid="linear", seed=11))
     for size in (2, 64):
         parts = audit(network, head, (5, 5), steps=4, seed=11, batch_size=size)
-        assert len(parts.moments) == len(whole.moments) == 5
-        for a, b in zip(parts.moments, whole.moments, strict=True):
+        assert len(parts.calls) == len(whole.calls) == 5
+        for a, b in zip(parts.calls, whole.calls, strict=True):
             same(dataclasses.asdict(a), dataclasses.asdict(b))
 
 
@@ -246,7 +246,7 @@ def test_a_law_needs_no_range_and_parts_add_up():
     for part in np.split(values, [100, 2500]):
         distributions.append(LogHistogram())
         distributions[-1].add(torch.from_numpy(part))
-    distribution = merged(merged(distributions[0], distributions[1]), distributions[2])
+    distribution = merge_stats(merge_stats(distributions[0], distributions[1]), distributions[2])
     assert distribution.count == len(values) and distribution.total == pytest.approx(values.sum())
     assert len(distribution.bins) < 2 * LogHistogram.PER_DECADE * 18
     for share in (0.0, 0.05, 0.5, 0.77, 1.0):
@@ -256,8 +256,8 @@ def test_a_law_needs_no_range_and_parts_add_up():
 
 def test_moments_come_back_from_json():
     found = audit(Signed(CASES["absorbing-linear"].oracle()), m2s.LogScore(CASES["absorbing-linear"].process), (3, 4), steps=5)
-    assert restored(json.loads(json.dumps([dataclasses.asdict(moment) for moment in found.moments]))) == found.moments
-    assert merged(StepStats(), found.moments[0]) == found.moments[0]
+    assert stats_from_json(json.loads(json.dumps([dataclasses.asdict(moment) for moment in found.calls]))) == found.calls
+    assert merge_stats(StepStats(), found.calls[0]) == found.calls[0]
 
 
 def test_scores_that_overflow_are_outside_and_nan_is_an_error():
@@ -284,7 +284,7 @@ def test_the_sampler_fits_the_process(kind):
     network = Fixed(5, 4, 1.0)
     for process, sampler in ((m2s.Uniform(5, m2s.Linear()), "analytic"), (m2s.RateMatrix.uniform(5, m2s.Linear()), "euler")):
         found, named = (audit(network, kind(process), (3, 4), steps=3, **more) for more in ({}, {"sampler": sampler}))
-        assert found.summary() == named.summary() and found.weighs == (sampler == "analytic")
+        assert found.summary() == named.summary() and found.has_weights == (sampler == "analytic")
 
 
 def test_what_has_no_score_is_refused():

@@ -17,7 +17,7 @@ from test_elbo import ELBO, T_MIN, clipped, exact_terms
 import m2s
 from m2s.cli import main
 from m2s.data import DATASETS, GPT2, Bytes, Characters, prepare_text
-from m2s.data.sources import find_sources
+from m2s.data.documents import find_sources
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.evaluation import bpd
@@ -346,7 +346,7 @@ def test_the_text_a_run_was_trained_on(speaker, tmp_path, capsys):
 
 
 def test_what_is_refused(digits, speaker, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bpd, "bound", lambda *_: pytest.fail("nothing is computed"))
+    monkeypatch.setattr(bpd, "dataset_nelbo", lambda *_: pytest.fail("nothing is computed"))
     assert "--passes is 0" in refused(capsys, digits, "--passes", 0)
     assert "--limit is 0" in refused(capsys, digits, "--limit", 0)
     assert "--t-min is 0.7" in refused(capsys, digits, "--t-min", 0.7)
@@ -354,7 +354,7 @@ def test_what_is_refused(digits, speaker, tmp_path, monkeypatch, capsys):
     assert "no validation split" in refused(capsys, digits, "--split", "validation")
     assert "must end in .json" in refused(capsys, digits, "--out", tmp_path / "a.txt")
     assert "no folder" in refused(capsys, tmp_path / "nothing")
-    monkeypatch.setitem(DATASETS, "other", replace(DATASETS["digits"], name="other", shape=(4, 16)))
+    monkeypatch.setitem(DATASETS._entries, "other", replace(DATASETS["digits"], name="other", shape=(4, 16)))
     assert "[8, 8] in 17 levels, but other has [4, 16] in 17" in refused(capsys, digits, "--data", "other")
     assert "model of images, but" in refused(capsys, digits, "--data", tmp_path)
     (digits / RECORD).write_text("{}")

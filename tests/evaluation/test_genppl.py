@@ -128,7 +128,7 @@ def test_neither_the_batch_nor_padding_nor_the_pieces_change_a_number(
 
 def test_the_last_layer_is_called_apart_where_that_gives_the_same(judges: dict[str, Judge]) -> None:
     """OPT's head does not call its body as a whole; the others', capped or not, do."""
-    assert {name for name, one in judges.items() if one.whole} == {"opt"}
+    assert {name for name, one in judges.items() if one.inseparable} == {"opt"}
     assert all("forward" not in one.model.base_model.__dict__ for one in judges.values())
 
 

@@ -1,8 +1,8 @@
 """The NELBO of a data set, in bits per dimension, with the standard errors of its estimate.
 
-    found = dataset_nelbo(model, head, images.test, passes=4)
-    found.estimate("bound")        # nats per site
-    summary(found)                 # every term in bits and nats, as JSON can store it
+found = dataset_nelbo(model, head, images.test, passes=4)
+found.estimate("bound")        # nats per site
+summary(found)                 # every term in bits and nats, as JSON can store it
 """
 
 from m2s.evaluation.bpd.estimate import Estimate, student

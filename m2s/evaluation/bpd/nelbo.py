@@ -2,8 +2,8 @@
 
     -log p(x_0) <= integral + prior + reconstruction        (the terms are those of m2s.losses.elbo.NelboTerms)
 
-Times have the density p(t) ~ 1/(t + 0.01) on [t_min, T] and the weight 1/p(t), because the integrand is noisiest near 0: there a
-site is changed with probability ~t and then costs ~1/t. A pass gives each of N examples one time. Times are stratified: each
+Times have the density p(t) ~ 1/(t + 0.01) on [t_min, T] and the weight 1/p(t), because the integrand is noisiest near 0: there
+a site is changed with probability ~t and then costs ~1/t. A pass gives each of N examples one time. Times are stratified: each
 example has one of N equal intervals of quantiles, in random order. So the mean of a pass is unbiased, and passes are
 independent. All noise is a pure function of (seed, example, pass): batch size and number of processes change only rounding.
 """
