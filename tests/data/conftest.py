@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from packed_text import write_corpus
 
 

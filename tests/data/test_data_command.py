@@ -5,7 +5,6 @@ import io
 
 import pytest
 import tyro
-from packed_text import contents, prepare
 
 import m2s.data
 from m2s.cli import parse
@@ -13,6 +12,7 @@ from m2s.cli.data import Data
 from m2s.data import GPT2, BadData, Tokens
 from m2s.errors import UserError
 from merges import write_merges
+from packed_text import contents, prepare
 
 
 def command(*arguments):

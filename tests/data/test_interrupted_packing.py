@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from packed_text import contents, make_documents, prepare
 
 from m2s.data import BadData, Bytes, Tokens, pack, shards, text
 from m2s.errors import UserError
+from packed_text import contents, make_documents, prepare
 
 fork = multiprocessing.get_context("fork")
 

@@ -9,12 +9,12 @@ import types
 
 import numpy as np
 import pytest
-from packed_text import contents, make_documents, prepare, stream, unpack
 
 import m2s.data
 from m2s.data import GPT2, BadData, Bytes, Characters, Tokenizer, Tokens, pack, shards, text
 from m2s.data.documents import read_txt
 from m2s.errors import UserError
+from packed_text import contents, make_documents, prepare, stream, unpack
 
 
 def test_packing_loses_nothing(corpus, tmp_path):

@@ -5,9 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from packed_text import prepare
 
 from m2s.data import BadData, Tokens
+from packed_text import prepare
 
 
 def test_windows_are_consecutive_parts_of_the_stream(corpus, tmp_path):

@@ -13,7 +13,17 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.data import load
-from m2s.evaluation.audit import CLASSES, TOLERANCE, Audit, LogHistogram, StepStats, audit, audit_sampling, merge_stats, stats_from_json
+from m2s.evaluation.audit import (
+    CLASSES,
+    TOLERANCE,
+    Audit,
+    LogHistogram,
+    StepStats,
+    audit,
+    audit_sampling,
+    merge_stats,
+    stats_from_json,
+)
 from m2s.models import DiT, DiTConfig
 from m2s.report.audit import NAMES, WORDS, draw, read, table
 from m2s.samplers import Trajectory
