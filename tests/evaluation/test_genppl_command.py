@@ -166,17 +166,8 @@ def test_invalid_options_are_rejected(folders: dict[str, Path], tmp_path: Path, 
 
 
 def test_an_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write_samples(tmp_path, "a.npz"))
     with pytest.raises(SystemExit) as exit_:
-        main(
-            [
-                "evaluate",
-                "genppl",
-                str(write_samples(tmp_path, "a.npz")),
-                "--tokenizer",
-                "chars",
-                "--judge",
-                str(tmp_path / "no.gguf"),
-            ]
-        )
+        main(["evaluate", "genppl", file, "--tokenizer", "chars", "--judge", str(tmp_path / "no.gguf")])
     err = capsys.readouterr().err
     assert exit_.value.code == 2 and err.count("\n") == 1 and err.startswith("m2s: there is no judge at ")

@@ -113,7 +113,7 @@ def test_a_real_judge() -> None:
     for package in ("gguf", "accelerate"):
         pytest.importorskip(package, reason=f"no {package} here: pip install transformers gguf accelerate")
     reader = load_judge(str(real_file(REAL[0])), "cpu")
-    english = "The Moon is the only natural satellite of the Earth, and people first walked on it in the year 1969."
+    english = "The Moon is the only large satellite of the Earth, and people first walked on it in the year 1969."
     shuffled = " ".join(np.random.default_rng(0).permutation(english.split()))
     texts = [english, shuffled, "Once.", f"It rained.{END}So we stayed at home — naïve as we were."]
     readings = [reader.read(text) for text in texts]
