@@ -8,7 +8,7 @@ import numpy as np
 
 from m2s.data.files import BadData
 
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 """The types of a packed token, by their names in meta.json."""
 
 

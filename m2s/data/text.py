@@ -101,7 +101,7 @@ def prepare_text(
 @contextlib.contextmanager
 def _exclusive(out: Path) -> Iterator[None]:
     """Lock the folder against other processes. The operating system releases the lock when the process ends."""
-    import fcntl
+    import fcntl  # imported late: Windows does not have it
 
     handle = os.open(out, os.O_RDONLY)
     try:
