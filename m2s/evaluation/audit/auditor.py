@@ -18,7 +18,7 @@ MAX_SCORES = 1 << 23  # the greatest number of scores that are examined at once
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
-class _Look(NamedTuple):
+class _ScoreFindings(NamedTuple):
     """What `m2s.realizability.diagnose` finds at each site."""
 
     classes: Tensor
@@ -34,8 +34,8 @@ class _SiteFindings:
     """What `Audit._examine` returns for each site: the scores as they are, the projected ones, and their distance."""
 
     def __init__(self, *values: Tensor) -> None:
-        fields = len(_Look._fields)
-        self.before, self.after = _Look(*values[:fields]), _Look(*values[fields : 2 * fields])
+        fields = len(_ScoreFindings._fields)
+        self.before, self.after = _ScoreFindings(*values[:fields]), _ScoreFindings(*values[fields : 2 * fields])
         self.moved, self.excess, self.scores = values[2 * fields :]
 
 
@@ -120,7 +120,7 @@ class Audit:
         """Examine the score vectors of some sites before and after projection, in float64, for `_SiteFindings`."""
         score, x_t, process = prediction.score(), prediction.x_t, prediction.process
         t = validation.align("t", prediction.t, x_t).expand(x_t.shape)
-        finite = torch.where(score.isfinite(), score, 1.0)  # an infinite score counts as outside the box, in `_look`
+        finite = torch.where(score.isfinite(), score, 1.0)  # an infinite score counts as outside the box, in `_diagnose`
         nearest = score_from_posterior(project(finite, x_t, t, process), x_t, t, process)
         counted = process.rates_into(x_t, t) > 0
         gap, size = (torch.linalg.vector_norm(value.where(counted, 0), dim=-1) for value in (nearest - finite, finite))
@@ -129,13 +129,13 @@ class Audit:
         if rank_one is not None and rank_one.is_pure_mask:
             site = rank_one.at(x_t, t)
             excess = finite[..., : process.vocab].sum(-1) * site.own / site.alpha - 1
-        looks = (value for one in (score, nearest) for value in self._look(one, x_t, t, s))
-        return (*looks, gap / size.clamp(min=1e-300), excess, counted.sum(-1))
+        findings = (value for one in (score, nearest) for value in self._diagnose(one, x_t, t, s))
+        return (*findings, gap / size.clamp(min=1e-300), excess, counted.sum(-1))
 
-    def _look(self, score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> _Look:
+    def _diagnose(self, score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> _ScoreFindings:
         """Classify score vectors."""
         diagnosis = diagnose(score, x_t, t, self.process, s if self.has_weights else None, TOLERANCE, TOLERANCE)
-        return _Look(
+        return _ScoreFindings(
             diagnosis.classes,
             diagnosis.strict,
             diagnosis.beyond,
@@ -147,8 +147,8 @@ class Audit:
 
     def _add(self, stats: StepStats, found: _SiteFindings) -> None:
         """Add the findings of some sites to the counts of a step."""
-        _add_look(stats.before, found.before)
-        _add_look(stats.after, found.after)
+        _add_findings(stats.before, found.before)
+        _add_findings(stats.after, found.after)
         stats.sites += found.moved.numel()
         stats.scores += int(found.scores.sum())
         stats.moved += float(found.moved.sum())
@@ -202,17 +202,17 @@ class Audit:
         }
 
 
-def _add_look(counts: Counts, look: _Look) -> None:
+def _add_findings(counts: Counts, findings: _ScoreFindings) -> None:
     """Add the findings of some sites, before or after projection."""
-    for total, values in ((counts.classes, look.classes), (counts.strict, look.strict)):
+    for total, values in ((counts.classes, findings.classes), (counts.strict, findings.strict)):
         total[:] = [a + b for a, b in zip(total, values.bincount(minlength=len(CLASSES)).tolist(), strict=True)]
-    counts.coordinates += int(look.coordinates.sum())
-    counts.coordinates_strict += int(look.coordinates_strict.sum())
-    counts.signed += int((look.lowest < -TOLERANCE).sum())
-    counts.overlap += int(((look.lowest < -TOLERANCE) & (look.coordinates_strict > 0)).sum())
-    counts.signed_mass += float(look.signed_mass.sum())
-    counts.signed_mass_most = max(counts.signed_mass_most, float(look.signed_mass.max()))
-    negative = look.negative_mass.where(look.negative_mass > ROUNDING, 0)
+    counts.coordinates += int(findings.coordinates.sum())
+    counts.coordinates_strict += int(findings.coordinates_strict.sum())
+    counts.signed += int((findings.lowest < -TOLERANCE).sum())
+    counts.overlap += int(((findings.lowest < -TOLERANCE) & (findings.coordinates_strict > 0)).sum())
+    counts.signed_mass += float(findings.signed_mass.sum())
+    counts.signed_mass_most = max(counts.signed_mass_most, float(findings.signed_mass.max()))
+    negative = findings.negative_mass.where(findings.negative_mass > ROUNDING, 0)
     counts.negative += int((negative > 0).sum())
     counts.negative_mass += float(negative.sum())
     counts.negative_mass_most = max(counts.negative_mass_most, float(negative.max()))
