@@ -29,7 +29,7 @@ class Head(ABC):
     predicts_score: ClassVar[bool] = False  # the output is a score: its posterior is found by inverting the noise of its time
     open_start: ClassVar[bool] = False  # t = 1 has no answer
     exact: ClassVar[bool] = False  # the likelihood itself is known, and is what `last_step` says: there is no noise
-    sampler: ClassVar[str | None] = None  # the sampler that alone can draw from it, where there is one
+    generates_left_to_right: ClassVar[bool] = False  # the head predicts the next token, not the reverse process
 
     def __init__(self, process: Process) -> None:
         if not isinstance(process, Process):
