@@ -75,7 +75,9 @@ class NextToken(Head):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         if not isinstance(process, Shifted):
-            raise TypeError(f"next-token prediction needs the process m2s.heads.Shifted, where nothing is corrupted, not {process}")
+            raise TypeError(
+                f"next-token prediction needs the process m2s.heads.Shifted, where nothing is corrupted, not {process}"
+            )
 
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         assert isinstance(self.process, Shifted)

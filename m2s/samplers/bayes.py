@@ -1,6 +1,7 @@
 """The exact finite step of the reverse process (Eq. 19, Algorithm 3)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +27,7 @@ class Bayes(StepSampler):
     """
 
     name = "bayes"
-    needs = (Need.POSTERIOR,)
+    needs: ClassVar[tuple[Need, ...]] = (Need.POSTERIOR,)
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         s = torch.minimum(to_float64(move.s), prediction.t)

@@ -61,9 +61,7 @@ class LogitsProcessor:
         return logits
 
 
-def guided_logits(
-    conditional: Float[Tensor, "*n"], unconditional: Float[Tensor, "*n"], guidance: float
-) -> Float[Tensor, "*n"]:
+def guided_logits(conditional: Float[Tensor, "*n"], unconditional: Float[Tensor, "*n"], guidance: float) -> Float[Tensor, "*n"]:
     """Return g log p_c + (1 - g) log p_u.
 
     A token that either prediction rules out (-inf) stays ruled out, except at g = 0, where the condition has no weight.

@@ -128,9 +128,7 @@ def micro_batches(window: Window, size: int, device: torch.device) -> Iterator[M
         yield MicroBatch(samples, real, clamp.to(device), condition, window)
 
 
-def predict(
-    run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, open_start: bool = False
-) -> Prediction:
+def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, open_start: bool = False) -> Prediction:
     """Return the prediction of a micro-batch from the outputs of its calls.
 
     Args:

@@ -160,7 +160,9 @@ class SamplingOptions:
     def _check_sharpening(self) -> None:
         """Temperature, top-k and top-p are valid."""
         if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but it must be positive; for the most likely token use top_k=1")
+            raise ValueError(
+                f"temperature is {self.temperature}, but it must be positive; for the most likely token use top_k=1"
+            )
         if self.top_k is not None:
             validation.positive_int("top_k", self.top_k)
         if not 0 < self.top_p <= 1:
@@ -208,7 +210,7 @@ class SamplingOptions:
         if bad.any():
             at = validation.first_index(bad)
             raise ValueError(
-                f"clamp{list(at)} is {int(self.clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 at a site to be drawn"
+                f"clamp{list(at)} is {int(self.clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 to be drawn"
             )
 
 

@@ -1,7 +1,7 @@
 """`Prediction`: the network's output at one time, in the forms that samplers use.
 
-A K-vector (posterior, score) for every site at once can need a lot of memory. `Prediction.map` therefore works on a few sites at
-a time, and hidden states (`m2s.Unprojected`) are multiplied out for those sites only. A sampler of a rank-one process needs no
+K-vectors (posterior, score) of all sites at once can need a lot of memory. `Prediction.map` therefore works on a few sites at a
+time, and hidden states (`m2s.Unprojected`) are multiplied out for those sites only. A sampler of a rank-one process needs no
 K-vector at all: one draw from the posterior and a few scalars are enough (`Prediction.step`). On a GPU that is one Triton
 kernel (`m2s.ops.reverse_step`).
 """
@@ -325,7 +325,7 @@ class Prediction:
         return log_score.exp()
 
     def _has_trained_score(self) -> Bool[Tensor, "*site S"]:
-        """True at k and at the candidates with a rate into k. The others have no weight in the loss: their output is arbitrary."""
+        """True at k and at candidates with a rate into k. The others have no weight in the loss: their output is arbitrary."""
         return scatter_at(self.process.rates_into(self.x_t, self.t), self.x_t, 1.0) > 0
 
     def _determined(self) -> Bool[Tensor, "*site"]:
