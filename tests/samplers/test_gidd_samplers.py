@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import closed_forms as forms
+import exact_steps
 import m2s
-import walk
+from closed_forms import log
+from exact_steps import GivenNoise, tensor
 from m2s.cli import main
 from m2s.samplers import Adaptive, Bayes, Euler, Move, Prediction, SelfCorrecting, Trajectory
 from oracle import CASES, Oracle
-from walk import Given, log, tensor
 
 EXACT = 1e-12
 TOKENS = ["uniform-linear", "hybrid-0.2", "hybrid-0.6"]
@@ -35,7 +37,9 @@ def stepped(
         head, tensor(output), tensor(x), tensor(np.full(len(x), t)), free=None if free is None else tensor(free)
     )
     move = Move(*(tensor(np.full(len(x), value)) for value in (t, s, count)))
-    return sampler.step(prediction, move, Given({"token": tensor(u), "site": torch.zeros(x.shape)})).numpy()  # ties: the first
+    return sampler.step(
+        prediction, move, GivenNoise({"token": tensor(u), "site": torch.zeros(x.shape)})
+    ).numpy()  # ties: the first
 
 
 def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
@@ -65,9 +69,9 @@ def test_adaptive_step(name: str, t: float) -> None:
         assert (new == x[rows])[others & clear[rows][:, None]].all()
         return new[np.arange(len(rows)), chosen[rows]]
 
-    found = walk.distribution(step, len(x), oracle.noise.states, ["token"])
+    found = exact_steps.exact_distribution(step, len(x), oracle.noise.states, ["token"])
     nu = oracle.leave_one_out(x, t)[at, chosen]
-    wanted = np.where((gain[at, chosen] > 0)[:, None], nu, walk.one_hot(x[at, chosen], oracle.noise.states))
+    wanted = np.where((gain[at, chosen] > 0)[:, None], nu, forms.one_hot(x[at, chosen], oracle.noise.states))
     assert clear.mean() > 0.5
     np.testing.assert_allclose(found[clear], wanted[clear], rtol=0, atol=EXACT)
     for count in (2, 3):  # as many as asked for, the best first
@@ -97,7 +101,7 @@ def test_adaptive_order_does_not_matter_under_a_mask() -> None:
         return stepped(Adaptive(), head, output[rows], x[rows], 0.5, 0.4, uniforms)[np.arange(len(rows)), chosen[rows]]
 
     matrix, at = np.zeros((len(x), len(x))), np.arange(len(x))
-    distributions = walk.distribution(step, len(x), 4, ["token"])
+    distributions = exact_steps.exact_distribution(step, len(x), 4, ["token"])
     np.add.at(matrix, (at[:, None], oracle.neighbours(x)[at, chosen]), distributions)
     p = (x == mask).all(-1).astype(float) @ np.linalg.matrix_power(matrix, 3)
     np.testing.assert_allclose(p[(x < mask).all(-1)], oracle.distribution, atol=EXACT)
@@ -133,7 +137,7 @@ def test_adaptive_takes_the_law_of_the_network_sharpened() -> None:
     move = Move(*(tensor(np.full(len(x), value)) for value in (t, t, 3)))
     new = (
         Adaptive()
-        .step(prediction, move, Given({"token": tensor(np.full(x.shape, 0.99)), "site": torch.zeros(x.shape)}))
+        .step(prediction, move, GivenNoise({"token": tensor(np.full(x.shape, 0.99)), "site": torch.zeros(x.shape)}))
         .numpy()
     )
     np.testing.assert_array_equal(new, oracle.leave_one_out(x, t).argmax(-1))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import m2s
+from exact_steps import unchecked
 from m2s.heads import NextToken, Ordinal, Shifted
 from m2s.process import Chain
 from m2s.process.chain import cosine_betas, even_betas, linear_betas
 from m2s.samplers import SAMPLERS, StepEvent
 from m2s.samplers.registry import AUTOREGRESSIVE_SAMPLERS, make_sampler
-from walk import unchecked
 
 VOCAB, PERIOD = 5, 3
 LENGTH, SAMPLES, STEPS = 2 * PERIOD, 4, 2

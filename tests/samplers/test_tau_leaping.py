@@ -8,12 +8,14 @@ import pytest
 import scipy.stats
 import torch
 
+import closed_forms as forms
+import exact_steps
 import m2s
-import walk
+from closed_forms import log
+from exact_steps import Sites
 from m2s.samplers import CounterNoise, ForwardBackward, Prediction, TauLeaping
 from m2s.samplers import poisson_jumps as leaps
 from oracle import CASES, Case, Oracle, exponential, gaussian_rates, tabulated
-from walk import Sites, log
 
 LEVELS = 4
 LONG = Case(  # all but forgets where it came from, so that nothing but the steps is to blame
@@ -33,12 +35,12 @@ def added(rates: np.ndarray, k: np.ndarray, step: float) -> np.ndarray:
         ring[..., (np.arange(levels) - level) % around] = step * rates
         distribution = np.fft.ifft(np.exp(np.fft.fft(ring, axis=-1) - ring.sum(-1, keepdims=True)), axis=-1).real
         displacement = (np.arange(around) + around // 2) % around - around // 2
-        ends = walk.one_hot(np.clip(level + displacement, 0, levels - 1), levels)
+        ends = forms.one_hot(np.clip(level + displacement, 0, levels - 1), levels)
         out = np.where((k == level)[..., None], distribution @ ends, out)
     return out
 
 
-FORMS = {"tau_leaping": walk.tau_leap, "ordinal_tau_leaping": added, "euler": walk.euler}
+FORMS = {"tau_leaping": forms.tau_leap, "ordinal_tau_leaping": added, "euler": forms.euler}
 
 
 def terminal(sampler: str, steps: int) -> np.ndarray:
@@ -47,7 +49,9 @@ def terminal(sampler: str, steps: int) -> np.ndarray:
     def form(rates: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return FORMS[sampler](rates, k, t - s)
 
-    return walk.terminal(LONG.process, 2, lambda x, t: exact_rates(t), form, walk.grid("linear", steps), True, 1e-6)
+    return forms.terminal_distribution(
+        LONG.process, 2, lambda x, t: exact_rates(t), form, forms.grid("linear", steps), True, 1e-6
+    )
 
 
 @lru_cache(maxsize=2000)
@@ -61,7 +65,7 @@ def exact_rates(t: float) -> np.ndarray:
 def test_leaps_between_levels_are_of_order_one(sampler: str) -> None:
     """With exact beliefs the distance to the data law halves with the step, once there is hardly more than a jump in one."""
     distribution, steps = LONG.oracle().distribution, [256, 512, 1024]
-    distance = [walk.total_variation(terminal(sampler, n), distribution) for n in steps]
+    distance = [forms.total_variation(terminal(sampler, n), distribution) for n in steps]
     order = -np.diff(np.log2(distance))
     assert (np.abs(order - 1) < 0.1).all() and distance[-1] < 0.02, f"{sampler}: orders {order}, distances {distance}"
 
@@ -71,12 +75,12 @@ def test_a_leap_with_many_jumps_stays_where_it_is_unless_they_add_up() -> None:
     E e^{-E}, and the rule for tokens without an order moves on that one alone."""
     rates = np.where(np.arange(LEVELS) == 1, 0.0, np.full((1, 1, LEVELS), 4.0))
     k, stays = np.array([[1]]), 1 - 12 * np.exp(-12)
-    assert walk.tau_leap(rates, k, 1.0)[0, 0, 1] == pytest.approx(stays) and stays > 0.9999
+    assert forms.tau_leap(rates, k, 1.0)[0, 0, 1] == pytest.approx(stays) and stays > 0.9999
     assert added(rates, k, 1.0)[0, 0, 1] < 0.2
     distribution = LONG.oracle().distribution
-    few = [walk.total_variation(terminal("tau_leaping", n), distribution) for n in (4, 8)]
+    few = [forms.total_variation(terminal("tau_leaping", n), distribution) for n in (4, 8)]
     assert few[1] > 0.95 * few[0] > 0.4  # twice the steps are worth nothing while E is well above one
-    assert walk.total_variation(terminal("ordinal_tau_leaping", 64), distribution) < 0.85 * walk.total_variation(
+    assert forms.total_variation(terminal("ordinal_tau_leaping", 64), distribution) < 0.85 * forms.total_variation(
         terminal("tau_leaping", 64), distribution
     )
 
@@ -95,10 +99,10 @@ def whole(sampler: ForwardBackward, case: Case, oracle: Oracle, t: float, purpos
     flat, time = log(oracle.posterior(x, t)).reshape(-1, case.process.states), np.full(x.size, t)
     problem = Sites(head, flat, x.ravel(), time, time, time)
     mass = sampler.leap * corrector(oracle, x, t).sum(-1).reshape(-1, 1)
-    hints = {"route": (np.exp(-mass) * (1 + mass * [[0.01, 0.5, 0.99]])).clip(0, walk.LAST)}
+    hints = {"route": (np.exp(-mass) * (1 + mass * [[0.01, 0.5, 0.99]])).clip(0, exact_steps.LARGEST)}
     distributions = problem.distribution(sampler, purposes, hints)
     np.testing.assert_allclose(distributions.sum(-1), 1, atol=1e-12)
-    return walk.parallel(distributions.reshape(*x.shape, -1))
+    return forms.joint_step(distributions.reshape(*x.shape, -1))
 
 
 @pytest.mark.parametrize("name", ["gaussian", "birth-death", "uniform-linear", "hybrid-0.2", "absorbing-linear"])
@@ -125,7 +129,7 @@ def test_the_corrector_jumps_at_both_rates(name: str) -> None:
     x = oracle.noisy
     rates = corrector(oracle, x, t)
     found = whole(ForwardBackward(ordinal=False, leap=leap), case, oracle, t, ["route", "token"])
-    np.testing.assert_allclose(found, walk.parallel(walk.tau_leap(rates, x, leap)), atol=1e-11)
+    np.testing.assert_allclose(found, forms.joint_step(forms.tau_leap(rates, x, leap)), atol=1e-11)
     count = 20_000
     head = m2s.Posterior(case.process)
     rows = np.random.default_rng(0).integers(len(x), size=count)
@@ -154,18 +158,18 @@ def test_correctors_bring_the_law_nearer() -> None:
     """The exact law of ordinal leaps down to 1/64, with and without ten leaps of the corrector at each time up to a half, and
     then of a draw from the belief."""
     process, oracle = LONG.process, LONG.oracle()
-    x, ends = oracle.noisy, walk.grid("linear", 64)[:-1]
-    plain = corrected = walk.parallel(np.broadcast_to(process.reference().numpy(), (1, 2, LEVELS)))[0]
+    x, ends = oracle.noisy, forms.grid("linear", 64)[:-1]
+    plain = corrected = forms.joint_step(np.broadcast_to(process.reference().numpy(), (1, 2, LEVELS)))[0]
     for t, s in itertools.pairwise(ends):
         at = min(t, 1 - 1e-3)
-        step = walk.parallel(added(oracle.reverse_rates(oracle.score(x, at), x, at), x, t - s))
+        step = forms.joint_step(added(oracle.reverse_rates(oracle.score(x, at), x, at), x, t - s))
         plain, corrected = plain @ step, corrected @ step
         if s <= 0.5:
-            corrected = corrected @ np.linalg.matrix_power(walk.parallel(added(corrector(oracle, x, s), x, 0.003)), 10)
-    draw = walk.parallel(oracle.posterior(x, ends[-1]))
-    before, after = (walk.total_variation(p, oracle.marginal(ends[-1])) for p in (plain, corrected))
+            corrected = corrected @ np.linalg.matrix_power(forms.joint_step(added(corrector(oracle, x, s), x, 0.003)), 10)
+    draw = forms.joint_step(oracle.posterior(x, ends[-1]))
+    before, after = (forms.total_variation(p, oracle.marginal(ends[-1])) for p in (plain, corrected))
     assert after < 0.5 * before
-    before, after = (walk.total_variation(p @ draw, oracle.distribution) for p in (plain, corrected))
+    before, after = (forms.total_variation(p @ draw, oracle.distribution) for p in (plain, corrected))
     assert after < before
 
 
@@ -229,7 +233,7 @@ def test_the_corrector_on_masks_by_its_name_jumps_at_both_rates() -> None:
     rates = corrector(oracle, oracle.noisy, t)
     masked, wanted = oracle.noisy == case.process.mask, rates.sum(-1)
     np.testing.assert_allclose(wanted, np.where(masked, 1 / t, 1 / (1 - t)), rtol=1e-12)  # alpha = 1 - t
-    np.testing.assert_allclose(found, walk.parallel(walk.tau_leap(rates, oracle.noisy, leap)), atol=1e-11)
+    np.testing.assert_allclose(found, forms.joint_step(forms.tau_leap(rates, oracle.noisy, leap)), atol=1e-11)
 
 
 def test_hundreds_of_jumps_add_up() -> None:
