@@ -36,7 +36,7 @@ STEPS = [(1.0, 0.5), (1.0, 0.0), (0.999, 0.9), (0.5, 0.5 - 1e-9), (0.7, 0.1), (0
 
 
 def predictions(name: str, t: float, k: int, kind: int, score: bool, offset: bool) -> np.ndarray:
-    """One row of output for a site with token k: the exact belief of some sequence, random logits, or a spike at k."""
+    """An output for a site with token k, [S]: exact for some sequence (kind 0), random (1), with a peak or gap at k (2, 3)."""
     case = PLACES[name]
     states = case.process.states
     rng = np.random.default_rng([kind, k, int(1e9 * t)])
@@ -56,7 +56,7 @@ def predictions(name: str, t: float, k: int, kind: int, score: bool, offset: boo
 def sites(
     name: str, head: m2s.Head, steps: list[tuple[float, float]], open_start: bool = False, kinds: tuple[int, ...] = (0, 1, 2, 3)
 ) -> Sites:
-    """Every token at every step with one kind of belief after another; at t = 1 only what the reference law can draw."""
+    """Every token at every step, with alternating kinds of output; at t = 1 only tokens of positive reference probability."""
     process = PLACES[name].process
     score, offset = not isinstance(head, m2s.Posterior), isinstance(head, m2s.Posterior) and head.offset == "exact"
     rows = []
@@ -71,7 +71,7 @@ def sites(
 
 
 def expected(form: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:
-    """A closed form `form(output, k, t, s, at)` at all sites, one group of equal times after another."""
+    """A closed form `form(output, k, t, s, at)` at all sites, [N, S]."""
     out = np.empty((len(problem.k), problem.head.process.states))
     for rows, t, s, at in problem.groups():
         out[rows] = form(problem.output[rows], problem.k[rows], t, s, at)
@@ -79,6 +79,7 @@ def expected(form: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:
 
 
 def same(found: np.ndarray, wanted: np.ndarray, problem: Sites, tolerance: float = EXACT) -> None:
+    """Assert that two distributions are equal; the message names the worst site."""
     worst = np.abs(found - wanted).max(-1).argmax()
     at = f"k = {problem.k[worst]}, t = {problem.t[worst]}, s = {problem.s[worst]}, output = {problem.output[worst]}"
     np.testing.assert_allclose(wanted.sum(-1), 1, atol=1e-10)
@@ -86,7 +87,7 @@ def same(found: np.ndarray, wanted: np.ndarray, problem: Sites, tolerance: float
 
 
 def routes(process: m2s.Process, offset: bool, output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
-    """Where the Bayes step's three routes meet, roughly, and the middle of the second: places to look at, no more."""
+    """Hints for `exact_distribution`: roughly where the three routes of the Bayes step meet, and the middle of the second."""
     mu, p_s, p_t = forms.posterior(process, output, k, at, offset), transition(process, s), transition(process, at)
     step = forms.step_transition(process, s, at)
     into = np.where(k == 0, step[1, k], step[0, k])  # from any other token
@@ -110,13 +111,14 @@ def use_blocks_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def score_of(head: m2s.Head, output: np.ndarray, k: np.ndarray, t: float) -> np.ndarray:
-    """The score that an output means, by matrices."""
+    """The score of an output, by transition matrices."""
     if isinstance(head, m2s.LogScore):
         return np.exp(output)
     return forms.score_from_posterior(head.process, forms.posterior(head.process, output, k, t, head.offset == "exact"), k, t)
 
 
 def rates_of(head: m2s.Head, output: np.ndarray, k: np.ndarray, t: float) -> np.ndarray:
+    """The reverse rates of an output."""
     return forms.reverse_rates(head.process, score_of(head, output, k, t), k, t)
 
 
@@ -125,18 +127,18 @@ HEADS = {
     "offset": lambda process: m2s.Posterior(process, offset="exact"),
     "score": lambda process: m2s.LogScore(process),
 }
-SHORT = [(1.0, 0.5), (0.999, 0.9), (0.5, 0.5 - 1e-9), (0.7, 0.1), (0.5, 0.0), (1e-3, 0.0)]  # from 1 - t_min where t = 1
+SHORT = [(1.0, 0.5), (0.999, 0.9), (0.5, 0.5 - 1e-9), (0.7, 0.1), (0.5, 0.0), (1e-3, 0.0)]  # t = 1 stands for 1 - t_min
 WITH_RATES = [(name, kind) for name in [*RANK_ONE, "gaussian", "birth-death"] for kind in ("posterior", "score")]
 PURPOSES = ("route", "token", "jump", "order")
 
 
 def permutations(length: int) -> np.ndarray:
-    """Every order of the sites, as numbers in [0, 1): they are equally likely under independent uniforms."""
+    """Every order of the sites, as numbers in [0, 1). Independent uniforms have each order with the same probability."""
     return (np.array(list(itertools.permutations(range(length)))) + 0.5) / length
 
 
 def sharpened(p: np.ndarray, temperature: float, top_k: int | None, top_p: float) -> np.ndarray:
-    """Temperature, then the k likeliest, then the fewest that hold top_p; one row after another, by sorting."""
+    """Temperature, then top-k, then top-p, row by row, by sorting."""
     out = np.zeros_like(p)
     for row, distribution in zip(out, p, strict=True):
         powered = np.where(distribution > 0, np.exp(log(distribution) / temperature), 0.0)

@@ -60,20 +60,20 @@ def test_a_callback_sees_every_step_of_every_sample(sampler: str, process: str, 
     out = run(model, chosen, sampler=sampler, steps=steps, batch_size=batch_size, callback=callback)
     run(model, chosen, sampler=sampler, steps=steps, batch_size=batch_size, callback=trajectory)
     assert sorted(seen) == list(range(FIRST, FIRST + COUNT))
-    for sample, walk in seen.items():
+    for sample, events in seen.items():
         at = rows[sample]
         number = expected_steps(sampler, steps)
-        assert [step.number for step in walk] == list(range(number))
-        assert all(step.steps == number for step in walk)
-        for m, step in enumerate(walk):
+        assert [step.number for step in events] == list(range(number))
+        assert all(step.steps == number for step in events)
+        for m, step in enumerate(events):
             assert torch.equal(step.x_t[at[m]], trajectory.states[m][sample - FIRST])
             assert torch.equal(step.x_s[at[m]], trajectory.states[m + 1][sample - FIRST])
             assert step.t[at[m]] >= step.s[at[m]]
             if m + 1 < number:
-                assert torch.equal(step.x_s[at[m]], walk[m + 1].x_t[at[m + 1]])
-                assert sampler in RANDOM_OR_EXTRA_TIMES or step.s[at[m]] == walk[m + 1].t[at[m + 1]]
+                assert torch.equal(step.x_s[at[m]], events[m + 1].x_t[at[m + 1]])
+                assert sampler in RANDOM_OR_EXTRA_TIMES or step.s[at[m]] == events[m + 1].t[at[m + 1]]
         if sampler not in RANDOM_OR_EXTRA_TIMES:
-            assert walk[0].t[at[0]] == 1 and walk[-1].s[at[-1]] == 0
+            assert events[0].t[at[0]] == 1 and events[-1].s[at[-1]] == 0
     assert trajectory.states.shape == (number + 1, COUNT, L)
     last = trajectory.states[-1]
     assert torch.equal(last[last < K], out[last < K])
@@ -98,7 +98,7 @@ def test_grids_are_those_of_the_paper(grid: str) -> None:
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize(("asked", "steps"), [(1, 10), (3, 10), (9, 10), (10, 10), (30, 10), (25, 1000), (100, 101)])
 def test_grids_of_a_chain_are_multiples_of_its_step(grid: str, asked: int, steps: int) -> None:
-    """As many calls as were asked for and no more than there are steps, each from one n/T to a lower one, near the grid."""
+    """The grid has as many steps as asked for, at most T, each from one n/T to a lower one, near the continuous grid."""
     head, moves = m2s.Posterior(m2s.Chain.uniform(K, torch.full((steps,), 0.3))), []
     run(
         Rounding(K),
@@ -142,7 +142,7 @@ def test_first_hitting_takes_as_many_calls_as_there_are_sites() -> None:
     ("sampler", "length"), [("bayes", 14), ("first_hitting", 14)], ids=["bayes", "a last window of fewer steps"]
 )
 def test_a_trajectory_of_windows_ends_in_the_result(sampler: str, length: int) -> None:
-    """`trajectory.states` is [steps + 1, n, L], for a length beyond the window too."""
+    """`trajectory.states` is [steps + 1, n, L], also where L is greater than the window."""
     trajectory = Trajectory()
     model = Rounding(K + 1, 8)
 
@@ -159,7 +159,7 @@ COUNTED = [case for case in SUPPORTED if case[1] not in CHAINS and case[2] not i
 
 @cases([case for case in COUNTED if case[1] in RANK_ONE or case[2] != "projected"])
 def test_diagnostics_count_what_happened(sampler: str, process: str, head: str) -> None:
-    """Sites, jumps, classes and masks left, against the trajectory; a clamp and an odd batch change nothing."""
+    """Sites, jumps, classes and remaining masks, against the trajectory, with a clamp and several batches."""
     chosen = build(process, head)
     model, trajectory = Rounding(chosen.process.states), Trajectory()
     clamp = torch.full((COUNT, L), -1)
@@ -178,7 +178,7 @@ def test_diagnostics_count_what_happened(sampler: str, process: str, head: str) 
         inside = moment.t < 1 or chosen.open_start or SAMPLERS[sampler].open_start
         assert sum(moment.classes) == (free if inside else 0)
     if process not in RANK_ONE or head != "posterior":
-        return  # once for each sampler is enough
+        return  # one comparison of batches for each sampler
     again, apart = run(model, chosen, batch_size=3, **options)
     assert torch.equal(again, out)
     for one, two in zip(log.steps, apart.steps, strict=True):
@@ -196,7 +196,7 @@ def test_diagnostics_count_what_happened(sampler: str, process: str, head: str) 
 
 @cases([case for case in SUPPORTED if case[0] in ("euler", "analytic") and case[2] not in ("offset", "rate")])
 def test_notes_of_a_sampler_are_right(sampler: str, process: str, head: str) -> None:
-    """Exit masses above one and negative weights, worked out directly from each step's score."""
+    """Exit masses above one and negative weights, computed from the score of each step."""
     chosen = build(process, head)
     direct: list[dict[str, float]] = []
 
@@ -213,11 +213,12 @@ def test_notes_of_a_sampler_are_right(sampler: str, process: str, head: str) -> 
             here["negative_mass"] += float(-weights.clamp(max=0).sum())
             return
         if bool((step.s <= 0).all()):
-            return  # the last step is a draw, no leap
+            return  # the last step is a draw from the prediction
         rates = m2s.rate_from_score(score.double(), x_t, t, chosen.process)
         exit_mass = (step.t - step.s)[:, None] * rates.sum(-1)
         here["above"] += int((exit_mass > 1 + 1e-5).sum())
-        here["not below"] += int((exit_mass > 1 - 1e-5).sum())  # under absorbing the last step's mass is one, to rounding
+        # Under absorbing noise the mass of the last step is one, up to rounding.
+        here["not below"] += int((exit_mass > 1 - 1e-5).sum())
         if sampler == "euler":
             assert (step.x_s != step.x_t)[exit_mass > 1 + 1e-5].all()
 
@@ -230,7 +231,7 @@ def test_notes_of_a_sampler_are_right(sampler: str, process: str, head: str) -> 
 
 
 def test_exit_masses_above_one_are_counted() -> None:
-    """The counts above are of something: a free score with large exit rates, and two steps."""
+    """An unconstrained score with large exit rates, in two steps."""
     _, log = run(Rounding(K), build("uniform", "score"), sampler="euler", steps=2, diagnostics=True)
     assert log.total("exit_above_one") > 0
     _, log = run(Rounding(K), build("uniform", "score"), sampler="analytic", steps=2, diagnostics=True)
@@ -249,7 +250,7 @@ class Stops(m2s.samplers.Ancestral):
 
 
 def test_masks_left_are_drawn_and_counted() -> None:
-    """A plan that ends early leaves masks; the result has none."""
+    """Masks that are left by a plan that ends early are drawn."""
     head, trajectory = m2s.Posterior(m2s.Absorbing(K, m2s.Geometric(0.5, 8.0))), Trajectory()
     out, log = run(Rounding(K + 1), head, 24, 0, sampler=Stops(), callback=trajectory, diagnostics=True)
     left = trajectory.states[-1] == K
@@ -267,7 +268,7 @@ def test_no_masks_are_left_where_alpha_0_is_below_one(sampler: str) -> None:
 
 @pytest.mark.parametrize("process", CHAINS)
 def test_diagnostics_of_a_chain(process: str) -> None:
-    """A chain has no rates and so no classes; what can be counted is."""
+    """A chain has no rates, so classes are not counted; everything else is."""
     model = Rounding(PROCESSES[process].states)
     out, log = run(model, build(process, "posterior"), diagnostics=True)
     assert log.total("sites") == COUNT * L * STEPS
@@ -276,7 +277,7 @@ def test_diagnostics_of_a_chain(process: str) -> None:
 
 @pytest.mark.parametrize(("vocab", "offset"), [(3, "none"), (5, "exact"), (64, "none")])
 def test_a_posterior_head_is_realizable_at_every_step(vocab: int, offset: str) -> None:
-    """Nothing outside, nothing material, near t = 1 neither; the network's logits are float32."""
+    """No score is outside the box or material, also near t = 1 and with logits in float32."""
     head = m2s.Posterior(m2s.Uniform(vocab, m2s.Linear()), offset=offset)
     table = 3 * torch.randn(vocab, vocab)
     _, log = run(lambda x_t, t: table[x_t], head, 16, 0, 16, steps=96, diagnostics=True)

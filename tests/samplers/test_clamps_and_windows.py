@@ -9,17 +9,30 @@ from torch import Tensor
 
 import m2s
 from m2s.samplers import (
-    SAMPLERS,
     Trajectory,
 )
-from run_cases import COUNT, EVERY_SAMPLER, FIRST, PROCESSES, SUPPORTED, K, L, Rounding, build, cases, run, supports
+from run_cases import (
+    COUNT,
+    EVERY_SAMPLER,
+    FIRST,
+    PROCESSES,
+    REVERSE_SAMPLERS,
+    SUPPORTED,
+    K,
+    L,
+    Rounding,
+    build,
+    cases,
+    run,
+    supports,
+)
 
 pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 
 @cases([case for case in SUPPORTED if case[2] in ("posterior", "score")])
 def test_clamped_sites_never_move(sampler: str, process: str, head: str) -> None:
-    """At no step, for the network neither; the free sites are filled."""
+    """At no step, and not in the network's input. All free sites are filled."""
     chosen = build(process, head)
     generator = torch.Generator().manual_seed(5)
     clamp = torch.randint(K, (COUNT, L), generator=generator)
@@ -58,7 +71,7 @@ def test_an_empty_clamp_has_no_effect(sampler: str, process: str, head: str) -> 
 
 @cases(EVERY_SAMPLER)
 def test_a_prompt_is_continued(sampler: str, process: str, head: str) -> None:
-    """The prompt stays, the network sees it from the first call on, and the rest starts from the same noise as without it."""
+    """The prompt stays, and the network sees it from the first call. Other sites start from the same noise as without it."""
     chosen = build(process, head)
     prompt = torch.full((COUNT, L), -1)
     prompt[:, :2] = torch.tensor([3, 1])
@@ -77,7 +90,7 @@ def test_a_prompt_is_continued(sampler: str, process: str, head: str) -> None:
 
 
 def test_the_network_sees_full_batches_at_valid_times() -> None:
-    """Always `micro_batch` rows, each sample in the row of its number, times inside [t_min, 1 - t_min]."""
+    """Every call has `micro_batch` rows, each sample in the row of its number, and times in [t_min, 1 - t_min]."""
     head = build("hybrid", "posterior")
     rows: list[tuple[int, ...]] = []
     inner = Rounding(K + 1)
@@ -88,7 +101,7 @@ def test_the_network_sees_full_batches_at_valid_times() -> None:
         rows.append(tuple(x_t.shape))
         return inner(x_t, t)
 
-    for sampler in SAMPLERS:
+    for sampler in REVERSE_SAMPLERS:
         if supports(sampler, "hybrid", "posterior"):
             run(model, head, sampler=sampler, batch_size=5, t_min=0.02)
     assert set(rows) == {(16, L)}
@@ -100,7 +113,7 @@ def test_the_network_sees_full_batches_at_valid_times() -> None:
 @pytest.mark.parametrize(("length", "window", "overlap"), [(20, 8, None), (17, 8, 3), (12, 4, 0), (10, 8, 7), (5, 8, None)])
 @pytest.mark.parametrize("sampler", ["bayes", "predictor_corrector", "first_hitting"])
 def test_windows_are_filled_one_after_another(sampler: str, length: int, window: int, overlap: int | None) -> None:
-    """No network call is longer than the window, and each window begins with the last tokens of the one before."""
+    """No call of the network is longer than the window. Each window starts with the last tokens of the one before."""
     process = m2s.Absorbing(64, m2s.Linear())
     head, inner = m2s.Posterior(process), Rounding(65, window)
     shared = window // 2 if overlap is None else overlap
@@ -119,12 +132,12 @@ def test_windows_are_filled_one_after_another(sampler: str, length: int, window:
     out = run(model, head, 3, 0, length, sampler=sampler, window=window, overlap=overlap, callback=callback)
     assert (out < 64).all() and (out >= 0).all()
     begin = 0
-    for number, walk in enumerate(states):
-        size = walk[0].shape[1]
+    for number, window_states in enumerate(states):
+        size = window_states[0].shape[1]
         if number:
-            assert all(torch.equal(state[:, :shared], out[:, begin : begin + shared]) for state in walk)
-            assert (walk[0][:, shared:] == process.mask).all()
-        assert torch.equal(walk[-1], out[:, begin : begin + size])
+            assert all(torch.equal(state[:, :shared], out[:, begin : begin + shared]) for state in window_states)
+            assert (window_states[0][:, shared:] == process.mask).all()
+        assert torch.equal(window_states[-1], out[:, begin : begin + size])
         begin += window - shared
     assert begin - (window - shared) + states[-1][0].shape[1] == length
     assert len(states) == max(1, math.ceil((length - shared) / (window - shared)))

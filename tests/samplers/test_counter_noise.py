@@ -29,7 +29,7 @@ KNOWN_ANSWERS = {  # from Random123's kat_vectors
 
 
 def philox_by_hand(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 as its paper states it, in Python's own integers."""
+    """Philox4x32-10 as in its paper, with Python integers."""
     for number in range(10):
         left, right = divmod(0xD2511F53 * counter[0], 1 << 32), divmod(0xCD9E8D57 * counter[2], 1 << 32)
         first, second = ((key[0] + number * 0x9E3779B9) % (1 << 32), (key[1] + number * 0xBB67AE85) % (1 << 32))
@@ -107,7 +107,7 @@ def test_a_million_uniforms_are_uniform() -> None:
 
 
 def test_different_counters_give_different_numbers() -> None:
-    """Over seeds (both halves), samples, steps, sites, purposes and windows together."""
+    """Over seeds (both halves), samples, steps, sites, purposes and windows."""
     numbers = []
     for seed, step, window in itertools.product((0, 1, 1 << 32, (1 << 32) + 1, (1 << 64) - 1), (0, 1, 2, LOW - 15), (0, 1, 2)):
         noise = CounterNoise(seed, torch.tensor([0, 1, 2, 17, LOW]), 4, step, window)

@@ -25,7 +25,7 @@ ENDS = (0.0, 2.0**-53, 0.5, 1 - 2.0**-53)
 
 
 def exact_sums(weights: Tensor) -> list[int]:
-    """Running sums as integers, in units of 2^-1100: no rounding at all."""
+    """Cumulative sums as integers, in units of 2^-1100, without rounding."""
     units = [
         int(numerator) * ((1 << 1100) // int(denominator))
         for numerator, denominator in map(float.as_integer_ratio, weights.tolist())
@@ -39,7 +39,7 @@ def in_units(u: float, total: int) -> int:
 
 
 def tail(dtype: torch.dtype) -> Tensor:
-    """50,000 tokens of probability 1e-8 and three large ones, among tokens of weight zero; three blocks hold zeros only."""
+    """50,000 tokens of probability 1e-8 and three large ones, between tokens of weight zero. Three blocks are all zeros."""
     weights = torch.zeros(50_257, dtype=torch.float64)
     order = torch.randperm(50_257, generator=torch.Generator().manual_seed(0))
     order = order[(order // 256 != 3) & (order // 256 != 100) & (order // 256 != 195)]
@@ -52,7 +52,7 @@ def tail(dtype: torch.dtype) -> Tensor:
 
 @BOTH
 def test_a_long_tail_is_drawn_uniformly_at_its_rate(dtype: torch.dtype) -> None:
-    """Each token is found between its exact boundaries, to 1e-12, in the tail as well as at the large ones."""
+    """Each token is drawn between its exact boundaries, to 1e-12, in the tail and at the large ones."""
     weights = tail(dtype)
     sums = exact_sums(weights)
     positive = weights.nonzero().squeeze(-1).tolist()
@@ -71,7 +71,7 @@ def test_a_long_tail_is_drawn_uniformly_at_its_rate(dtype: torch.dtype) -> None:
 
 @BOTH
 def test_a_long_tail_has_its_mass(dtype: torch.dtype) -> None:
-    """The exact share of u that leads to the tail, over a sweep of u; float32 running sums would give none of it."""
+    """The exact fraction of u gives a token of the tail. With cumulative sums in float32 none would."""
     weights = tail(dtype)
     u = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
     drawn = torch.cat([draw_categorical(weights.expand(64, -1), part) for part in u.split(64)])
@@ -82,7 +82,7 @@ def test_a_long_tail_has_its_mass(dtype: torch.dtype) -> None:
 @BOTH
 @pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 511, 513, 50_257])
 def test_a_weight_of_zero_is_never_drawn(size: int, dtype: torch.dtype) -> None:
-    """Zeros at the start, at the end, on both sides, every other one, and all blocks but one."""
+    """Zeros at the start, at the end, on both sides, at every other token, and in all blocks but one."""
     u = torch.tensor([*ENDS, 0.25, 0.999999], dtype=torch.float64)
     place = torch.arange(size)
     patterns = {
@@ -115,7 +115,7 @@ def test_a_weight_of_zero_is_never_drawn(size: int, dtype: torch.dtype) -> None:
 def test_a_draw_lies_between_its_exact_boundaries(
     size: int, seed: int, u: float, scale: float, spread: float, narrow: bool
 ) -> None:
-    """Weights over dozens of orders of magnitude, a third of them zero, in any scale."""
+    """Weights over dozens of orders of magnitude, a third of them zero."""
     generator = torch.Generator().manual_seed(seed)
     weights = scale * torch.exp(spread * (torch.rand(size, generator=generator, dtype=torch.float64) - 0.5))
     weights = weights * (torch.rand(size, generator=generator) > 1 / 3)
@@ -131,7 +131,7 @@ def test_a_draw_lies_between_its_exact_boundaries(
 
 
 def test_a_draw_from_zero_weights_is_an_index() -> None:
-    """No weight at all (rates out of a state that nothing leads to): the answer does not matter, but it must be a token."""
+    """All weights are zero (rates of a state without incoming rates): the result does not matter, but must be a token."""
     assert (draw_categorical(torch.zeros(3, K), torch.tensor([0.0, 0.5, 0.999])) < K).all()
 
 
@@ -148,7 +148,7 @@ def uniform_prediction(logits: Tensor, x_t: Tensor, logits_processor: LogitsProc
 @pytest.mark.parametrize("size", [2, 3, 256, 257, 1000, 50_257])
 @pytest.mark.parametrize("other", [False, True], ids=["any", "other"])
 def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, other: bool) -> None:
-    """Token, share, own and off against softmax in float64, at every eighth of the unit interval and at its ends."""
+    """All fields of `TokenDraw` against softmax in float64, at every eighth of the unit interval and at its ends."""
     exact = 1e-12 if dtype == torch.float64 else 1e-6
     u = torch.tensor([[*ENDS, *(torch.arange(1, 8) / 8).tolist(), 0.9999]], dtype=torch.float64)
     logits = 2 * torch.randn(1, u.shape[1], size, dtype=dtype)
@@ -171,7 +171,7 @@ def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, othe
 @BOTH
 @pytest.mark.parametrize("lead", [60.0, 200.0, 1000.0])
 def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype) -> None:
-    """`off` keeps its relative precision, and the other tokens are still drawn by their own law."""
+    """`off` has full relative precision, and the other tokens are drawn from their distribution."""
     size = 300
     u = torch.tensor([list(ENDS)], dtype=torch.float64)
     logits = torch.randn(1, len(ENDS), size, dtype=dtype)
@@ -191,7 +191,7 @@ def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype
 
 @pytest.mark.parametrize("level", [0.0, 500.0, -500.0, -700.0, -900.0, -2000.0])
 def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
-    """Logits have no zero: with every other at -inf, one of -900 is as certain as one of 0, be it the current token or not."""
+    """With all others at -inf, a token with the logit -900 is certain, whether it is the current token or not."""
     u = torch.tensor([list(ENDS)], dtype=torch.float64)
     for place, own, dtype in itertools.product(range(K), range(K), (torch.float32, torch.float64)):
         logits = torch.full((1, len(ENDS), K), -torch.inf, dtype=dtype)
@@ -204,7 +204,7 @@ def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.005, 1e-4])
 def test_top_1_is_the_most_likely_token_at_any_temperature(temperature: float) -> None:
-    """top_k = 1 is the argmax, whichever token is current; log-probabilities are logits too."""
+    """top_k = 1 is the argmax, for any current token; also of log-probabilities."""
     logits = torch.log_softmax(3 * torch.randn(1, 40, K), -1) - 3
     best = logits.argmax(-1)
     for own in (best, (best + 1) % K):
@@ -220,7 +220,7 @@ def test_masks_are_never_drawn_and_revealed_tokens_are_known(process: str) -> No
     u = torch.tensor([list(ENDS) * 2], dtype=torch.float64)
     x_t = torch.tensor([[K, K, K, K, 0, 1, 3, K - 1]])
     logits = torch.randn(1, 8, K + 1)
-    logits[..., K] = 50.0  # what the network says of the mask has no meaning
+    logits[..., K] = 50.0  # the logit of the mask has no meaning
     drawn = Prediction(m2s.Posterior(chosen), logits, x_t, torch.tensor([0.4])).draw(u)
     mu = softmax64(logits[..., :K])
     assert (drawn.token < K).all()
@@ -234,7 +234,7 @@ def test_masks_are_never_drawn_and_revealed_tokens_are_known(process: str) -> No
 
 
 def test_masked_sites_have_no_current_token_to_exclude() -> None:
-    """With `other` a masked site is drawn from its whole posterior, the last clean token too."""
+    """With `other` a masked site is drawn from its full posterior, including the last clean token."""
     u = ((torch.arange(400, dtype=torch.float64) + 0.5) / 400).unsqueeze(0)
     x_t, logits = torch.full((1, 400), K), torch.zeros(1, 400, K + 1)
     drawn = Prediction(m2s.Posterior(PROCESSES["absorbing"]), logits, x_t, torch.tensor([0.4])).draw(u, other=True)
@@ -243,7 +243,7 @@ def test_masked_sites_have_no_current_token_to_exclude() -> None:
 
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_hidden_states_are_projected_in_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unprojected outputs equal projected ones, bit for bit, where the product is taken over the same rows."""
+    """Unprojected and projected outputs give the same bits where the matrix product is over the same rows."""
     monkeypatch.setattr(prediction_module, "CPU_CHUNK", 16 * size)
     hidden, weight, bias = torch.randn(2, 24, 32), torch.randn(size + 5, 32), torch.randn(size + 5)
     x_t, u = torch.randint(size, (2, 24)), torch.rand(2, 24, dtype=torch.float64)
@@ -262,7 +262,7 @@ def test_hidden_states_are_projected_in_chunks(size: int, monkeypatch: pytest.Mo
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 600), st.integers(0, 1 << 20), st.floats(0.1, 30), st.booleans(), st.booleans())
 def test_a_prediction_and_a_categorical_draw_agree(size: int, seed: int, spread: float, other: bool, cut: bool) -> None:
-    """`Belief.draw` holds the current token apart; the law is the same as `draw` from the posterior as a vector."""
+    """`Prediction.draw` treats the current token separately; the result is that of a draw from the posterior vector."""
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(1, 16, size, generator=generator, dtype=torch.float64)
     if cut:

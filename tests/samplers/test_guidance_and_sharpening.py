@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def guided(c: np.ndarray, u: np.ndarray, g: float) -> np.ndarray:
-    """c^g u^(1-g), 0 where either is."""
+    """c^g u^(1-g); 0 where c or u is 0."""
     inside = (c > 0) & (u > 0)
     c, u = np.where(inside, c, 1.0), np.where(inside, u, 1.0)
     return np.where(inside, np.exp(g * np.log(c) + (1 - g) * np.log(u)), 0.0)
@@ -85,7 +85,7 @@ def test_guidance_of_steps(name: str, kind: str, g: float) -> None:
         def both(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
             conditional, unconditional = (form(output[:, i], k, t, s) for i in (0, 1))
             combined = unconditional if g == 0 else guided(conditional, unconditional, g)
-            combined = np.where(combined.sum(-1, keepdims=True) > 0, combined, conditional)  # nothing has weight in both
+            combined = np.where(combined.sum(-1, keepdims=True) > 0, combined, conditional)  # no token has weight in both
             return combined / combined.sum(-1, keepdims=True)
 
         return both
@@ -110,15 +110,14 @@ def test_guidance_of_steps(name: str, kind: str, g: float) -> None:
 
 
 def routes_of(process: m2s.Process, prediction: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:
-    """`routes` where the posterior is some function of the output."""
+    """`routes` for a posterior that is a function of the output."""
     return expected(lambda output, k, t, s, at: routes(process, False, log(prediction(output, k, t)), k, t, s, at), problem)
 
 
 @pytest.mark.parametrize("on", ["posterior", "leave_one_out"])
 @pytest.mark.parametrize("name", ["uniform-exponential", "absorbing-cosine", "hybrid-0.6", "gaussian"])
 def test_sharpening(name: str, on: str) -> None:
-    """Temperature, top-k and top-p on the posterior or on the leave-one-out law, as the law of the last step; and an Euler step
-    of the sharpened belief."""
+    """Temperature, top-k and top-p, on the posterior or the leave-one-out distribution, in a last step and an Euler step."""
     process = PLACES[name].process
     head, streamed = m2s.Posterior(process, offset="exact"), name in RANK_ONE
     problem = sites(name, head, [(0.9, 0.0), (0.3, 0.0)] if streamed else [(0.3, 0.0)], kinds=(0, 1))

@@ -40,7 +40,7 @@ def test_ancestral_step(name: str) -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("name", MASKS)
 def test_remasking_step(name: str, strength: float) -> None:
-    """ReMDM's law; and whatever the strength, every site's own law at s is the exact one where the belief at t is exact."""
+    """The step of ReMDM. With an exact prediction the marginal of every site at s is exact, for any strength."""
     process, oracle = MASKS[name].process, MASKS[name].oracle()
     problem = sites(name, m2s.Posterior(process), STEPS)
 
@@ -58,7 +58,7 @@ def test_remasking_step(name: str, strength: float) -> None:
 @pytest.mark.parametrize("reveal", [1, 2])
 @pytest.mark.parametrize("name", MASKS)
 def test_first_hitting_step(name: str, reveal: int) -> None:
-    """The sites are chosen evenly among the masked, the token by mu, and nothing else changes."""
+    """Masked sites are chosen uniformly, tokens are drawn from mu, and nothing else changes."""
     process, oracle = MASKS[name].process, MASKS[name].oracle()
     length, mask, t = oracle.length, process.mask, 0.6
     order = permutations(length)
@@ -85,7 +85,7 @@ def test_first_hitting_step(name: str, reveal: int) -> None:
 
 
 def revealing(problem: Sites, sampler: Sampler) -> exact_steps.Outcome:
-    """One site to a row, and that one is to be revealed if it is masked."""
+    """A step of samples with one site, which is revealed if it is masked."""
 
     def step(rows: np.ndarray, u: dict) -> np.ndarray:
         half = tensor(np.full((len(rows), 1), 0.5))
@@ -98,7 +98,7 @@ def revealing(problem: Sites, sampler: Sampler) -> exact_steps.Outcome:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_first_hitting_times(name: str) -> None:
-    """With n masks left the next is revealed at beta(tau) = beta(t) u^(1/n); with fewer calls, several at their last time."""
+    """With n masks left the next is revealed at beta(tau) = beta(t) u^(1/n). With fewer calls, several at the last time."""
     process = MASKS[name].process
     rng, free = np.random.default_rng(0), np.array([4, 3, 1, 0, 4])
     u = rng.random((4, len(free)))
@@ -119,7 +119,7 @@ def test_first_hitting_times(name: str) -> None:
 
 
 def test_first_hitting_time_is_the_first_of_n() -> None:
-    """P(beta(tau) <= b) = b^n: each of n sites was, independently, masked by then with probability beta."""
+    """P(beta(tau) <= b) = b^n: n sites are masked independently, each with probability beta."""
     process = MASKS["absorbing-cosine"].process
     u = (np.arange(1000) + 0.5) / 1000
     for n in (1, 2, 5):
@@ -131,8 +131,8 @@ def test_first_hitting_time_is_the_first_of_n() -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_confidence_step(name: str) -> None:
-    """Every masked site draws by mu, sharpened or not, and those whose tokens have the greatest unsharpened probability are
-    kept, in the scheduled number. Between equal sites the least uniform "site" decides."""
+    """Every masked site draws from mu, sharpened or not. The scheduled number of sites with the greatest unsharpened
+    probability is revealed. Between equal sites the smallest uniform "site" decides."""
     process, oracle = MASKS[name].process, MASKS[name].oracle()
     head, rng, mask = m2s.Posterior(process), np.random.default_rng(0), process.mask
     problem = sites(name, head, [(0.999, 0.5), (0.6, 0.3), (1e-3, 0.0)])

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 @cases(ALL)
 def test_which_sampler_supports_which_head(sampler: str, process: str, head: str) -> None:
-    """A sampler that cannot serve a head says so before the network is called; all others call it."""
+    """A sampler that does not support a head raises before the network is called. The advice in the message works."""
     if supports(sampler, process, head):
         with pytest.raises(NetworkCalled):
             run(never, build(process, head), sampler=sampler)
@@ -56,11 +56,11 @@ def test_which_sampler_supports_which_head(sampler: str, process: str, head: str
     assert re.search("use |it needs", str(caught.value)), caught.value
     for advice in re.findall(r"use (?:sampler=)?('\w+'(?:(?:, | or )'\w+')*)", str(caught.value)):
         for name in re.findall(r"\w+(?=')", advice):
-            assert supports(name, process, head), f"another refusal: {caught.value}"
+            assert supports(name, process, head), f"bad advice: {caught.value}"
 
 
 def test_the_network_of_these_tests_depends_on_its_batch() -> None:
-    """Called with fewer rows it answers otherwise: if `m2s.sample` let the batch through, tokens would change."""
+    """Its output changes with the number of rows, so tokens would change if `m2s.sample` passed batches through."""
     model, x_t, t = Rounding(K), torch.randint(K, (16, L)), torch.full((16,), 0.3)
     with torch.no_grad():
         whole = model(x_t, t)
@@ -72,7 +72,7 @@ def test_the_network_of_these_tests_depends_on_its_batch() -> None:
 
 @cases(SUPPORTED)
 def test_samples_depend_neither_on_the_batch_nor_on_padding(sampler: str, process: str, head: str) -> None:
-    """Alone, with others, or with more columns than states, whatever these hold: the same tokens, all in the vocabulary."""
+    """Alone, with others, or with extra columns of any value: the same tokens, all in the vocabulary."""
     chosen = build(process, head)
     model = Rounding(chosen.process.states)
 
@@ -97,7 +97,7 @@ def test_samples_do_not_depend_on_how_a_run_is_divided(sampler: str, process: st
 
 @cases(EVERY_SAMPLER)
 def test_hidden_states_do_not_depend_on_the_batch(sampler: str, process: str, head: str) -> None:
-    """The last layer is multiplied out by the sampler: over the same rows, whatever the batch."""
+    """The sampler applies the last layer over the same rows in any batch."""
     chosen = build(process, head)
     model = Rounding(chosen.process.states, lazy=True)
     whole = run(model, chosen, 16, 0, sampler=sampler, steps=4)
@@ -108,7 +108,7 @@ def test_hidden_states_do_not_depend_on_the_batch(sampler: str, process: str, he
 @pytest.mark.parametrize("process", RANK_ONE)
 @BOTH
 def test_a_projection_does_not_depend_on_the_batch(process: str, dtype: torch.dtype) -> None:
-    """The nearest posterior of a score is the same, bit for bit, whatever other scores are worked on beside it."""
+    """The nearest posterior of a score is the same, bit for bit, whatever other scores are projected with it."""
     chosen = PROCESSES[process]
     score = (1.5 * torch.randn(150, chosen.states, dtype=dtype)).exp()
     x_t, t = torch.randint(chosen.states, (150,)), torch.full((150,), 0.6, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_a_projection_does_not_depend_on_the_batch(process: str, dtype: torch.dt
 
 
 def test_a_projection_is_a_distribution() -> None:
-    """A score whose threshold passes from one branch to the other while its support stays: K = 7, t = 0.6, k = 6."""
+    """A score whose threshold changes its branch while the support stays the same: K = 7, t = 0.6, k = 6."""
     score = torch.tensor(
         [[1.5982136665, 0.0360112501, 0.0584593194, 2.6188091171, 5.7119593778, 0.1611257464, 1.0]], dtype=torch.float64
     )
@@ -141,7 +141,7 @@ def test_samples_of_a_trained_transformer_do_not_depend_on_the_batch(sampler: st
 
 
 def test_a_transformer_learns_and_is_sampled() -> None:
-    """The runs 0 1 2 3 4 0 are what comes out, so that the tests above look at more than noise."""
+    """Samples are sequences such as 0 1 2 3 4 0, so the tests above are not about noise only."""
     head = build("absorbing", "posterior")
     x = run(trained("absorbing", "posterior", 250), head, 64, 0, sampler="first_hitting", steps=L)
     assert float(((x[:, 1:] - x[:, :-1]) % K == 1).double().mean()) > 0.5  # 0.2 by chance
@@ -151,7 +151,7 @@ SPLIT = [("bayes", "uniform", "posterior"), ("euler", "hybrid", "score"), ("pred
 
 
 def test_two_processes_divide_one_run() -> None:
-    """A second process draws samples 8 to 14; they are those of the run that has them all."""
+    """A second process draws samples 8 to 14. They are those of one run of all samples."""
     program = (
         "import sys, torch; torch.set_num_threads(1); sys.path[:0] = sys.argv[1:3]\n"
         "import numpy as np, test_reproducibility as tests\n"
@@ -173,7 +173,7 @@ def split_run(sampler: str, process: str, head: str, count: int, start: int) -> 
 
 @cases(EVERY_SAMPLER)
 def test_a_killed_run_resumes(sampler: str, process: str, head: str) -> None:
-    """Killed in the second batch, taken up where the first ended."""
+    """A run is killed in its second batch and resumed from the end of the first."""
     chosen = build(process, head)
     model, done = Rounding(chosen.process.states), Trajectory()
 
@@ -206,7 +206,7 @@ def test_the_seed_changes_every_sample(sampler: str, process: str, head: str) ->
 
 
 def test_guidance_and_clamps_do_not_depend_on_the_batch() -> None:
-    """A condition, a clamp and a sharpened belief belong to their sample."""
+    """Condition, clamp and sharpening of a sample do not affect others."""
     head = build("absorbing", "posterior")
     model, condition = Rounding(K + 1), torch.arange(COUNT)
     clamp = torch.where(torch.rand(COUNT, L) < 0.4, torch.randint(K, (COUNT, L)), -1)
@@ -223,7 +223,7 @@ def test_guidance_and_clamps_do_not_depend_on_the_batch() -> None:
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_two_heads_start_from_the_same_state(process: str) -> None:
-    """The start belongs to the process and the noise: heads, samplers and networks do not touch it."""
+    """The initial state depends on process and noise only, not on head, sampler or network."""
     starts = []
     for sampler, _, head in [case for case in SUPPORTED if case[1] == process and case[2] in ("posterior", "score")]:
         trajectory = Trajectory()
@@ -241,7 +241,7 @@ def test_two_heads_start_from_the_same_state(process: str) -> None:
 @pytest.mark.parametrize("process", RANK_ONE)
 @pytest.mark.parametrize("grid", GRIDS)
 def test_a_posterior_and_its_projected_score_give_the_same_samples(process: str, grid: str) -> None:
-    """Two heads on the same noise: Posterior on log mu, and the projection of the exact score of that mu; float64, Bayes."""
+    """On the same noise: `Posterior` with log mu, and the projection of the exact score of mu, in float64."""
     chosen = PROCESSES[process]
     posterior, model, t_min = m2s.Posterior(chosen), Rounding(chosen.states).double(), 1e-7
 
@@ -251,7 +251,7 @@ def test_a_posterior_and_its_projected_score_give_the_same_samples(process: str,
     def log_score(x_t: Tensor, t: Tensor) -> Tensor:
         return posterior.log_score(logits(x_t, t), x_t, t.double())
 
-    torch.set_default_dtype(torch.float64)  # the dtype in which networks are told the time
+    torch.set_default_dtype(torch.float64)  # the dtype of the time that the network sees
     try:
         options = {"steps": 12, "grid": grid, "t_min": t_min}
         one = run(logits, posterior, 24, 0, **options)
@@ -263,7 +263,7 @@ def test_a_posterior_and_its_projected_score_give_the_same_samples(process: str,
 
 @pytest.mark.parametrize("process", ["gaussian", "chain"])
 def test_transition_matrices_are_computed_once_per_sample(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sites of a sample share a time: K x K matrices for each of them would make grey levels of an image impossible."""
+    """All sites of a sample have the same time. One K x K matrix for each site of an image would not fit into memory."""
     kind, most = type(PROCESSES[process]), [0]
     kernel, step_kernel = kind.kernel, kind.step_kernel
 

@@ -1,8 +1,10 @@
 """Invalid options and outputs raise errors, before the network is called where possible; default samplers."""
 
+import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,12 +14,23 @@ from torch import Tensor
 import m2s
 from m2s.heads import NextToken, Shifted
 from m2s.samplers import (
+    SAMPLERS,
     Bayes,
+    CounterNoise,
     FirstHitting,
+    Move,
+    Need,
+    Prediction,
     PredictorCorrector,
+    Sampler,
+    SamplingOptions,
+    default_sampler,
+    make_sampler,
+    sample_with_options,
 )
 from m2s.samplers import prediction as prediction_module
-from run_cases import PROCESSES, K, L, never, run
+from m2s.samplers.inference_model import InferenceModel
+from run_cases import PROCESSES, K, L, Rounding, never, run
 
 pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
@@ -47,37 +60,45 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "grid is a list": (call(grid=[1.0, 0.5, 0.0]), (ValueError, TypeError), r"grid"),
     "head is a process": (call(PROCESSES["uniform"]), TypeError, r"head must be a head such as m2s.Posterior"),
     "model is nothing": (call(model=None), TypeError, r"model"),
-    "bayes from a free score": (
+    "bayes with an unconstrained score": (
         call(unconstrained, sampler="bayes"),
         TypeError,
-        r"'bayes' draws from a posterior.*LogScore is a free score.*'analytic', 'euler' or 'tau_leaping', or m2s.Projected",
+        r"'bayes' draws from a posterior.*LogScore predicts an unconstrained score.*use sampler='analytic', or m2s.Projected",
     ),
-    "ancestral from uniform": (call(sampler="ancestral"), TypeError, r"'ancestral' is for masks alone.*Uniform.*m2s.Absorbing"),
-    "first hitting from a free score": (
+    "ancestral from uniform": (
+        call(sampler="ancestral"),
+        TypeError,
+        r"'ancestral' supports m2s.Absorbing only.*Uniform.*use sampler='bayes'",
+    ),
+    "first hitting with an unconstrained score": (
         call(m2s.LogScore(PROCESSES["absorbing"]), sampler="first_hitting"),
         TypeError,
         r"'first_hitting' draws from a posterior.*m2s.Projected\(head\)",
     ),
-    "confidence of a hybrid": (call(m2s.Posterior(PROCESSES["hybrid"]), sampler="confidence"), TypeError, r"for masks alone"),
+    "confidence of a hybrid": (
+        call(m2s.Posterior(PROCESSES["hybrid"]), sampler="confidence"),
+        TypeError,
+        r"supports m2s.Absorbing only",
+    ),
     "remasking of a rate matrix": (
         call(m2s.Posterior(PROCESSES["tabulated-absorbing"]), sampler="remasking"),
         TypeError,
-        r"'remasking' is for masks alone.*RateMatrix",
+        r"'remasking' supports m2s.Absorbing only.*RateMatrix",
     ),
     "analytic of a rate matrix": (
         call(m2s.Posterior(PROCESSES["gaussian"]), sampler="analytic"),
         TypeError,
-        r"'analytic' is for rank-one processes.*use 'euler'",
+        r"'analytic' supports rank-one processes.*use sampler='bayes'",
     ),
     "euler of a chain": (
         call(m2s.Posterior(PROCESSES["chain"]), sampler="euler"),
         TypeError,
-        r"'euler' does not draw from a finite chain, Chain\(.*use sampler='bayes'",
+        r"'euler' needs the rates of a process in continuous time.*Chain\(.*use sampler='bayes'",
     ),
     "confidence of a chain": (
         call(m2s.Posterior(PROCESSES["chain"]), sampler="confidence"),
         TypeError,
-        r"'confidence' does not draw from a finite chain, Chain\(.*use sampler='bayes'",
+        r"'confidence' supports m2s.Absorbing only.*Chain\(.*use sampler='bayes'",
     ),
     "projection over a chain": (
         call(m2s.Projected(m2s.LogScore(PROCESSES["chain"]))),
@@ -109,7 +130,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "clamp below -1": (call(clamp=torch.tensor([[0, 0, -2], [0, 0, 0]])), ValueError, r"clamp\[0, 2\] is -2"),
     "clamp to the mask": (call(masked, clamp=torch.full((2, 3), K)), ValueError, r"clamp\[0, 0\] is 5.*0\.\.4"),
-    "narrow clamp above the vocabulary": (
+    "uint8 clamp above the vocabulary": (
         call(clamp=torch.tensor([[0, 255, 0], [0, 0, 0]], dtype=torch.uint8)),
         ValueError,
         r"clamp\[0, 1\] is 255",
@@ -119,7 +140,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "condition is one number": (call(condition=torch.tensor(1)), (TypeError, ValueError), r"condition"),
     "guidance without a condition": (call(guidance=2.0), ValueError, r"guidance is 2\.0, but there is no condition"),
     "guidance is no number": (call(guidance=math.nan, condition=two), ValueError, r"guidance is nan"),
-    "guidance without bound": (call(guidance=math.inf, condition=two), ValueError, r"guidance is inf"),
+    "infinite guidance": (call(guidance=math.inf, condition=two), ValueError, r"guidance is inf"),
     "guidance on rates for bayes": (
         call(guidance=2.0, guide="rates", condition=two, sampler="bayes"),
         TypeError,
@@ -135,7 +156,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "temperature of zero": (call(temperature=0.0), ValueError, r"temperature is 0\.0.*positive.*top_k=1"),
     "negative temperature": (call(temperature=-1.0), ValueError, r"temperature is -1\.0"),
     "temperature is no number": (call(temperature=math.nan), ValueError, r"temperature is nan"),
-    "temperature of a free score": (
+    "temperature of an unconstrained score": (
         call(unconstrained, sampler="euler", temperature=0.5),
         TypeError,
         r"temperature, top_k and top_p sharpen a posterior.*m2s.Projected\(head\)",
@@ -161,7 +182,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "micro-batch of none": (call(micro_batch=0), ValueError, r"micro_batch is 0"),
     "window of one": (call(window=1), ValueError, r"window is 1.*at least 2"),
     "window is a float": (call(window=2.5), TypeError, r"window must be an int"),
-    "overlap of a whole window": (call(window=2, overlap=2), ValueError, r"overlap is 2.*0\.\.1"),
+    "overlap of a full window": (call(window=2, overlap=2), ValueError, r"overlap is 2.*0\.\.1"),
     "negative overlap": (call(window=2, overlap=-1), ValueError, r"overlap is -1"),
     "overlap is a float": (call(window=2, overlap=0.5), (TypeError, ValueError), r"overlap"),
     "overlap without a window": (call(overlap=1), ValueError, r"give window too"),
@@ -174,7 +195,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 @pytest.mark.parametrize("case", BAD, ids=str)
 def test_invalid_options_raise_before_the_network_is_called(case: str) -> None:
     wrong, error, pattern = BAD[case]
-    with pytest.raises(Exception) as caught:  # noqa: PT011  the type is looked at below, where the message is at hand
+    with pytest.raises(Exception) as caught:  # noqa: PT011  the type is checked below
         wrong()
     assert isinstance(caught.value, error), repr(caught.value)
     assert re.search(pattern, str(caught.value)), repr(caught.value)
@@ -200,7 +221,7 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
 @pytest.mark.parametrize("rows", [1 << 20, 16, 1], ids=["in one piece", "in pieces", "site by site"])
 @pytest.mark.parametrize("case", OUTPUTS, ids=str)
 def test_an_output_of_the_wrong_shape_raises(case: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a large vocabulary is worked on some rows at a time: rows must not slip to other sites unseen."""
+    """Also where a large vocabulary is processed in chunks: rows must not be assigned to other sites."""
     monkeypatch.setattr(prediction_module, "CPU_CHUNK", rows * K)
     output, error, pattern = OUTPUTS[case]
     for sampler in ("bayes", "euler"):
@@ -231,7 +252,7 @@ def test_nan_outputs_raise_in_checked_mode(lazy: bool) -> None:
     ids=str,
 )
 def test_default_sampler_depends_on_the_head(head, name):
-    """And the samples are those of that name."""
+    """The samples are those of the named sampler."""
 
     def network(x_t, t, condition=None):
         return torch.sin(torch.arange(head.process.states) + x_t.unsqueeze(-1))
@@ -242,3 +263,115 @@ def test_default_sampler_depends_on_the_head(head, name):
         guided = {"condition": torch.zeros(3), "guidance": 2.0, "guide": "rates", "steps": 5}
         drawn, named = (m2s.sample(network, head, (3, 4), **guided, **given) for given in ({}, {"sampler": "analytic"}))
         assert torch.equal(drawn, named)
+
+
+@pytest.mark.parametrize(
+    ("head", "sampling", "audit"),
+    [
+        (m2s.Posterior(PROCESSES["uniform"]), "bayes", "analytic"),
+        (m2s.Posterior(PROCESSES["gaussian"]), "bayes", "euler"),
+        (m2s.Posterior(PROCESSES["chain"]), "bayes", "euler"),
+        (m2s.LogScore(PROCESSES["absorbing"]), "analytic", "analytic"),
+        (m2s.LogScore(PROCESSES["gaussian"]), "tau_leaping", "euler"),
+        (NextToken(Shifted(5)), "autoregressive", "autoregressive"),
+    ],
+    ids=str,
+)
+def test_default_samplers_of_sampling_and_of_audits(head: m2s.Head, sampling: str, audit: str) -> None:
+    assert default_sampler(head) == sampling and default_sampler(head, for_audit=True) == audit
+
+
+def test_built_options_give_the_same_samples() -> None:
+    """`sample_with_options` uses options that were built before, and does not build them again."""
+    network, chosen = Rounding(K), head
+    options = SamplingOptions(chosen, (3, L), steps=2, seed=4, temperature=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SamplingOptions, "__post_init__", never)
+        samples = sample_with_options(network, options)
+    assert torch.equal(samples, m2s.sample(network, chosen, (3, L), steps=2, seed=4, temperature=0.5))
+
+
+# A sampler of a user, registered by one line.
+
+
+@dataclass(frozen=True)
+class Resample(Sampler):
+    """Draw every site from the posterior and corrupt it again to time s, `times` times."""
+
+    name = "test_resample"
+    needs = (Need.POSTERIOR, Need.RANK_ONE)
+    times: int = 1
+    """A user's option."""
+
+    def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Tensor:
+        clean = prediction.draw(noise("token")).token
+        alpha = prediction.process.alpha(move.s).unsqueeze(-1)
+        for number in range(self.times):
+            other = (noise(2 * number) * prediction.process.vocab).long()
+            clean = torch.where(noise(2 * number + 1) < alpha, clean, other)
+        return clean
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Register it for one test: the other tests use the built-in samplers only."""
+    SAMPLERS.add("test_resample", Resample)
+    yield
+    SAMPLERS.remove("test_resample")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_sampler_of_a_user() -> None:
+    """It works by name, with its options, and its needs are checked."""
+    network = Rounding(K)
+    by_name, by_object, other = (
+        m2s.sample(network, head, (3, L), steps=3, sampler=sampler)
+        for sampler in ("test_resample", Resample(), make_sampler("test_resample", times=3))
+    )
+    assert torch.equal(by_name, by_object) and not torch.equal(by_name, other) and int(other.max()) < K
+    with pytest.raises(TypeError, match=r"'test_resample' draws from a posterior.*use sampler='analytic'"):
+        m2s.sample(never, unconstrained, (3, L), sampler="test_resample")
+    with pytest.raises(TypeError, match=r"'test_resample' supports rank-one processes.*use sampler='bayes'"):
+        m2s.sample(never, m2s.Posterior(PROCESSES["gaussian"]), (3, L), sampler="test_resample")
+    with pytest.raises(ValueError, match="sites is 2, but sampler 'test_resample' does not read it"):
+        make_sampler("test_resample", sites=2)
+    with pytest.raises(ValueError, match="already a sampler named 'test_resample'"):
+        SAMPLERS.add("test_resample", Bayes)
+
+
+def flags() -> dict[str, object]:
+    """Global settings of torch that a library could change."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "threads": torch.get_num_threads(),
+        "random": torch.random.get_rng_state().tolist(),
+    }
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["to the end", "with an error"])
+def test_sampling_changes_neither_the_model_nor_global_settings(fails: bool) -> None:
+    """All attributes of the user's model, its weights and torch's settings are as before, also after an error."""
+    model = m2s.models.DiT(m2s.models.DiTConfig(K, width=16, depth=1, heads=2)).train()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
+    settings = flags()
+
+    def callback(step: m2s.samplers.StepEvent) -> None:
+        if fails and step.number == 1:
+            raise KeyboardInterrupt
+
+    prepared = InferenceModel(model, 1 << 20, bf16=True)  # so many states that the last layer is left out
+    for network in (model, prepared):
+        with contextlib.suppress(KeyboardInterrupt):
+            m2s.sample(network, head, (2, 3), steps=3, callback=callback)
+        assert flags() == settings
+        assert {name: dict(vars(module)) for name, module in model.named_modules()} == attributes
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 @pytest.mark.parametrize("other", [False, True])
 def test_draw_over_blocks_of_256(other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One uniform, 600 tokens, three blocks, the last not full: every token by its own probability, tails of 1e-9 included."""
+    """600 tokens in three blocks, the last not full. Every token has its probability, also in tails of 1e-9."""
     use_blocks_of(256, monkeypatch)
     vocab, rng = 600, np.random.default_rng(0)
     process = m2s.Uniform(vocab, m2s.Linear())
@@ -77,7 +77,7 @@ def test_draw_over_blocks_of_256(other: bool, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("offset", ["none", "exact"])
 @pytest.mark.parametrize("name", RANK_ONE + TABULATED)
 def test_bayes_step(name: str, offset: str) -> None:
-    """Eq. 19 by three routes (rank-one) or by its K-vector (tabulated); at s = 0 a draw from mu."""
+    """Eq. 19, by three routes (rank-one) or by its K-vector (tabulated); at s = 0 a draw from mu."""
     process = PLACES[name].process
     steps = STEPS if name in RANK_ONE else [STEPS[i] for i in (0, 4, 5)]
     problem = sites(name, m2s.Posterior(process, offset=offset), steps)
@@ -95,7 +95,7 @@ def test_bayes_step(name: str, offset: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [*WITH_RATES, ("uniform-linear", "offset"), ("hybrid-0.2", "offset")])
 def test_euler_step(name: str, kind: str) -> None:
-    """(t - s) Q_t(y -> k) s_y, normalised where it exceeds one; streamed from a posterior, or from K-vectors of rates."""
+    """(t - s) Q_t(y -> k) s_y, normalised where it exceeds one, by one draw from a posterior or by K-vectors of rates."""
     process = PLACES[name].process
     head = HEADS[kind](process)
     problem = sites(name, head, SHORT, open_start=True)
@@ -108,7 +108,7 @@ def test_euler_step(name: str, kind: str) -> None:
     same(found, expected(form, problem), problem)
     if process.mask is not None and name.startswith("hybrid"):
         assert (found[problem.k != process.mask][:, process.mask] > 1e-6).any()  # the mask is a target too
-    # what is counted
+    # The diagnostics count exit masses above one.
     rows = np.arange(len(problem.k))
     prediction, half = problem.prediction(rows), exact_steps.tensor(np.full((len(rows), 1), 0.5))
     Euler().step(
@@ -124,7 +124,7 @@ def test_euler_step(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [*WITH_RATES[::3], *WITH_RATES[1::3]])
 def test_tau_leaping_step(name: str, kind: str) -> None:
-    """Exactly one jump, with probability E e^{-E}, moves, in proportion to the rates; more of them do not."""
+    """A site moves with exactly one jump, which has probability E e^{-E}, in proportion to the rates."""
     process = PLACES[name].process
     head = HEADS[kind](process)
     problem = sites(name, head, SHORT[::2] if name in TABULATED else SHORT, open_start=True)
@@ -139,7 +139,7 @@ def test_tau_leaping_step(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["posterior", "score"])
 def test_ordinal_tau_leaping_step(kind: str) -> None:
-    """The number of jumps is Poisson, and given it the displacements add up and are cut off at the ends once."""
+    """The number of jumps is Poisson. Displacements add up, and the sum is clipped once."""
     levels = 4
     process = m2s.Uniform(levels, m2s.Linear())
     head, t, s, rng = HEADS[kind](process), 0.6, 0.45, np.random.default_rng(0)
@@ -151,7 +151,7 @@ def test_ordinal_tau_leaping_step(kind: str) -> None:
     jump = rates / rates.sum(-1, keepdims=True)
     assert 0.1 < mean.min() < mean.max() < 20
     step = problem.outcome(TauLeaping(ordinal=True))
-    # where every jump leads one level up, the level counts the jumps, for as long as there are levels
+    # Where every jump goes one level up, the level is the number of jumps, up to the highest level.
     up = np.array([jump[i, :i].sum() + jump[i, (i + 1) % levels] / 2 for i in k])
 
     def counted(rows: np.ndarray, u: dict) -> np.ndarray:
@@ -164,7 +164,7 @@ def test_ordinal_tau_leaping_step(kind: str) -> None:
         wanted = np.zeros(levels)
         np.add.at(wanted, np.minimum(i + counts, levels - 1), poisson[i])
         np.testing.assert_allclose(found[i], wanted, rtol=0, atol=EXACT)
-    # given none to three jumps
+    # The distribution given 0 to 3 jumps.
     below = np.cumsum(poisson, 1)
     for number in (0, 1, 2, 3):
         middle = (below[:, number] + (below[:, number - 1] if number else 0)) / 2
@@ -184,7 +184,7 @@ def test_ordinal_tau_leaping_step(kind: str) -> None:
             np.testing.assert_allclose(found[i], wanted, rtol=0, atol=EXACT)
 
 
-class InTheLoop(Analytic):
+class AnalyticInLoop(Analytic):
     """The analytic sampler as the loop calls it: its last step where s = 0."""
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> torch.Tensor:
@@ -195,7 +195,7 @@ class InTheLoop(Analytic):
 @pytest.mark.parametrize("kind", ["posterior", "score"])
 @pytest.mark.parametrize("name", RANK_ONE)
 def test_analytic_step(name: str, kind: str) -> None:
-    """The positive part of (s P_{t|s}^{-1})_y P_{t|s}(k|y); the last step never leads to the mask."""
+    """The positive part of (s P_{t|s}^{-1})_y P_{t|s}(k|y); the last step never gives the mask."""
     process = PLACES[name].process
     head = HEADS[kind](process)
     problem = sites(name, head, [*SHORT, (0.3, 0.3), (1e-5, 0.0)], open_start=True)
@@ -203,7 +203,7 @@ def test_analytic_step(name: str, kind: str) -> None:
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.analytic(process, score_of(head, output, k, at), k, at, s)
 
-    found, wanted = problem.distribution(InTheLoop(), ["token"]), expected(form, problem)
+    found, wanted = problem.distribution(AnalyticInLoop(), ["token"]), expected(form, problem)
     some = ~np.isnan(wanted).any(-1)  # see `test_analytic_last_step_without_positive_weights`
     assert some.mean() > 0.9
     found = np.where(some[:, None], found, 0.0)
@@ -214,7 +214,7 @@ def test_analytic_step(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("blocks", [2, 256])
 def test_analytic_last_step_without_positive_weights(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free score under the hybrid process can have no positive weight but the mask's: the token is a clean one even so."""
+    """An unconstrained score under hybrid noise may have a positive weight at the mask only. The token is a clean one."""
     use_blocks_of(blocks, monkeypatch)
     process = PLACES["hybrid-0.2"].process
     output = np.array([-4.0, -4.0, -4.0, 4.0])
@@ -223,12 +223,12 @@ def test_analytic_last_step_without_positive_weights(blocks: int, monkeypatch: p
     problem = Sites(m2s.LogScore(process), output[None], np.array([0]), *np.full((3, 1), 0.5))
     problem.s = np.zeros(1)
     for u in (0.0, 0.5, LARGEST):
-        token = problem.outcome(InTheLoop())(np.array([0]), {"token": np.array([u])})
+        token = problem.outcome(AnalyticInLoop())(np.array([0]), {"token": np.array([u])})
         assert token[0] < process.vocab
 
 
 def test_samples_without_positive_weights() -> None:
-    """The same in the real loop, whose last step is from 1e-5: what is returned holds only ids below the vocabulary."""
+    """The same through `m2s.sample`, whose last step starts at 1e-5: all tokens are below the vocabulary."""
     output = torch.tensor([-10.0, -10.0, -10.0, 10.0])
     head = m2s.LogScore(m2s.Hybrid(3, p_uniform=0.2))
     x = m2s.sample(lambda x_t, t: output.expand(*x_t.shape, 4), head, (16, 4), 4, "analytic", "linear")
@@ -237,7 +237,7 @@ def test_samples_without_positive_weights() -> None:
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-cosine", "hybrid-0.6"])
 def test_three_routes_analytic_and_projection_agree(name: str) -> None:
-    """On a realizable score: the mixture of three routes, the K-vector, the analytic predictor, and the projected score."""
+    """For a realizable score: three routes, K-vector, analytic predictor and projected score have the same distribution."""
     process = PLACES[name].process
     head, free = m2s.Posterior(process), m2s.LogScore(process)
     steps = [(0.95, 0.6), (0.02, 0.01)]
@@ -267,7 +267,7 @@ def test_three_routes_analytic_and_projection_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-cosine", "hybrid-0.2", "gaussian"])
 def test_euler_is_bayes_to_second_order(name: str) -> None:
-    """Their laws differ by O((t - s)^2)."""
+    """The distributions differ by O((t - s)^2)."""
     process = PLACES[name].process
     head, t = m2s.Posterior(process), 0.6
     streamed = name in RANK_ONE
@@ -285,7 +285,7 @@ def test_euler_is_bayes_to_second_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["uniform-2", "uniform-linear", "absorbing-linear", "hybrid-0.2"])
 def test_negative_mass(name: str) -> None:
-    """What the analytic predictor drops off the polytope is what SPEC 4 says, and none of it is left after the projection."""
+    """The mass that the analytic predictor drops is that of the formula, and zero after projection."""
     process = PLACES[name].process
     free = m2s.LogScore(process)
     problem = sites(name, free, [(0.9, 0.5), (0.5, 0.4), (0.2, 0.1)], kinds=(1, 3))
@@ -315,7 +315,7 @@ def test_negative_mass(name: str) -> None:
 @pytest.mark.parametrize("kind", ["posterior", "score"])
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-linear", "hybrid-0.2", "birth-death"])
 def test_gibbs_corrector_preserves_the_distribution(name: str, kind: str) -> None:
-    """p_t G = p_t, with G over all states from the step itself: a site chosen evenly, then the law of its token."""
+    """p_t G = p_t, where G over all states is computed from the step: a uniform site, then the distribution of its token."""
     case = PLACES[name]
     process = case.process
     oracle = Oracle(case.noise, 3 if isinstance(process, RankOne) and process.states < 5 else 2)
@@ -343,7 +343,7 @@ def test_gibbs_corrector_preserves_the_distribution(name: str, kind: str) -> Non
 
 
 def test_gibbs_corrector_chooses_uniformly_among_free_sites() -> None:
-    """Whatever the order of the uniforms, one free site is drawn; each as often as any other, and a clamped one never."""
+    """For all orders of the uniforms, each free site is drawn equally often, and a clamped one never."""
     process = m2s.Uniform(3, m2s.Linear())
     order = permutations(4)
     x = np.zeros(order.shape, dtype=int)

@@ -26,7 +26,7 @@ SMALL = {
 
 
 def step_form(case: Case, sampler: str, head: m2s.Head, strength: float) -> tuple[forms.StepForm, bool]:
-    """The closed form of one parallel step from raw output, and whether it starts at 1 - t_min."""
+    """The closed form of one step at all sites, and whether it starts at 1 - t_min."""
     process = case.process
 
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
@@ -55,7 +55,7 @@ def exact_distribution_of_samples(
     t_min: float,
     strength: float = 0.1,
 ) -> np.ndarray:
-    """The exact terminal law over clean sequences."""
+    """The exact distribution of the samples over clean sequences."""
     form, open_start = step_form(case, sampler, head, strength)
     ends = forms.grid(grid, steps, 1e-5 if sampler == "analytic" else None)
     p = forms.terminal_distribution(case.process, case.length, network, form, ends, open_start, t_min)
@@ -69,7 +69,7 @@ def exact_distribution_of_samples(
 @pytest.mark.parametrize("sampler", ["bayes", "euler", "analytic", "tau_leaping"])
 @pytest.mark.parametrize("name", SMALL)
 def test_terminal_distribution_converges(name: str, sampler: str, grid: str) -> None:
-    """With the exact posterior, the distance to the data law falls like 1/steps; the last doubling does what the others say."""
+    """With the exact posterior, the distance to the data distribution decreases like 1/steps, also in the last doubling."""
     distance, order, message = errors_by_steps(name, sampler, grid, [8, 16, 32, 64])
     assert order > 0.8, message
     assert distance[3] < 1.05 * distance[2] * 2**-order, message
@@ -78,7 +78,7 @@ def test_terminal_distribution_converges(name: str, sampler: str, grid: str) -> 
 def errors_by_steps(
     name: str, sampler: str, grid: str, steps: list[int], strength: float = 0.1
 ) -> tuple[list[float], float, str]:
-    """Distances to the data law, and their order of decrease but for the last, as a message too."""
+    """Distances to the data distribution, their order of decrease without the last, and a message."""
     case = SMALL[name]
     head, distribution = m2s.Posterior(case.process), case.oracle().distribution
 
@@ -100,9 +100,10 @@ def exact_logits(name: str, t: float) -> np.ndarray:
 
 @pytest.mark.parametrize("grid", ["linear", "cosine"])
 def test_remasking_converges_more_slowly_with_greater_strength(grid: str) -> None:
-    """Its strength is a share of all that may be masked again, not a rate, so that it is as much in a short step as in a long
-    one: two sites are revealed at once in a share of steps that does not shrink, and the error falls like steps^(-1/2) only.
-    Without it, this is the ancestral sampler, of order one."""
+    """The strength is a fraction of the largest remasking probability, not a rate, so short steps remask as much as long ones.
+
+    The error decreases like steps^(-1/2) only. With strength 0 this is the ancestral sampler, of order one.
+    """
     strong, order, message = errors_by_steps("absorbing", "remasking", grid, [16, 32, 64, 128], strength=1.0)
     assert 0.5 < order < 0.65, message
     assert strong[3] < 1.05 * strong[2] * 2**-0.5, message
@@ -115,7 +116,7 @@ def test_remasking_converges_more_slowly_with_greater_strength(grid: str) -> Non
 
 @pytest.mark.parametrize("name", MASKS)
 def test_first_hitting_has_no_discretisation_error(name: str) -> None:
-    """One token a call, at the exact posterior, which is the same at every time: the data law itself, over all orders."""
+    """One token a call, from the exact posterior, which does not depend on time, gives the data distribution."""
     oracle, process = MASKS[name].oracle(), MASKS[name].process
     early, late = (oracle.posterior(oracle.noisy, t) for t in (0.2, 0.8))
     np.testing.assert_allclose(early, late, atol=1e-11)
@@ -134,7 +135,7 @@ def test_first_hitting_has_no_discretisation_error(name: str) -> None:
 
 
 def check_agreement(samples: np.ndarray, case: Case, distribution: np.ndarray) -> None:
-    """Pearson's chi-square of samples against a law over clean sequences, cells of less than five expected put together."""
+    """Pearson's chi-square test of samples against a distribution. Cells with an expected count below five are merged."""
     oracle = case.oracle()
     counts = np.bincount(samples @ case.process.vocab ** np.arange(case.length)[::-1], minlength=len(oracle.clean))
     wanted = len(samples) * distribution
@@ -151,12 +152,12 @@ LOOP += [("absorbing", "bayes"), ("absorbing", "euler"), ("absorbing", "tau_leap
 
 @pytest.mark.parametrize(("name", "sampler"), [*LOOP, ("absorbing", "first_hitting"), ("uniform", "predictor_corrector")])
 def test_samples_have_the_exact_distribution(name: str, sampler: str) -> None:
-    """`m2s.sample` with the exact network, 20,000 samples, against the exact law of its own walk."""
+    """20,000 samples of `m2s.sample` with the exact network, against the exact distribution of its steps."""
     case = SMALL[name]
     oracle, head = case.oracle(), m2s.Posterior(case.process)
 
     def table(t: float) -> np.ndarray:
-        return exact_logits(name, float(np.float32(t)))  # what a network is told
+        return exact_logits(name, float(np.float32(t)))  # the network sees a float32 time
 
     def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         assert (t.dtype == torch.float32 and (t == t[0]).all()) or sampler == "first_hitting"
@@ -174,7 +175,7 @@ def test_samples_have_the_exact_distribution(name: str, sampler: str) -> None:
 
 
 def corrected(case: Case, table: Callable[[float], np.ndarray]) -> np.ndarray:
-    """The terminal law of Bayes steps, each but the last followed by one Gibbs move at one site."""
+    """The distribution after Bayes steps, each but the last followed by one Gibbs move at one site."""
     process, oracle, t_min = case.process, case.oracle(), 1e-3
     x, ends = oracle.noisy, forms.grid("cosine", CALLS)
     p = np.full(len(x), 1 / len(x))
@@ -185,8 +186,8 @@ def corrected(case: Case, table: Callable[[float], np.ndarray]) -> np.ndarray:
         if s > 0:
             score = forms.score_from_posterior(process, forms.posterior(process, table(s), x, s), x, s)
             matrix = np.zeros((len(x), len(x)))
-            gibbs_law = score / score.sum(-1, keepdims=True) / case.length
-            np.add.at(matrix, (np.arange(len(x))[:, None, None], oracle.neighbours(x)), gibbs_law)
+            gibbs_distribution = score / score.sum(-1, keepdims=True) / case.length
+            np.add.at(matrix, (np.arange(len(x))[:, None, None], oracle.neighbours(x)), gibbs_distribution)
             p = p @ matrix
     return p
 
@@ -210,7 +211,7 @@ class Tiny(torch.nn.Module):
 
 @pytest.mark.parametrize(("name", "offset"), [("uniform", "exact"), ("absorbing", "none")])
 def test_samples_of_a_trained_network_have_its_exact_distribution(name: str, offset: str) -> None:
-    """A network trained here on the data law: what the loop draws is the exact walk of that same network, not of the data."""
+    """Samples of a trained network have the exact distribution of its steps, which is not that of the data."""
     case = SMALL[name]
     oracle, head = case.oracle(), m2s.Posterior(case.process, offset=offset)
     model = Tiny(case.process.states, case.length)
