@@ -1,4 +1,4 @@
-"""The package's import graph has one direction, without cycles, and processes are asked for capabilities, not for their class."""
+"""The import graph has one direction and no cycles, and processes are asked for capabilities, not for their class."""
 
 import ast
 import functools

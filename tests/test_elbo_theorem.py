@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 from scipy.special import expit, logit
-from theorem_tools import EVERY, UNIFORM, case, log, site_losses, tensor
 
 import m2s
 from m2s.losses import path_kl
 from oracle import Network, Oracle, quadrature
+from theorem_tools import EVERY, UNIFORM, case, log, site_losses, tensor
 
 
 def reference(oracle: Oracle) -> np.ndarray:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from theorem_tools import EVERY, TIMES, UNIFORM, bridge_rows, case, conditional_risk, log, site_losses, tensor
 
 import m2s
 from oracle import Network, h
+from theorem_tools import EVERY, TIMES, UNIFORM, bridge_rows, case, conditional_risk, log, site_losses, tensor
 
 
 @EVERY

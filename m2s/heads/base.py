@@ -28,7 +28,7 @@ class Head(ABC):
         predicts_score: Whether the output is a score, whose posterior is found by inverting the noise of its time.
         open_start: Whether t = 1 is excluded: samplers evaluate the head at 1 - t_min there.
         exact: Whether `last_step` is the exact likelihood, as for an autoregressive model: there is no noise.
-        sampler: Name of the only sampler that can draw from the head, or None.
+        generates_left_to_right: Whether the head predicts the next token, and not the reverse process.
 
     Raises:
         TypeError: `process` is not a process.
@@ -38,7 +38,7 @@ class Head(ABC):
     predicts_score: ClassVar[bool] = False
     open_start: ClassVar[bool] = False
     exact: ClassVar[bool] = False
-    sampler: ClassVar[str | None] = None
+    generates_left_to_right: ClassVar[bool] = False
 
     def __init__(self, process: Process) -> None:
         validation.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")

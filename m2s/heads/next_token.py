@@ -1,4 +1,4 @@
-"""The autoregressive law, in the terms of everything else: a process that loses nothing, and a head for what comes next."""
+"""Next-token prediction: a process that corrupts nothing, and the head of an autoregressive network."""
 
 import torch
 from jaxtyping import Float, Int
@@ -11,65 +11,73 @@ from m2s.process import Process
 
 
 class Shifted(Process):
-    """Nothing is corrupted, whatever the time: the network is shown the sequence moved on by one site, behind a start token.
+    """The input of next-token prediction: the sequence shifted by one site, behind a start token, at any time.
 
-    The start token is the state `vocab`. As the mask it also stands for a token that is yet to be drawn.
+    The start token is the state `vocab`. It is also the mask: during generation it stands for a token that has not been drawn.
+    There are no transition matrices and no rates (`has_transitions` is False).
+
+    Args:
+        vocab: The number of tokens.
     """
+
+    has_transitions = False
+    kernel = step_kernel = rates = None  # type: ignore[assignment]  # there are none: see `has_transitions`
 
     def __init__(self, vocab: int) -> None:
         validation.positive_int("vocab", vocab, low=2)
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
 
     def network_input(self, x: Int[Tensor, "*b L"]) -> Int[Tensor, "*b L"]:
-        """(start, x^1, ..., x^{L-1})."""
+        """Return (start, x^1, ..., x^{L-1})."""
         return torch.nn.functional.pad(x[..., :-1], (1, 0), value=self.vocab)
 
     def corrupt(
         self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*site"]:
+        """Return the network's input; nothing is random."""
         validation.tokens("x_0", x_0, self.vocab)
         return self.network_input(x_0.long())
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """All of the law on the token before."""
+        """Return the distribution of the network's input: probability 1 at the token before."""
         validation.align("t", t, x_0)
         return torch.nn.functional.one_hot(self.network_input(x_0.long()), self.states).to(t.dtype)
 
     def reference(self) -> Float[Tensor, "S"]:
-        """Every token is yet to be drawn."""
+        """Return probability 1 at the mask: no token has been drawn."""
         return torch.nn.functional.one_hot(torch.tensor(self.vocab), self.states).double()
 
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
-        """0: no law stands in for what was lost."""
+        """Return 0, because nothing is corrupted."""
         return torch.zeros(x_0.shape, dtype=torch.float64, device=x_0.device)
-
-    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        raise TypeError(f"{self} corrupts nothing and has neither kernels nor rates: use sampler='autoregressive'")
-
-    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        return self.kernel(t)
-
-    def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        return self.kernel(t)
 
     def __repr__(self) -> str:
         return f"Shifted({self.vocab})"
 
 
 class NextToken(Head):
-    """Autoregressive: the output at a site is the logits of its token's law given the tokens before, Pr(X^i = . | X^{<i}).
+    """The output at a site is the logits of its token given the tokens before, Pr(X^i = . | X^{<i}).
 
-    The network must be causal: what it says at a site depends on what it is shown there and before alone.
+    The network must be causal: its output at a site depends only on the input at that site and before. Samples are drawn by
+    `m2s.samplers.autoregressive.generate_autoregressive`.
+
+    Args:
+        process: `Shifted(vocab)`.
+
+    Raises:
+        TypeError: The process is another one.
     """
 
     has_posterior = True
     exact = True
-    sampler = "autoregressive"
+    generates_left_to_right = True
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         if not isinstance(process, Shifted):
-            raise TypeError(f"the next token is predicted where nothing is corrupted: by m2s.heads.Shifted, not {process}")
+            raise TypeError(
+                f"next-token prediction needs the process m2s.heads.Shifted, where nothing is corrupted, not {process}"
+            )
 
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         assert isinstance(self.process, Shifted)
@@ -79,12 +87,14 @@ class NextToken(Head):
         return self._logits(output, x_t, t)[..., : self.process.vocab]
 
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """log Pr(X^i = . | X^{<i}): nothing is lost, so that this is all of the likelihood."""
-        log_law = torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
-        return torch.nn.functional.pad(log_law, (0, 1), value=-torch.inf)
+        """Return log Pr(X^i = . | X^{<i}), [*site, S]. Nothing is corrupted, so this is the exact likelihood."""
+        log_probabilities = torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
+        return torch.nn.functional.pad(log_probabilities, (0, 1), value=-torch.inf)
 
     def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         return self.last_step(output, x_t, t).exp()
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        raise TypeError(f"{self} has no score, for nothing is corrupted: its loss is likelihood, its sampler autoregressive")
+        raise TypeError(
+            f"{self} has no score, because nothing is corrupted: use the loss likelihood and sampler='autoregressive'"
+        )

@@ -1,6 +1,6 @@
-"""A trained network in a folder: `config.json` says what it is, `model.safetensors` holds its weights. Nothing is pickled.
+"""Checkpoints: a folder with `config.json`, which describes the network, and `model.safetensors`. Nothing is pickled.
 
-SEDD's folders are read too; see `m2s.hub.sedd`.
+SEDD's checkpoints can be loaded too: see `m2s.hub.sedd`.
 """
 
 import contextlib
@@ -24,14 +24,22 @@ from m2s.hub.config import from_dict, network_from_dict, network_to_dict, to_dic
 from m2s.hub.folder import CONFIG, WEIGHTS, current, write
 from m2s.hub.tensors import read_safetensors
 
-FORMAT = 1  # raised when an older m2s could no longer read what this one writes
+FORMAT = 1  # increased when an older m2s cannot read new checkpoints
 MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
 MODEL = "model."  # prefix of the names of the network's tensors
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds. It unpacks as (model, head)."""
+    """What a checkpoint holds. It unpacks as (model, head).
+
+    Args:
+        model: The network, in evaluation mode.
+        head: What its output means, with its process.
+        tokenizer: The tokenizer of a text model, or None.
+        data: A description of the data, such as {"kind": "text", "length": 128}, or None.
+        config: The contents of `config.json`.
+    """
 
     model: nn.Module
     head: Head
@@ -40,6 +48,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield the model and the head."""
         return iter((self.model, self.head))
 
 
@@ -51,11 +60,28 @@ def save(
     tokenizer: Tokenizer | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The network, its head and process, what its data are, and its tokenizer, into `folder`.
+    """Save a network, with everything that is needed to sample from it.
 
-    `data` is a description such as {"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128};
-    `extra` is anything else JSON can hold (a step count, a git commit). A tokenizer that is read from a file (GPT-2's merges)
-    has a copy of it there. A checkpoint already in the folder is replaced only when the new one is complete on the disk.
+    A checkpoint that is already in the folder is replaced only when the new one is complete on the disk.
+
+    Args:
+        folder: Where to write; created if it does not exist.
+        model: A network of a class in `m2s.models.NETWORKS`.
+        head: Its head, of a class in `m2s.hub.CLASSES`, as are its process and schedule.
+        data: A description of the data, {"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}.
+        tokenizer: The tokenizer of a text model. One that is read from a file (GPT-2's merges) is copied into the folder.
+        extra: Anything else that JSON can hold, such as a step count or a git commit.
+
+    Returns:
+        The folder.
+
+    Raises:
+        TypeError: A class is not registered, or `data` or `extra` holds what JSON cannot. Nothing is written.
+        ValueError: Network, process and tokenizer have different vocabularies. Nothing is written.
+
+    Example:
+        >>> m2s.hub.save("runs/mine", model, head, data={"kind": "text", "length": 128})
+        >>> model, head = m2s.load("runs/mine")
     """
     validation.instance("model", model, nn.Module, "a network such as m2s.models.DiT(config)")
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
@@ -66,16 +92,30 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
-        with contextlib.suppress(FileNotFoundError):  # then whoever reads text has it elsewhere, or is told
+        with contextlib.suppress(FileNotFoundError):  # without the file, encoding text raises an error that says so
             tokenizers.save_tokenizer_files(tokenizer, folder)
     write(folder, config, tensors)
     return folder
 
 
 def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """The checkpoint in a folder, or in a repository "owner/name" of the Hugging Face hub; the network is in eval mode.
+    """Load a checkpoint of m2s or of SEDD.
 
-    The folder is ours (`save`), or one of SEDD: `m2s.load("louaaron/sedd-small")`.
+    Args:
+        path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small".
+        device: Where the network is put.
+
+    Returns:
+        The checkpoint. The network is in evaluation mode.
+
+    Raises:
+        FileNotFoundError: There is no such folder or repository, or a file is missing in it.
+        ValueError: A file is damaged, or was written by a newer version of m2s.
+        ImportError: `huggingface_hub` is needed and not installed.
+
+    Example:
+        >>> model, head = m2s.load("runs/mine")
+        >>> x = m2s.sample(model, head, (4, 128))
     """
     folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *tokenizers.KEPT, *sedd.FILES))
     settings = sedd.recognise(folder)
@@ -88,7 +128,7 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkp
 
 
 def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """A folder that `save` wrote."""
+    """Load a folder that `save` wrote."""
     config = read_config(folder)
     if not (folder / WEIGHTS).exists():
         raise FileNotFoundError(f"{folder} holds {CONFIG} but no {WEIGHTS}: copy that file too, or save the checkpoint again")
@@ -97,7 +137,7 @@ def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
         head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
         validation.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
         tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"], folder)
-        with torch.random.fork_rng(devices=[]):  # first weights, thrown away at once, are drawn from nobody's stream
+        with torch.random.fork_rng(devices=[]):  # initial weights are replaced below and must not use up random numbers
             model = network_from_dict(config["model"])
         _check_vocabulary(config["model"], head, tokenizer)
         weights = {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
@@ -107,8 +147,21 @@ def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
 
 
 def push(folder: str | Path, repo: str, private: bool = False) -> str:
-    """Upload the checkpoint in `folder` to the repository "owner/name" of the Hugging Face hub. Returns its address."""
-    _load(Path(folder))
+    """Upload a checkpoint to the Hugging Face hub.
+
+    Args:
+        folder: The folder of the checkpoint.
+        repo: The repository, "owner/name"; created if it does not exist.
+        private: Create a private repository.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ValueError: The name of the repository is invalid, or the checkpoint is damaged.
+        ConnectionError: The hub cannot be reached or does not allow the upload.
+    """
+    _load(Path(folder))  # a damaged checkpoint is not uploaded
     return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS, *tokenizers.KEPT), private)
 
 
@@ -120,7 +173,7 @@ def _describe(
     extra: Mapping[str, Any] | None,
     tensors: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """What `config.json` says; the head's matrices are put into `tensors`."""
+    """The contents of `config.json`. The head's matrices are put into `tensors`."""
     config: dict[str, Any] = {
         "format": FORMAT,
         "m2s": _version(),
@@ -139,22 +192,33 @@ def _describe(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json`, if it is whole and of a format that this m2s knows."""
+    """Read and check `config.json`.
+
+    Args:
+        folder: The folder of a checkpoint.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is damaged, was not written by m2s, or was written by a newer version.
+    """
     path = current(folder)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         also = f"; {MIXIN}" if (folder / WEIGHTS).exists() else ""
         raise FileNotFoundError(
-            f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save never ended{also}"
+            f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save was interrupted{also}"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
         raise ValueError(
-            f'{path} does not say its "format": it was not written by m2s.hub.save. What can be read is m2s\'s own checkpoints '
-            "and those of SEDD (louaaron/sedd-small, or a folder of its training), not those of other projects, such as MDLM, "
-            f"DUO or GIDD; {MIXIN}"
+            f'{path} does not say its "format": it was not written by m2s.hub.save. Checkpoints of m2s and of SEDD '
+            "(louaaron/sedd-small, or a folder of its training) can be loaded, those of other projects, such as MDLM, DUO or "
+            f"GIDD, cannot; {MIXIN}"
         )
     if config["format"] > FORMAT:
         raise ValueError(
@@ -168,6 +232,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer | None) -> None:
+    """Network, process and tokenizer have the same vocabulary."""
     states, process = model.get("states"), head.process
     if states is not None and states != process.states:
         raise ValueError(f"the network has {states} states, but the process {process} has {process.states}: they must agree")
@@ -177,24 +242,24 @@ def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer
         )
 
 
-def _check_tensors(model: nn.Module, weights: Mapping[str, Tensor], strangers: list[str]) -> None:
-    """Every tensor of the network is there, in its shape, and nothing else is."""
+def _check_tensors(model: nn.Module, weights: Mapping[str, Tensor], unexpected: list[str]) -> None:
+    """The weights are those of the network, with the same names and shapes."""
     expected = model.state_dict()
     faults = [f"{name} is missing" for name in expected if name not in weights]
-    faults += [f"{name} is unexpected" for name in (*(name for name in weights if name not in expected), *strangers)]
+    faults += [f"{name} is unexpected" for name in (*(name for name in weights if name not in expected), *unexpected)]
     faults += [
         f"{name} has shape {list(weights[name].shape)}, expected {list(expected[name].shape)}"
         for name in expected
         if name in weights and weights[name].shape != expected[name].shape
     ]
     if faults:
-        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise ValueError(f"{WEIGHTS} does not fit the network that {CONFIG} describes: {shown}")
+        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        raise ValueError(f"{WEIGHTS} does not fit the network that {CONFIG} describes: {listed}")
 
 
 @contextlib.contextmanager
 def _within(folder: Path) -> Iterator[None]:
-    """Errors raised inside say which folder they are about."""
+    """Add the folder to the message of errors raised inside."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -202,6 +267,7 @@ def _within(folder: Path) -> Iterator[None]:
 
 
 def _version() -> str:
-    from m2s import __version__  # not before m2s itself has been imported
+    """The version of m2s."""
+    from m2s import __version__  # m2s/__init__.py imports this module before it defines the version
 
     return __version__

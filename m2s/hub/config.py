@@ -1,11 +1,14 @@
-"""Processes, schedules, heads and networks as plain dictionaries: a class by its name and its constructor's arguments.
+"""Processes, schedules, heads and networks as plain dictionaries: a class by its name, and its constructor's arguments.
 
     to_dict(m2s.Posterior(m2s.Uniform(27, m2s.Linear())))
     {"kind": "Posterior", "process": {"kind": "Uniform", "vocab": 27, "schedule": {"kind": "Linear"}}, "offset": "none"}
 
-A matrix has no place in JSON: it goes into a second dictionary of tensors, as "process.<argument>", and the first says so.
+JSON cannot hold matrices. They go into a second dictionary of tensors, as "process.<argument>", and the first refers to them.
+
+A class of your own can be saved and loaded after `m2s.hub.CLASSES.add("MyProcess", MyProcess)`.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from m2s.heads import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
-from m2s.models import NETWORKS, build, describe
+from m2s.models import build, describe
 from m2s.process import (
     Absorbing,
     Chain,
@@ -31,88 +34,134 @@ from m2s.process import (
 )
 from m2s.process.schedule import Rescaled
 from m2s.realizability import Projected
-
-# Each class by the arguments that make it again. A new schedule, process or head is one line here.
-ARGUMENTS: dict[type, tuple[str, ...]] = {
-    Linear: (),
-    Exponential: ("horizon",),
-    LogLinear: ("eps",),
-    Geometric: ("sigma_min", "sigma_max"),
-    GeometricRate: ("sigma_max", "base"),
-    Cosine: (),
-    Rescaled: ("schedule", "eps"),
-    Uniform: ("vocab", "schedule"),
-    Absorbing: ("vocab", "schedule"),
-    Hybrid: ("vocab", "p_uniform"),
-    RateMatrix: ("rates", "schedule", "mask"),
-    Chain: ("matrices", "mask"),
-    Shifted: ("vocab",),
-    Posterior: ("process", "offset"),
-    LogScore: ("process", "scale"),
-    FactorizedRate: ("process",),
-    Ordinal: ("process", "offset"),
-    NextToken: ("process",),
-    Projected: ("head",),
-}
+from m2s.registry import Registry
 
 PREFIX = "process."  # of the names of a process's tensors
 
+# The classes that a checkpoint can name. A name must never change: files hold it.
+CLASSES: Registry[type] = Registry("process, schedule or head")
+for _cls in (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled):
+    CLASSES.add(_cls.__name__, _cls)
+for _cls in (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted):
+    CLASSES.add(_cls.__name__, _cls)
+for _cls in (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected):
+    CLASSES.add(_cls.__name__, _cls)
+
+
+def argument_names(cls: type) -> list[str]:
+    """Return the names of a constructor's arguments.
+
+    Args:
+        cls: A class in `CLASSES`.
+
+    Returns:
+        The names, in the order of the signature.
+    """
+    return list(inspect.signature(cls).parameters)
+
 
 def to_dict(value: Process | Schedule | Head, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
-    """`value` as a dictionary that JSON can hold; its matrices, if it has any, are put into `tensors`."""
-    if type(value) not in ARGUMENTS:
-        raise TypeError(f"no file can name a {type(value).__name__}: known are {_names()}; add it to m2s.hub.config.ARGUMENTS")
-    return {
-        "kind": type(value).__name__,
-        **{name: _plain(name, _argument(value, name), tensors) for name in ARGUMENTS[type(value)]},
-    }
+    """Describe a process, schedule or head by a dictionary that JSON can hold.
+
+    Each argument of the constructor is read from the attribute of the same name. It may be a number, a string, a tensor, or
+    again a process, schedule or head.
+
+    Args:
+        value: An object of a class in `CLASSES`.
+        tensors: Where its matrices are put, by name. It may be None for an object without matrices.
+
+    Returns:
+        The description: "kind", and the constructor's arguments.
+
+    Raises:
+        TypeError: The class is not registered, or does not store an argument.
+        ValueError: The object has a matrix, and `tensors` is None.
+    """
+    kind = next((name for name, known in CLASSES.items() if known is type(value)), None)
+    if kind is None:
+        name = type(value).__name__
+        raise TypeError(
+            f"{name} is not registered, so a checkpoint cannot name it: call m2s.hub.CLASSES.add({name!r}, {name}); registered "
+            f"are {', '.join(CLASSES)}"
+        )
+    names = argument_names(type(value))
+    return {"kind": kind, **{name: _to_json(name, _argument(value, name), tensors) for name in names}}
 
 
 def from_dict(description: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Any:
-    """The process, schedule or head that `to_dict` described."""
+    """Build the process, schedule or head that `to_dict` described.
+
+    Args:
+        description: "kind", and the constructor's arguments.
+        tensors: Its matrices, by name.
+
+    Returns:
+        The object.
+
+    Raises:
+        TypeError: The description is not a dictionary.
+        ValueError: The class is not registered, or arguments are missing or unknown.
+    """
     if not isinstance(description, Mapping):
         raise TypeError(f'a description must be a dictionary such as {{"kind": "Linear"}}, not {description!r}')
     arguments = dict(description)
     kind = arguments.pop("kind", None)
-    cls = next((known for known in ARGUMENTS if known.__name__ == kind), None)
-    if cls is None:
-        raise ValueError(f"kind is {kind!r}, but it must be one of {_names()}")
-    wrong = sorted(set(arguments) ^ set(ARGUMENTS[cls]))
+    if kind not in CLASSES:
+        raise ValueError(
+            f"kind is {kind!r}, but it must be one of {', '.join(CLASSES)}; register a class of your own with "
+            "m2s.hub.CLASSES.add(name, class) first"
+        )
+    names = argument_names(CLASSES[kind])
+    wrong = sorted(set(arguments) ^ set(names))
     if wrong:
-        expected = ", ".join(ARGUMENTS[cls]) or "no arguments"
+        expected = ", ".join(names) or "no arguments"
         raise ValueError(f"the description of {kind} must hold {expected}, but {', '.join(wrong)} is missing or unknown")
-    return cls(**{name: _value(value, tensors) for name, value in arguments.items()})
+    return CLASSES[kind](**{name: _from_json(value, tensors) for name, value in arguments.items()})
 
 
 def network_to_dict(model: nn.Module) -> dict[str, Any]:
-    """What `m2s.models.describe` says of a network, its clock too as a dictionary."""
-    return {name: _plain(name, value, None) for name, value in describe(model).items()}
+    """Describe a network by a dictionary that JSON can hold: `m2s.models.describe`, with the clock as a dictionary too.
+
+    Args:
+        model: A network of a class in `m2s.models.NETWORKS`.
+
+    Returns:
+        "kind", and the network's settings.
+    """
+    return {name: _to_json(name, value, None) for name, value in describe(model).items()}
 
 
 def network_from_dict(description: Mapping[str, Any]) -> nn.Module:
-    """The network that `network_to_dict` described, with fresh weights."""
-    if (kind := description.get("kind")) not in NETWORKS:
-        raise ValueError(
-            f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}; a network of your own: put it into "
-            "m2s.models.NETWORKS first, as {kind: (configuration dataclass, module class)}"
-        )
-    return build({name: _value(value, None) for name, value in description.items()})
+    """Build the network that `network_to_dict` described, with random weights.
+
+    Args:
+        description: "kind", and the network's settings.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: There is no such network, or it has no such setting.
+    """
+    return build({name: _from_json(value, None) for name, value in description.items()})
 
 
-def _names() -> str:
-    return ", ".join(cls.__name__ for cls in ARGUMENTS)
-
-
-def _argument(value: object, name: str) -> Any:
-    """What the constructor was given: a process keeps its mask as an index, and its rates as a generator."""
+def _argument(value: Any, name: str) -> Any:
+    """The value that the constructor was given for an argument."""
+    if name == "mask":  # a bool for the constructor; a process stores the index of the mask, or None
+        return value.mask is not None
     if isinstance(value, RateMatrix) and name == "rates":
         return value.generator
-    if name == "mask":
-        return getattr(value, name) is not None
+    if not hasattr(value, name):
+        raise TypeError(
+            f"{type(value).__name__} takes the argument {name!r} but has no attribute of that name: store it as self.{name}, "
+            "so that a checkpoint can hold it"
+        )
     return getattr(value, name)
 
 
-def _plain(name: str, value: Any, tensors: dict[str, Tensor] | None) -> Any:
+def _to_json(name: str, value: Any, tensors: dict[str, Tensor] | None) -> Any:
+    """An argument as JSON holds it."""
     if isinstance(value, Tensor):
         if tensors is None:
             raise ValueError(f"{name} is a matrix, which JSON cannot hold: give to_dict a dictionary `tensors` to put it into")
@@ -121,7 +170,8 @@ def _plain(name: str, value: Any, tensors: dict[str, Tensor] | None) -> Any:
     return to_dict(value, tensors) if isinstance(value, Process | Schedule | Head) else value
 
 
-def _value(value: Any, tensors: Mapping[str, Tensor] | None) -> Any:
+def _from_json(value: Any, tensors: Mapping[str, Tensor] | None) -> Any:
+    """An argument as the constructor takes it."""
     if not isinstance(value, Mapping):
         return value
     if "tensor" not in value:

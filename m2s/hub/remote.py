@@ -1,4 +1,4 @@
-"""The Hugging Face hub, reached only when a path is no folder here."""
+"""Download from and upload to the Hugging Face hub."""
 
 import difflib
 import re
@@ -6,12 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-SHOWN = 4  # names of folders in a complaint
+LISTED = 4  # names of folders in an error message
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
-    """The folder itself, or a copy of the repository's `files` in the hub's cache."""
+    """Return a local folder, or download a repository.
+
+    Args:
+        path_or_repo: A folder, or a repository "owner/name".
+        files: The files to download.
+
+    Returns:
+        The folder, or a copy of the repository in the hub's cache.
+
+    Raises:
+        FileNotFoundError: There is no such folder, and the repository cannot be downloaded.
+        NotADirectoryError: The path is a file.
+        ImportError: `huggingface_hub` is not installed.
+    """
     path = Path(path_or_repo).expanduser()
     if path.is_dir():
         return path
@@ -25,22 +38,38 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
     except OSError as error:
         raise FileNotFoundError(
-            f"{missing}, and the repository {repo} could not be had from the Hugging Face hub "
+            f"{missing}, and the repository {repo} could not be downloaded from the Hugging Face hub "
             f"({type(error).__name__}): check the name, the connection, and HF_TOKEN where the repository is private"
         ) from error
 
 
 def _beside(path: Path) -> str:
-    """What folders there are where `path` is not, the nearest names first; nothing where that place is not there either."""
+    """List folders beside a path that does not exist, similar names first; empty where its parent does not exist either."""
     if not path.parent.is_dir():
         return ""
     names = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     names.sort(key=lambda name: (-difflib.SequenceMatcher(None, path.name, name).ratio(), name))
-    held = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    held = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
     return f" ({path.parent.resolve() if path.parent == Path() else path.parent} holds {held or 'no folder'})"
 
 
 def upload(folder: Path, repo: str, files: Sequence[str], private: bool) -> str:
+    """Upload files to a repository.
+
+    Args:
+        folder: The folder that holds the files.
+        repo: The repository, "owner/name"; created if it does not exist.
+        files: The names of the files. `README.md` is uploaded too, where there is one.
+        private: Create a private repository.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ValueError: The name of the repository is invalid.
+        ConnectionError: The hub cannot be reached or does not allow the upload.
+        ImportError: `huggingface_hub` is not installed.
+    """
     if not REPOSITORY.fullmatch(repo):
         raise ValueError(f'repo is "{repo}", but it must be "owner/name"')
     hub = _hub("uploading a checkpoint")
@@ -56,6 +85,7 @@ def upload(folder: Path, repo: str, files: Sequence[str], private: bool) -> str:
 
 
 def _hub(purpose: str) -> ModuleType:
+    """Import huggingface_hub, which is optional."""
     try:
         import huggingface_hub
     except ImportError:

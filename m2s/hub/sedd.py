@@ -1,7 +1,7 @@
 """Checkpoints of SEDD (Lou et al. 2023): `m2s.load("louaaron/sedd-small")`, a folder of that form, or a run of its training.
 
-Its network is our DiT with the total noise sigma(t) for a clock and, under a mask, an output scaled by sigma; the tensors are
-the same but for their names, and for the rows that pad our vocabulary. A training run is read with its averaged weights.
+SEDD's network is our DiT with the total noise sigma(t) as its clock and, under a mask, an output that is scaled by sigma. The
+tensors have other names, and our vocabulary is padded. A training run is loaded with its averaged (EMA) weights.
 """
 
 import json
@@ -21,12 +21,12 @@ from m2s.models import DiT, DiTConfig
 from m2s.process import Absorbing, Geometric, LogLinear, Schedule, Uniform
 
 PICKLED = "pytorch_model.bin"
-FILES = (PICKLED,)  # what a repository may hold besides our own two names
+FILES = (PICKLED,)  # files of a repository besides config.json and model.safetensors
 RUN_CONFIG, RUN_STATE = ".hydra/config.yaml", "checkpoints-meta/checkpoint.pth"
-SECTIONS = {"graph", "noise", "model", "tokens"}  # of its configuration
-UNUSED = {"rotary_emb.inv_freq"}  # follows from the width of a head
+SECTIONS = {"graph", "noise", "model", "tokens"}  # of SEDD's configuration
+UNUSED = {"rotary_emb.inv_freq"}  # determined by the width of an attention head
 
-# Our names, then theirs; the first table is for what lies outside the blocks.
+# Our names of tensors, then SEDD's: outside the blocks, and inside.
 OUTSIDE = {
     "embedding.weight": "vocab_embed.embedding",
     "condition.time": "sigma_map.mlp",
@@ -38,7 +38,14 @@ INSIDE = {"attention.qkv": "attn_qkv", "attention.out": "attn_out", "modulation.
 
 
 def recognise(folder: Path) -> dict[str, Any] | None:
-    """The configuration of SEDD in a folder; None where there is none."""
+    """Read SEDD's configuration.
+
+    Args:
+        folder: A folder.
+
+    Returns:
+        The configuration; None where the folder is not a checkpoint of SEDD.
+    """
     settings: Any = None
     if (folder / CONFIG).exists():
         try:
@@ -51,8 +58,20 @@ def recognise(folder: Path) -> dict[str, Any] | None:
 
 
 def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict[str, Any], Tokenizer | None]:
-    """The network with its weights, its head, what its data are, and GPT-2's tokenizer where that is what it was trained on
-    and its merges are on this machine."""
+    """Load a checkpoint of SEDD.
+
+    Args:
+        folder: The folder.
+        settings: SEDD's configuration (`recognise`).
+
+    Returns:
+        The network, its head, a description of its data, and GPT-2's tokenizer. The tokenizer is None where SEDD was trained
+        with another one, or where GPT-2's merges are not on this machine.
+
+    Raises:
+        FileNotFoundError: There are no weights in the folder.
+        ValueError: The configuration is not supported, or the weights do not fit it.
+    """
     tokens, graph = int(_get(settings, "tokens")), _get(settings, "graph.type")
     if graph not in ("uniform", "absorb"):
         raise ValueError(f"graph.type is {graph!r}, but it must be uniform or absorb")
@@ -62,7 +81,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
     if scaled and graph == "uniform":
         raise ValueError("model.scale_by_sigma is set, but graph.type is uniform: SEDD defines it for absorb only")
     length = int(_get(settings, "model.length"))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # initial weights are replaced below and must not use up random numbers
         model = DiT(
             DiTConfig(
                 process.states,
@@ -80,6 +99,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
 
 
 def _schedule(settings: Mapping[str, Any]) -> Schedule:
+    """The noise schedule of a configuration."""
     kind = _get(settings, "noise.type")
     if kind == "loglinear":
         return LogLinear(eps=1e-3)
@@ -89,15 +109,17 @@ def _schedule(settings: Mapping[str, Any]) -> Schedule:
 
 
 def _get(settings: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key."""
     value: Any = settings
     for name in key.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            raise ValueError(f"SEDD's configuration does not say {key}: take the file from a copy")
+            raise ValueError(f"SEDD's configuration has no {key}: download the file again")
         value = value[name]
     return value
 
 
 def _tokenizer(tokens: int) -> Tokenizer | None:
+    """GPT-2's tokenizer, where the vocabulary is GPT-2's and its merges are on this machine."""
     tokenizer = GPT2()
     if tokens != tokenizer.vocab:
         return None
@@ -109,7 +131,7 @@ def _tokenizer(tokens: int) -> Tokenizer | None:
 
 
 def _read(folder: Path) -> Mapping[str, Tensor]:
-    """The tensors by their names, averaged ones where a training run has left both."""
+    """The tensors, by SEDD's names; of a training run the averaged ones."""
     for name in (WEIGHTS, PICKLED, RUN_STATE):
         path = folder / name
         if path.exists():
@@ -119,16 +141,23 @@ def _read(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _averaged(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """The average lists the parameters without their names, in the order in which the model names them."""
+    """The averaged weights of a training run. SEDD stores them as a list, in the order of the model's parameters."""
     try:
         names = [name for name in state["model"] if name not in UNUSED]
         return dict(zip(names, state["ema"]["shadow_params"], strict=True))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no state of SEDD's training, which holds model and ema: {error!r}") from None
+        raise ValueError(f"{path} is not a state of SEDD's training, which holds model and ema: {error!r}") from None
 
 
 def their_name(name: str) -> str:
-    """What SEDD calls a tensor of our DiT."""
+    """Return SEDD's name of a tensor of our DiT.
+
+    Args:
+        name: The name in `DiT.state_dict()`.
+
+    Returns:
+        The name in SEDD's checkpoint.
+    """
     found = re.match(r"blocks\.\d+\.", name)
     block = found.group() if found else ""
     inner = name.removeprefix(block)
@@ -139,7 +168,7 @@ def their_name(name: str) -> str:
 
 
 def _renamed(model: DiT, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`given` under our names, in float32, its vocabulary padded with zeros."""
+    """The weights under our names, in float32, with the vocabulary padded with zeros."""
     weights, faults = {}, []
     for name, ours in model.state_dict().items():
         theirs, shape = their_name(name), list(ours.shape)
@@ -155,12 +184,13 @@ def _renamed(model: DiT, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known = {their_name(name) for name in model.state_dict()} | UNUSED
     faults += [f"{name} is unexpected" for name in given if name not in known]
     if faults:
-        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise ValueError(f"the weights do not fit the network that SEDD's configuration describes: {shown}")
+        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        raise ValueError(f"the weights do not fit the network that SEDD's configuration describes: {listed}")
     return weights
 
 
 def _read_yaml(path: Path) -> Any:
+    """The contents of a YAML file. PyYAML is optional."""
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
@@ -168,4 +198,4 @@ def _read_yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Take it from a copy") from None
+        raise ValueError(f"{path} is damaged: {error}. Copy the file again") from None

@@ -1,4 +1,4 @@
-"""Tensors out of files, without running code that a file may hold."""
+"""Read tensors from files, without running code that a file may contain."""
 
 import pickle
 from pathlib import Path
@@ -10,7 +10,17 @@ from torch import Tensor
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a .safetensors file."""
+    """Read a .safetensors file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its tensors, by name.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -19,7 +29,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_pickle(path: Path) -> Any:
-    """What torch.save wrote, of tensors, numbers, strings, lists and dictionaries only; tensors stay on the disk until used."""
+    """Read a file that `torch.save` wrote. Tensors are memory-mapped: they are read when they are used.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Tensors, numbers, strings, lists and dictionaries.
+
+    Raises:
+        ValueError: The file is damaged, or holds other objects, which could run code.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

@@ -1,35 +1,53 @@
-"""Networks by name, so that a checkpoint can say which one it holds."""
+"""Networks by name, so that a checkpoint can say which network it holds."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from m2s.models.dit import DiT, DiTConfig
 from m2s.models.unet import UNet, UNetConfig
+from m2s.registry import Registry
 
-NETWORKS: dict[str, tuple[type, type[nn.Module]]] = {"dit": (DiTConfig, DiT), "unet": (UNetConfig, UNet)}
+
+class NetworkEntry(NamedTuple):
+    """An entry of `NETWORKS`.
+
+    Args:
+        config: The dataclass of the network's settings.
+        module: The network's class. Its constructor takes a `config`, which it stores as `self.config`.
+    """
+
+    config: type
+    module: type[nn.Module]
+
+
+NETWORKS: Registry[tuple[type, type[nn.Module]]] = Registry("network")
+NETWORKS.add("dit", NetworkEntry(DiTConfig, DiT))
+NETWORKS.add("unet", NetworkEntry(UNetConfig, UNet))
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Build a network from its description, with new weights.
+    """Build a network, with random weights.
 
     Args:
-        config: What `describe` returns: {"kind": "dit", "states": 27, ...}. Lists stand for tuples, as in JSON.
+        config: "kind", a name in `NETWORKS`, and the network's settings: {"kind": "dit", "states": 27, ...}. Lists stand for
+            tuples, because JSON has no tuples.
 
     Returns:
         The network.
 
     Raises:
-        ValueError: There is no such kind, or it has no such setting.
+        ValueError: There is no such network, or it has no such setting.
     """
-    options = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-    }  # JSON has lists only
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     kind = options.pop("kind", None)
     if kind not in NETWORKS:
-        raise ValueError(f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}")
+        raise ValueError(
+            f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}; register a network of your own with "
+            "m2s.models.NETWORKS.add(name, (config class, module class)) first"
+        )
     settings, network = NETWORKS[kind]
     known = [field.name for field in fields(settings)]
     unknown = sorted(set(options) - set(known))
@@ -39,21 +57,21 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """Describe a network by its kind and its configuration, as `build` reads it.
+    """Return the kind and the settings of a network, as `build` takes them.
 
     Args:
-        model: A network whose class is registered in `NETWORKS`.
+        model: The network.
 
     Returns:
-        {"kind": ..., **configuration}. The value of "clock" is a schedule, which JSON cannot hold.
+        "kind" and the settings. A clock is a schedule object, which JSON cannot hold: see `m2s.hub.config`.
 
     Raises:
-        TypeError: The class is not registered.
+        TypeError: The network's class is not in `NETWORKS`.
     """
     for kind, (_, network) in NETWORKS.items():
         if type(model) is network:
             return {"kind": kind, **vars(model.config)}
     raise TypeError(
-        f"model is a {type(model).__name__}, which no file can name: add it to m2s.models.NETWORKS as "
-        "{kind: (configuration dataclass, module class)}; the module keeps its configuration in `.config`"
+        f"model is a {type(model).__name__}, which is not registered: call m2s.models.NETWORKS.add(name, (config class, module "
+        "class)); the module stores its configuration as self.config"
     )

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -57,6 +57,9 @@ class Process(ABC):
     vocab: int
     states: int
     mask: int | None
+    has_transitions: ClassVar[bool] = True
+    """Whether there are transition matrices and rates. False for next-token prediction, where `kernel`, `step_kernel` and
+    `rates` are None: there is no reverse process."""
 
     @property
     def rank_one(self) -> "RankOne | None":

@@ -1,4 +1,4 @@
-"""Adaptive sampling (GIDD; von Ruette et al. 2025): what the network most wants changed is drawn first, masked or not."""
+"""Adaptive sampling (GIDD; von Ruette et al. 2025): draw first the sites that gain most, masked or not."""
 
 from dataclasses import dataclass
 
@@ -11,34 +11,31 @@ from m2s.conversions.bridge import gather_at
 from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import RankOne
-from m2s.samplers.base import Move, Plan, Sampler, needs_posterior
-from m2s.samplers.first_hitting import first_masked
+from m2s.samplers.base import Move, Plan, Sampler
+from m2s.samplers.capabilities import Need
+from m2s.samplers.first_hitting import first_sites
 from m2s.samplers.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class Adaptive(Sampler):
-    """Draw the sites of greatest (max_z nu_z - nu_k) pi_t(k) from nu, pi_t = m_t / (1 - alpha_t) the distribution of the noise.
+    """Draw the sites of greatest gain (max_z nu_z - nu_k) pi_t(k) from nu, pi_t = m_t / (1 - alpha_t) the noise distribution.
 
-    The draw is from nu after temperature, top-k and top-p; the ranking is by nu before them. Ties are broken at random.
+    The draw is from nu after temperature, top-k and top-p; the ranking is by nu before them. Ties are broken at random. Steps
+    that are left when all sites are filled correct earlier draws. The last step draws every site from the posterior.
 
-    This does not simulate the reverse process: with tokens for noise the distribution of the samples is not that of the data
-    even with a perfect network. With a mask alone and one site a step it is, whatever the order. Steps that are left when all
-    sites are filled correct what was drawn; the last one is a draw from the posterior at every site.
+    This does not simulate the reverse process. With uniform noise the samples do not have the distribution of the data even
+    with a perfect network. With a mask and one site a step they do, in any order.
     """
 
     name = "adaptive"
+    needs = (Need.POSTERIOR, Need.RANK_ONE)
     sites: int | None = None
-    """Sites of one step; by default as many as fill all of them in the steps there are."""
+    """Sites of one step; by default as many as fill all sites in the given number of steps."""
 
     def __post_init__(self) -> None:
         if self.sites is not None:
             validation.positive_int("sites", self.sites)
-
-    def check_supported(self, head: Head) -> None:
-        needs_posterior(self, head)
-        needs_rank_one(self, head)
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
         t, s, _ = super().plan(steps, grid, free, head, noise)
@@ -47,25 +44,18 @@ class Adaptive(Sampler):
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         assert move.reveal is not None
-        token, gain = prediction.map(_wish, noise("token"))
+        token, gain = prediction.map(_token_and_gain, noise("token"))
         wrong = gain > 0 if prediction.free is None else (gain > 0) & prediction.free
-        return torch.where(first_masked(-gain, wrong, move.reveal, noise("site")), token, prediction.x_t.long())
+        return torch.where(first_sites(-gain, wrong, move.reveal, noise("site")), token, prediction.x_t.long())
 
 
-def _wish(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
-    """A draw from nu, and how much better the best token is than the current one, times the odds that this is noise."""
-    process = part.process
-    assert isinstance(process, RankOne)
+def _token_and_gain(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
+    """A draw from nu, and (max_z nu_z - nu_k) pi_t(k)."""
+    process = part.process.rank_one
+    assert process is not None
     site = process.at(part.x_t, part.t)
-    share = site.own / (process.vocab * site.clean + site.mask)
+    noise_probability = site.own / (process.vocab * site.clean + site.mask)  # pi_t(k)
     sharpened = part.leave_one_out()
     nu = part.without_sharpening().leave_one_out() if part.logits_processor.sharpens else sharpened
-    return draw_categorical(sharpened, u), (nu.amax(-1) - gather_at(nu, part.x_t).squeeze(-1)) * share.to(nu.dtype)
-
-
-def needs_rank_one(sampler: Sampler, head: Head) -> None:
-    if not isinstance(head.process, RankOne):
-        raise TypeError(
-            f"sampler {sampler.name!r} is for rank-one processes (Uniform, Absorbing, Hybrid), not {head.process}: "
-            "use sampler='bayes'"
-        )
+    gain = (nu.amax(-1) - gather_at(nu, part.x_t).squeeze(-1)) * noise_probability.to(nu.dtype)
+    return draw_categorical(sharpened, u), gain

@@ -1,4 +1,4 @@
-"""What a sampler is: given the belief at time t, the next state at time s."""
+"""What a sampler is: a rule for one step of the reverse process, from the prediction at time t to the state at time s <= t."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,14 +11,21 @@ from torch import Tensor
 from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import Chain, RankOne
-from m2s.samplers.grid import GRIDS, of_chain
-from m2s.samplers.prediction import Prediction, guided_step
+from m2s.registry import Registry
+from m2s.samplers.capabilities import Need, check_need
+from m2s.samplers.grid import GRIDS, chain_grid
+from m2s.samplers.logits_processor import guided_step
+from m2s.samplers.prediction import Prediction
 
 
 class Plan(NamedTuple):
-    """One row for each call of the network, one column for each sample: from which time to which it leads, and, for samplers
-    that count them, how many masked sites it reveals."""
+    """The times of all network calls of a run: one row for each call, one column for each sample.
+
+    Args:
+        t: Times at which the network is called, [M, B].
+        s: Times to which the steps lead, [M, B].
+        reveal: How many sites each step fills, [M, B], for samplers that count them; otherwise None.
+    """
 
     t: Float[Tensor, "M B"]
     s: Float[Tensor, "M B"]
@@ -26,7 +33,13 @@ class Plan(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One row of a plan. The belief's own time is t too, but for a sampler with an open start it is never above 1 - t_min."""
+    """One row of a plan: one step.
+
+    Args:
+        t: Time at the start of the step, [B]. `Prediction.t` is the same, or 1 - t_min at t = 1 where `Sampler.open_start`.
+        s: Time at its end, [B].
+        reveal: How many sites to fill, [B], for samplers that count them; otherwise None.
+    """
 
     t: Float[Tensor, "B"]
     s: Float[Tensor, "B"]
@@ -34,16 +47,57 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampler(ABC):
-    """One way to walk from noise to data. Its options are its fields; its name is the one `m2s.sample` takes."""
+class NamedSampler(ABC):
+    """An entry of `SAMPLERS`, which `m2s.sample(sampler=...)` accepts by name or as an object.
+
+    Its options are the fields of the dataclass. `Sampler` is the base class for samplers of the reverse process.
+
+    Attributes:
+        name: The name in `SAMPLERS`.
+        needs: Capabilities that a head must have.
+    """
 
     name: ClassVar[str]
-    open_start: ClassVar[bool] = False  # the process itself is asked for t = 1 - t_min where the plan says 1
-    left_to_right: ClassVar[bool] = False  # a step reads of each sample its first masked site alone, given those before it
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    def check_supported(self, head: Head) -> None:
+        """Check that this sampler can draw from a head.
+
+        Args:
+            head: The head.
+
+        Raises:
+            TypeError: The head, or its process, does not have one of the capabilities in `needs`.
+        """
+        for need in self.needs:
+            check_need(self.name, need, head)
+
+
+SAMPLERS: Registry[type[NamedSampler]] = Registry("sampler")
+
+
+@dataclass(frozen=True)
+class Sampler(NamedSampler):
+    """A sampler of the reverse process. A subclass implements `step`.
+
+    Attributes:
+        open_start: Whether rates or scores at t = 1 are infinite, so that the first step uses those at 1 - t_min.
+    """
+
+    open_start: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
-        """Return the state at time s <= t, from the prediction at time t. It is not asked for s = 0: see `last_step`."""
+        """Take one step. The loop calls `last_step` instead where the plan has s = 0.
+
+        Args:
+            prediction: The network's prediction at time t.
+            move: The times t and s <= t of the step.
+            noise: Uniforms of this step, by purpose: `noise("token")` is [B, L].
+
+        Returns:
+            The state at time s, [B, L]. Clamped sites may have any value: the loop restores them.
+        """
 
     def last_step(self, prediction: Prediction, noise: CounterNoise) -> Int[Tensor, "B L"]:
         """Return clean tokens: a draw that removes all noise, also that of t = 0 where a schedule has sigma(0) > 0.
@@ -52,44 +106,69 @@ class Sampler(ABC):
         from the positive part of SEDD's denoiser (`denoising_weights`).
 
         Args:
-            belief: The prediction at the last time t > 0 of the plan.
+            prediction: The prediction at the last time t > 0 of the plan.
             noise: The uniforms of this step; the draw takes "token".
+
+        Returns:
+            Clean tokens, [B, L].
         """
-        if prediction.streams:
+        if prediction.needs_one_draw:
             return prediction.draw(noise("token")).token
         token, negative = prediction.map(_denoise, noise("token"))
         prediction.notes["negative_mass"] = negative
         return token
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
-        """`free` counts the sites of each sample that are to be filled; `noise` is that of step 0. Over a finite chain every
-        call leads to a lower step, so that there are no more than the chain has."""
+        """Return the times of all network calls.
+
+        Args:
+            steps: The number of steps that was asked for. A finite chain has at most as many as the chain.
+            grid: A name in `GRIDS`.
+            free: The number of sites of each sample that are not clamped, [B].
+            head: The head.
+            noise: The uniforms of step 0, for samplers with random times.
+
+        Returns:
+            The plan. Times are float64.
+        """
         times = GRIDS[grid](steps)
-        if isinstance(head.process, Chain):
-            times = of_chain(times, head.process.steps)
+        chain = head.process.chain
+        if chain is not None:
+            times = chain_grid(times, chain.steps)
         ends = torch.tensor(times, dtype=torch.float64, device=free.device)
         ends = ends.unsqueeze(-1).expand(-1, len(free))
         return Plan(ends[:-1], ends[1:])
 
-    @abstractmethod
     def check_supported(self, head: Head) -> None:
-        """Raise TypeError, with the reason, where this sampler cannot serve a head."""
+        """Check that this sampler can draw from a head.
+
+        Args:
+            head: The head.
+
+        Raises:
+            TypeError: There is no reverse process, or one of the capabilities in `needs` is missing.
+        """
+        check_need(self.name, Need.TRANSITIONS, head)
+        super().check_supported(head)
 
 
 @dataclass(frozen=True)
 class StepSampler(Sampler):
-    """A sampler whose step is a distribution of the next token at every site. Guidance can combine such distributions."""
+    """A sampler whose step draws every site from a distribution of the next token. Guidance can combine such distributions."""
 
     @abstractmethod
-    def weights_of(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return weights of the next token at every site; negative ones count as 0."""
+    def unguided_weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Return weights of the next token at every site, [*site, S], without guidance of steps; negative ones count as 0."""
 
     def weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return `weights_of`; where guidance combines steps, p_c^g p_u^(1-g) of the positive parts (D-CFG)."""
+        """Return weights of the next token at every site, [*site, S].
+
+        Where guidance combines steps they are p_c^g p_u^(1-g) of the positive parts (D-CFG of UDLM).
+        """
         if not part.guides_step:
-            return self.weights_of(part, s)
-        with_condition, without = (self.weights_of(each, s).clamp(min=0) for each in part.apart())
-        return guided_step(with_condition, without, part.logits_processor.guidance)
+            return self.unguided_weights(part, s)
+        conditional, unconditional = (self.unguided_weights(each, s).clamp(min=0) for each in part.split_guidance())
+        return guided_step(conditional, unconditional, part.logits_processor.guidance)
 
 
 def _denoise(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,35 +180,3 @@ def _denoise(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
     if bool(nothing.any()):
         positive = torch.where(nothing, part.last_step().to(positive.dtype), positive)
     return draw_categorical(positive, u), negative
-
-
-def needs_posterior(sampler: Sampler, head: Head) -> None:
-    if not head.has_posterior and isinstance(head.process, Chain):
-        raise TypeError(f"sampler {sampler.name!r} needs a posterior, which no score over a chain has: use m2s.Posterior")
-    if not head.has_posterior:
-        raise TypeError(
-            f"sampler {sampler.name!r} draws from a posterior, and {type(head).__name__} is a free score that need not have "
-            f"one: use {_served(head)}, or m2s.Projected(head)"
-        )
-
-
-def needs_mask(sampler: Sampler, head: Head) -> None:
-    process = head.process
-    if not (isinstance(process, RankOne) and process.is_pure_mask):
-        raise TypeError(
-            f"sampler {sampler.name!r} is for masks alone, but the process is {process}: it needs m2s.Absorbing; "
-            f"use {_served(head)}"
-        )
-
-
-def needs_rates(sampler: Sampler, head: Head) -> None:
-    if isinstance(head.process, Chain):
-        raise TypeError(f"sampler {sampler.name!r} needs rates, and a finite chain has none: use sampler='bayes'")
-
-
-def _served(head: Head) -> str:
-    """Samplers that serve a head, for who chose one that does not."""
-    if head.has_posterior:
-        return "sampler='bayes'" if isinstance(head.process, Chain) else "sampler='bayes' or 'euler'"
-    also = "'analytic', " if isinstance(head.process, RankOne) else ""
-    return f"sampler={also}'euler' or 'tau_leaping'"

@@ -1,6 +1,7 @@
-"""Bayes: the exact finite-step posterior (Eq. 19, Algorithm 3)."""
+"""The exact finite step of the reverse process (Eq. 19, Algorithm 3)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,46 +10,53 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.reverse_step import bayes_probabilities
 from m2s.dtypes import to_float64
-from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.reverse_step import BayesRoutes
-from m2s.process import RankOne
-from m2s.samplers.base import Move, StepSampler, needs_mask, needs_posterior
+from m2s.samplers.base import Move, StepSampler
+from m2s.samplers.capabilities import Need
 from m2s.samplers.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class Bayes(StepSampler):
-    """p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z); at s = 0 a draw from mu.
+    """Draw from p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z) (`m2s.bayes_probabilities`); at s = 0 from mu.
 
-    For a rank-one process a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
+    For a rank-one process p is a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
     q(k) alpha_s / m_t(k), jump by the mixing distribution at s with weight q(k) (1 - alpha_s) N, or stay.
     """
 
     name = "bayes"
-
-    def check_supported(self, head: Head) -> None:
-        needs_posterior(self, head)
+    needs: ClassVar[tuple[Need, ...]] = (Need.POSTERIOR,)
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         s = torch.minimum(to_float64(move.s), prediction.t)
-        if not prediction.streams:
-            return prediction.map(
-                lambda part, s, u: (draw_categorical(self.weights(part, s).clamp(min=0), u),), s, noise("token")
-            )[0]
-        return prediction.step(routes(prediction, s), noise)[0]
+        if prediction.needs_one_draw:
+            return prediction.step(routes(prediction, s), noise)[0]
 
-    def weights_of(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        def draw(part: Prediction, s: Tensor, u: Tensor) -> tuple[Tensor]:
+            return (draw_categorical(self.weights(part, s).clamp(min=0), u),)
+
+        return prediction.map(draw, s, noise("token"))[0]
+
+    def unguided_weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         return bayes_probabilities(part.posterior(), part.x_t, s, part.t, part.process)
 
 
 def routes(prediction: Prediction, s: Float[Tensor, "*b"]) -> BayesRoutes:
-    """The weights of the first two routes at every site; the third has the rest."""
-    process = prediction.process
-    assert isinstance(process, RankOne)
+    """Return the coefficients of a Bayes step of a rank-one process at every site.
+
+    Args:
+        prediction: The prediction at time t, with sites [B, L].
+        s: Time at the end of the step, [B].
+
+    Returns:
+        The weights of the first two routes; the third has the rest.
+    """
+    process = prediction.process.rank_one
+    assert process is not None
     now = process.at(prediction.x_t, prediction.t)
-    reached = now.own > 0
+    reached = now.own > 0  # m_t(k) = 0 at a token that is certainly clean
     s, t = validation.align("s", s, prediction.x_t), validation.align("t", prediction.t, prediction.x_t)
     _, step = process.step(s, t)
     into = torch.where(prediction.masked, step.mask, step.clean)  # q(k)
@@ -66,11 +74,11 @@ def routes(prediction: Prediction, s: Float[Tensor, "*b"]) -> BayesRoutes:
 
 @dataclass(frozen=True)
 class Ancestral(Bayes):
-    """For masks: each masked site is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), by a draw from mu; a
-    revealed one stays. It is the Bayes step of the absorbing process."""
+    """The Bayes step of the absorbing process.
+
+    Each masked site is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), by a draw from mu. A revealed token
+    stays.
+    """
 
     name = "ancestral"
-
-    def check_supported(self, head: Head) -> None:
-        needs_mask(self, head)
-        needs_posterior(self, head)
+    needs = (Need.PURE_MASK, Need.POSTERIOR)

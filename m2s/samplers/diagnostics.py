@@ -1,4 +1,4 @@
-"""What happened on the way: for every step, over all samples and free sites."""
+"""Counts of what happened in each step, over all samples and free sites."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from m2s.heads import Shifted
-from m2s.process import Chain
 from m2s.realizability import diagnose
 from m2s.samplers.base import Move
 from m2s.samplers.prediction import Prediction
 
-CLASSES = 4
+CLASSES = 4  # of `m2s.classify`
 
 
 @dataclass
@@ -20,51 +18,78 @@ class WeightStats:
     """Sums over the free sites of one step."""
 
     t: float = 0.0
+    """Mean time at the start of the step."""
     s: float = 0.0
+    """Mean time at its end."""
     sites: int = 0
-    jumps: int = 0  # sites whose token changed
-    exit_above_one: int = 0  # Euler: sites whose exit mass exceeded one
-    several_jumps: int = 0  # tau-leaping: sites with more than one jump
-    negative_mass: float = 0.0  # analytic: total mass of negative weights that was dropped
+    """Free sites."""
+    jumps: int = 0
+    """Sites whose token changed."""
+    exit_above_one: int = 0
+    """euler: sites whose exit probability exceeded one."""
+    several_jumps: int = 0
+    """tau_leaping: sites with more than one jump."""
+    negative_mass: float = 0.0
+    """analytic and last steps: total mass of the negative weights that were dropped."""
     negative_sites: int = 0
+    """Sites with negative weights."""
     classes: list[int] = field(default_factory=lambda: [0] * CLASSES)
-    """Outside the box, material, boundary, realizable; not counted where there are none: at t = 1, for a finite chain, and from
-    left to right."""
+    """Scores that are outside the box, material, boundary and realizable (`m2s.classify`). Not counted at t = 1, for a finite
+    chain, and in autoregressive generation, where there is no score."""
 
 
 class Diagnostics:
-    """`steps[m]` is a `Moment`; `masks_left` counts the masks that were drawn from the belief after the last step."""
+    """What `m2s.sample(..., diagnostics=True)` counts.
+
+    Attributes:
+        steps: One `WeightStats` for each step.
+        masks_left: The number of masks that were left after the last step and then drawn from the prediction.
+    """
 
     def __init__(self) -> None:
         self.steps: list[WeightStats] = []
         self.masks_left = 0
 
     def add(self, number: int, prediction: Prediction, move: Move, x_s: Tensor, real: slice) -> None:
+        """Count one step of a micro-batch.
+
+        Args:
+            number: The number of the step.
+            prediction: The prediction at its start, [M, W].
+            move: Its times.
+            x_s: The state at its end, [M, W].
+            real: The rows whose samples were asked for.
+        """
         while len(self.steps) <= number:
             self.steps.append(WeightStats())
-        moment = self.steps[number]
-        part, after = prediction.rows(real), x_s[real]
+        stats = self.steps[number]
+        part, after = prediction.samples(real), x_s[real]
         free = part.free if part.free is not None else torch.ones_like(part.x_t, dtype=torch.bool)
-        moment.t, moment.s = float(move.t[real].mean()), float(move.s[real].mean())
-        moment.sites += int(free.sum())
-        moment.jumps += int(((after != part.x_t) & free).sum())
+        stats.t, stats.s = float(move.t[real].mean()), float(move.s[real].mean())
+        stats.sites += int(free.sum())
+        stats.jumps += int(((after != part.x_t) & free).sum())
         for name in ("exit_above_one", "several_jumps"):
             if name in part.notes:
-                setattr(moment, name, getattr(moment, name) + int((part.notes[name] & free).sum()))
+                setattr(stats, name, getattr(stats, name) + int((part.notes[name] & free).sum()))
         if "negative_mass" in part.notes:
             negative = torch.where(free, part.notes["negative_mass"], 0)
-            moment.negative_mass += float(negative.sum())
-            moment.negative_sites += int((negative > 0).sum())
+            stats.negative_mass += float(negative.sum())
+            stats.negative_sites += int((negative > 0).sum())
+        self._add_classes(stats, part, free)
+
+    def _add_classes(self, stats: WeightStats, part: Prediction, free: Tensor) -> None:
+        """Count the classes of the scores, where there are scores."""
         inside = (part.t > 0) & (part.t < 1)
-        if isinstance(part.process, Chain | Shifted) or not bool((inside | ~free.any(-1)).all()):
+        has_score = part.process.has_transitions and part.process.chain is None
+        if not has_score or not bool((inside | ~free.any(-1)).all()):
             return
-        part.t = torch.where(inside, part.t, 0.5)  # of samples without a free site, which do not count
+        part.t = torch.where(inside, part.t, 0.5)  # any valid time, for samples without a free site, which do not count
         counts = part.map(_classes)[0][free].bincount(minlength=CLASSES)
-        moment.classes = [a + b for a, b in zip(moment.classes, counts.tolist(), strict=True)]
+        stats.classes = [a + b for a, b in zip(stats.classes, counts.tolist(), strict=True)]
 
     def total(self, name: str) -> Any:
-        """A count of `Moment`, summed over all steps."""
-        return sum(getattr(moment, name) for moment in self.steps)
+        """Return a count of `WeightStats`, summed over all steps."""
+        return sum(getattr(stats, name) for stats in self.steps)
 
     def __repr__(self) -> str:
         counts = ("sites", "jumps", "exit_above_one", "negative_mass")
@@ -72,4 +97,5 @@ class Diagnostics:
 
 
 def _classes(part: Prediction) -> tuple[Tensor]:
+    """The class of the score at every site."""
     return (diagnose(part.score(), part.x_t, part.t, part.process).classes,)

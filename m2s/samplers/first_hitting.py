@@ -1,4 +1,4 @@
-"""First hitting (Zheng et al. 2024): the masked process simulated exactly, token by token, at the times they are revealed."""
+"""First hitting (Zheng et al. 2024): exact simulation of the masked process, at the times at which tokens are revealed."""
 
 from dataclasses import dataclass
 
@@ -9,26 +9,26 @@ from torch import Tensor
 from m2s.heads import Head
 from m2s.ops.counter_noise import CounterNoise
 from m2s.process import RankOne
-from m2s.samplers.base import Move, Plan, Sampler, needs_mask, needs_posterior
+from m2s.samplers.base import Move, Plan, Sampler
+from m2s.samplers.capabilities import Need
 from m2s.samplers.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class FirstHitting(Sampler):
-    """With n masks left the next is revealed at beta(tau) = beta(t) u^(1/n), at a site chosen evenly, by a draw from mu.
+    """With n masks left, the next one is revealed at beta(tau) = beta(t) u^(1/n), at a random site, by a draw from mu.
 
-    With as many steps as there are sites to fill this has no error of discretisation; with fewer, several sites are revealed
-    at the last of their times. More steps than sites are not taken.
+    With as many steps as there are sites to fill, there is no discretisation error. With fewer, several sites are revealed at
+    the last of their times. More steps than sites are not taken.
     """
 
     name = "first_hitting"
-
-    def check_supported(self, head: Head) -> None:
-        needs_mask(self, head)
-        needs_posterior(self, head)
+    needs = (Need.PURE_MASK, Need.POSTERIOR)
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
-        assert isinstance(head.process, RankOne)
+        """Draw the reveal times. `grid` is not used."""
+        process = head.process.rank_one
+        assert process is not None
         most = int(free.max()) if free.numel() else 0
         log_beta = [torch.zeros(len(free), dtype=torch.float64, device=free.device)]
         for number in range(most):
@@ -36,27 +36,27 @@ class FirstHitting(Sampler):
             log_beta.append(log_beta[-1] + torch.where(left > 0, torch.log(noise.once(number)) / left.clamp(min=1), 0))
         calls = free.clamp(min=1, max=steps)
         numbers = torch.arange(max(1, min(steps, most)) + 1, device=free.device).unsqueeze(-1)
-        done = torch.minimum(numbers, calls) * free // calls  # sites filled before each call, spread evenly
-        moments = reveal_time(head.process, torch.stack(log_beta).gather(0, done[1:]).exp())
-        return Plan(moments, moments, done.diff(dim=0))
+        done = torch.minimum(numbers, calls) * free // calls  # sites that are filled before each call, spread evenly
+        times = reveal_time(process, torch.stack(log_beta).gather(0, done[1:]).exp())
+        return Plan(times, times, done.diff(dim=0))
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
-        """The first of the masked sites in a random order, as many as the plan has for this call."""
+        """Reveal as many random masked sites as the plan says."""
         assert move.reveal is not None
-        chosen = first_masked(noise("order"), prediction.masked, move.reveal)
+        chosen = first_sites(noise("order"), prediction.masked, move.reveal)
         return torch.where(chosen, prediction.draw(noise("token")).token, prediction.x_t.long())
 
 
-def first_masked(
+def first_sites(
     order: Float[Tensor, "B L"], among: Bool[Tensor, "B L"], count: Int[Tensor, "B"], ties: Float[Tensor, "B L"] | None = None
 ) -> Bool[Tensor, "B L"]:
     """Choose sites of each sample by a ranking.
 
     Args:
-        order: The ranking: the least come first.
+        order: The ranking: smallest first.
         among: The sites that can be chosen.
         count: How many to choose, of each sample.
-        ties: Uniforms that decide between sites of equal rank, which otherwise go from left to right.
+        ties: Uniforms that decide between sites of equal rank. By default such sites are taken from left to right.
 
     Returns:
         True at the chosen sites.
@@ -71,9 +71,17 @@ def first_masked(
 
 
 def reveal_time(process: RankOne, beta: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """The time at which 1 - alpha is `beta`, by bisection."""
+    """Return the time at which a token is masked with probability `beta`, by bisection.
+
+    Args:
+        process: A process with a mask.
+        beta: Probabilities 1 - alpha_t, [*n].
+
+    Returns:
+        Times, [*n].
+    """
     low, high = torch.zeros_like(beta), torch.ones_like(beta)
-    for _ in range(60):
+    for _ in range(60):  # to the last bit of float64
         middle = (low + high) / 2
         late = process.mixing(middle).mask > beta
         low, high = torch.where(late, low, middle), torch.where(late, middle, high)

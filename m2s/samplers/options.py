@@ -1,4 +1,4 @@
-"""What a call of `m2s.sample` asks for, checked before anything is computed."""
+"""The options of `m2s.sample`, checked when they are built and not again after that."""
 
 import math
 from collections.abc import Iterator
@@ -10,25 +10,55 @@ import torch
 from torch import Tensor
 
 from m2s import validation
-from m2s.heads import Head, LogScore, NextToken
-from m2s.process import Chain
+from m2s.heads import Head, LogScore
 from m2s.realizability import Projected
-from m2s.samplers.base import Sampler, StepSampler, needs_posterior
+from m2s.samplers.base import NamedSampler, StepSampler
+from m2s.samplers.capabilities import default_sampler
 from m2s.samplers.grid import GRIDS
-from m2s.samplers.prediction import LogitsProcessor
-from m2s.samplers.registry import default_sampler, find_sampler
+from m2s.samplers.logits_processor import LogitsProcessor
+from m2s.samplers.registry import find_sampler
 
 MICRO_BATCH = 16
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """The arguments of `m2s.sample`, but for the network and what watches it. Making one raises what cannot be done."""
+    """The arguments of `m2s.sample` on which samples depend, except the network.
+
+    Build it once and pass it to `m2s.samplers.sample_with_options`. Building it raises an error for every combination that is
+    not supported, before the network is called.
+
+    Args:
+        head: What the network's output means.
+        shape: (n, L), the number of samples and their length.
+        steps: Calls of the network for each sample.
+        sampler: A name, an object, or "auto".
+        grid: "cosine" or "linear".
+        seed: Of all randomness.
+        clamp: Tokens that stay as they are, [n, L]; -1 at sites to be drawn.
+        condition: A condition for each sample, [n, ...].
+        guidance: Strength of classifier-free guidance.
+        guide: What guidance combines.
+        temperature: Sharpens the posterior.
+        top_p: Keep the smallest set of tokens with this probability.
+        top_k: Keep the `top_k` most likely tokens.
+        on: Which distribution is sharpened.
+        batch_size: Samples that take a step together.
+        start: The number of the first sample.
+        micro_batch: Rows of every call of the network.
+        window: The length that the network was trained on, where L is greater.
+        overlap: Tokens that a window shares with the one before.
+        t_min: The network sees times in [t_min, 1 - t_min] only.
+
+    Raises:
+        TypeError: An argument has the wrong type, or the sampler does not support the head.
+        ValueError: An argument is out of range.
+    """
 
     head: Head
     shape: tuple[int, int]
     steps: int = 128
-    sampler: str | Sampler = "auto"
+    sampler: str | NamedSampler = "auto"
     grid: str = "cosine"
     seed: int = 0
     clamp: Tensor | None = None
@@ -47,64 +77,35 @@ class SamplingOptions:
     t_min: float = 1e-3
 
     def __post_init__(self) -> None:
-        validation.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
-        if isinstance(self.head, Projected) and isinstance(self.head.process, Chain):
-            raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
-        if self.head.sampler not in (None, self.chosen.name):
-            raise TypeError(f"{self.head} is drawn from by sampler={self.head.sampler!r} alone, not by {self.chosen.name!r}")
-        self._refuse(self.head)
-        n, _ = self._checked_shape()
-        validation.positive_int("steps", self.steps)
-        validation.positive_int("start", self.start, low=0)
-        validation.positive_int("micro_batch", self.micro_batch)
-        if self.batch_size is not None:
-            validation.positive_int("batch_size", self.batch_size)
-        if not isinstance(self.grid, str) or self.grid not in GRIDS:
-            raise ValueError(f"there is no grid {self.grid!r}: choose from {', '.join(GRIDS)}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed is {self.seed!r}, but it must be an int in [0, 2^64)")
-        if self.start + n > 1 << 32:
-            raise ValueError(f"start + n is {self.start + n}, but samples are numbered below 2^32")
-        if not 0 < self.t_min < 0.5:
-            raise ValueError(f"t_min is {self.t_min}, but it must lie between 0 and 1/2")
-        if self.condition is not None and (not isinstance(self.condition, Tensor) or self.condition.ndim == 0):
-            raise TypeError(f"condition must be a torch.Tensor with a row for each sample, not {self.condition!r}")
-        if self.condition is not None and len(self.condition) != n:
-            raise ValueError(f"condition has {len(self.condition)} rows, but {n} samples were asked for")
-        self._check_shaping()
+        self._check_head()
+        self._check_numbers()
+        self._check_condition()
+        self._check_sharpening()
+        self._check_guidance()
         self._check_clamp()
-        list(self.windows())
+        list(self.windows())  # raises where window or overlap is invalid
 
     @cached_property
-    def chosen(self) -> Sampler:
-        return find_sampler(default_sampler(self.acts_as) if self.sampler == "auto" else self.sampler)
+    def chosen(self) -> NamedSampler:
+        """The sampler object."""
+        return find_sampler(default_sampler(self.effective_head) if self.sampler == "auto" else self.sampler)
 
-    def _refuse(self, head: Head) -> None:
-        """Raise TypeError where the sampler cannot serve a head. Over a finite chain one serves: the exact step."""
-        try:
-            return self.chosen.check_supported(head)
-        except TypeError as error:
-            refusal = error
-        if isinstance(head.process, Chain):
-            needs_posterior(self.chosen, head)
-            raise TypeError(
-                f"sampler {self.chosen.name!r} does not draw from a finite chain, {head.process}: use sampler='bayes'"
-            ) from refusal
-        raise refusal
-
-    @property
+    @cached_property
     def logits_processor(self) -> LogitsProcessor:
+        """Sharpening and guidance, with the defaults of the head filled in."""
         guide = self.guide if self.head.has_posterior or self.guide == "step" else "rates"
-        on = "posterior" if isinstance(self.head, NextToken) else self.on  # which has not seen the site: both are the same law
+        # A next-token head has not seen the site, so that posterior and leave-one-out distribution are the same.
+        on = "posterior" if self.head.generates_left_to_right else self.on
         return LogitsProcessor(self.temperature, self.top_k, self.top_p, on, self.guidance, guide)
 
     @cached_property
-    def acts_as(self) -> Head:
-        """What the head is to a sampler: guidance on rates makes an unconstrained score of any."""
-        return LogScore(self.head.process) if self.guidance != 1 and self.logits_processor.guide == "rates" else self.head
+    def effective_head(self) -> Head:
+        """The head as samplers see it: guidance of rates makes an unconstrained score of every head."""
+        guides_rates = self.guidance != 1 and self.logits_processor.guide == "rates"
+        return LogScore(self.head.process) if guides_rates else self.head
 
     def windows(self) -> Iterator[slice]:
-        """The whole, or windows that share `overlap` tokens with the one before."""
+        """Yield the sites of each window: all sites, or windows that share `overlap` sites with the one before."""
         length = self.shape[1]
         if self.window is None:
             if self.overlap is not None:
@@ -120,50 +121,88 @@ class SamplingOptions:
             yield slice(begin, min(begin + self.window, length))
             begin += self.window - overlap
 
-    def _checked_shape(self) -> tuple[int, int]:
+    def _check_head(self) -> None:
+        """The sampler supports the head."""
+        validation.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
+        if isinstance(self.head, Projected) and self.head.process.chain is not None:
+            raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
+        self.chosen.check_supported(self.head)
+
+    def _check_numbers(self) -> None:
+        """Everything that is one number, or a name."""
         if not isinstance(self.shape, tuple | list | torch.Size) or len(self.shape) != 2:
             raise ValueError(f"shape is {self.shape!r}, but it must be (number of samples, length)")
         for name, value in zip(("shape[0]", "shape[1]"), self.shape, strict=True):
             validation.positive_int(name, value)
-        return self.shape
+        validation.positive_int("steps", self.steps)
+        validation.positive_int("start", self.start, low=0)
+        validation.positive_int("micro_batch", self.micro_batch)
+        if self.batch_size is not None:
+            validation.positive_int("batch_size", self.batch_size)
+        if not isinstance(self.grid, str) or self.grid not in GRIDS:
+            raise ValueError(f"there is no grid {self.grid!r}: choose from {', '.join(GRIDS)}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed is {self.seed!r}, but it must be an int in [0, 2^64)")
+        if self.start + self.shape[0] > 1 << 32:
+            raise ValueError(f"start + n is {self.start + self.shape[0]}, but samples are numbered below 2^32")
+        if not 0 < self.t_min < 0.5:
+            raise ValueError(f"t_min is {self.t_min}, but it must lie between 0 and 1/2")
 
-    def _check_shaping(self) -> None:
+    def _check_condition(self) -> None:
+        """There is one condition for each sample."""
+        if self.condition is None:
+            return
+        if not isinstance(self.condition, Tensor) or self.condition.ndim == 0:
+            raise TypeError(f"condition must be a torch.Tensor with a row for each sample, not {self.condition!r}")
+        if len(self.condition) != self.shape[0]:
+            raise ValueError(f"condition has {len(self.condition)} rows, but {self.shape[0]} samples were asked for")
+
+    def _check_sharpening(self) -> None:
+        """Temperature, top-k and top-p are valid."""
         if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but it must be positive; for the likeliest token use top_k=1")
+            raise ValueError(
+                f"temperature is {self.temperature}, but it must be positive; for the most likely token use top_k=1"
+            )
         if self.top_k is not None:
             validation.positive_int("top_k", self.top_k)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, but it must lie in (0, 1]")
-        for name, known in (("on", ("posterior", "leave_one_out")), ("guide", ("posterior", "rates", "step"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but it must be one of {', '.join(map(repr, known))}")
+        _check_choice("on", self.on, ("posterior", "leave_one_out"))
+
+    def _check_guidance(self) -> None:
+        """Guidance is valid, and the sampler and the sharpening can be combined with it."""
+        _check_choice("guide", self.guide, ("posterior", "rates", "step"))
         if isinstance(self.guidance, bool) or not isinstance(self.guidance, int | float) or not math.isfinite(self.guidance):
             raise ValueError(f"guidance is {self.guidance!r}, but it must be a finite number")
         if self.guidance != 1 and self.condition is None:
-            raise ValueError(f"guidance is {self.guidance}, but there is no condition to exaggerate")
-        if self.acts_as is not self.head:
+            raise ValueError(f"guidance is {self.guidance}, but there is no condition: give condition too")
+        if self.effective_head is not self.head:
             try:
-                self._refuse(self.acts_as)
+                self.chosen.check_supported(self.effective_head)
             except TypeError as error:
                 raise TypeError(f"guidance on rates makes an unconstrained score of every head: {error}") from None
-        if self.guidance != 1 and self.guide == "step" and not isinstance(self.chosen, StepSampler):
+        guides_step = self.guidance != 1 and self.guide == "step"
+        if guides_step and not isinstance(self.chosen, StepSampler):
             raise TypeError(
-                f"guide='step' combines the distributions of one step, which sampler {self.chosen.name!r} does not state: use "
+                f"guide='step' combines distributions of one step, which sampler {self.chosen.name!r} does not compute: use "
                 "sampler='bayes' or 'ancestral', for an unconstrained score 'analytic'; or guide='posterior' or 'rates'"
             )
-        if self.logits_processor.sharpens and self.guidance != 1 and self.guide == "step":
+        if not self.logits_processor.sharpens:
+            return
+        if guides_step:
             raise TypeError("temperature, top_k and top_p sharpen a posterior, and guide='step' combines steps: leave them out")
-        if self.logits_processor.sharpens and (not self.head.has_posterior or self.logits_processor.guide == "rates"):
+        if not self.head.has_posterior or self.logits_processor.guide == "rates":
             raise TypeError(
                 "temperature, top_k and top_p sharpen a posterior, and an unconstrained score (or guidance on rates) has none: "
                 "use m2s.Projected(head)"
             )
 
     def _check_clamp(self) -> None:
+        """Clamped tokens are clean tokens, and the shape is that of the samples."""
         if self.clamp is None:
             return
         if not isinstance(self.clamp, Tensor) or self.clamp.dtype.is_floating_point or self.clamp.dtype == torch.bool:
-            raise TypeError("clamp must be a torch.Tensor of integers: tokens, and -1 where the site is free")
+            raise TypeError("clamp must be a torch.Tensor of integers: tokens, and -1 at sites to be drawn")
         if self.clamp.shape != tuple(self.shape):
             raise ValueError(f"clamp has shape {list(self.clamp.shape)}, but the samples have shape {list(self.shape)}")
         vocab = self.head.process.vocab
@@ -171,5 +210,11 @@ class SamplingOptions:
         if bad.any():
             at = validation.first_index(bad)
             raise ValueError(
-                f"clamp{list(at)} is {int(self.clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 for a free site"
+                f"clamp{list(at)} is {int(self.clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 to be drawn"
             )
+
+
+def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """`value` is one of the known names."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, but it must be one of {', '.join(map(repr, known))}")

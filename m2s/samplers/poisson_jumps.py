@@ -1,4 +1,4 @@
-"""One leap: a Poisson number of jumps at every site, at rates that are frozen over it."""
+"""One tau-leap: a Poisson number of jumps at every site, at rates that are constant over the step."""
 
 from collections.abc import Callable
 
@@ -11,65 +11,99 @@ from m2s.dtypes import to_float64
 from m2s.heads import Head, rate_from_score
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.samplers.base import Sampler, needs_rates
 from m2s.samplers.prediction import Prediction
 
-MOST = 1024  # jumps of one site in one leap; the chance of more is counted as that many
-TAIL = 1e-18  # less is as good as nothing
+MAX_JUMPS = 1024  # at one site in one step; larger counts are cut off there
+NEGLIGIBLE = 1e-18  # probability of a count below which the tail of the Poisson distribution is ignored
 Rates = Callable[[Prediction], Float[Tensor, "*site S"]]
 
 
 def reverse_rates(part: Prediction) -> Float[Tensor, "*site S"]:
-    """Q_t(y -> k) s_y, 0 at k."""
+    """Return the reverse rates Q_t(y -> k) s_y.
+
+    Args:
+        part: A prediction.
+
+    Returns:
+        Rates, [*site, S]; 0 at k.
+    """
     return rate_from_score(part.score(), part.x_t, part.t, part.process)
 
 
-def needs_levels(sampler: Sampler, ordinal: bool, head: Head) -> None:
-    needs_rates(sampler, head)
+def check_order(sampler: str, ordinal: bool, head: Head) -> None:
+    """Check that tokens have an order where a sampler adds up displacements.
+
+    Args:
+        sampler: The name of the sampler, for the message.
+        ordinal: Whether the sampler adds up displacements.
+        head: The head.
+
+    Raises:
+        TypeError: The process has a mask.
+    """
     if ordinal and head.process.mask is not None:
         raise TypeError(
-            f"sampler {sampler.name!r} adds up displacements, and a mask has no place in an order, but the process is "
-            f"{head.process}: use sampler='tau_leaping'"
+            f"sampler {sampler!r} adds up displacements between ordered tokens, and a mask has no place in an order, but the "
+            f"process is {head.process}; use sampler='tau_leaping'"
         )
 
 
 def poisson_jumps(
     prediction: Prediction, rates: Rates, span: Float[Tensor, "B"], ordinal: bool, noise: CounterNoise
 ) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
-    """Where a leap of length `span` at these rates leads, and how many jumps it had (up to 2 of those that do not add up).
+    """Simulate jumps at constant rates for some time.
 
-    `ordinal`: displacements y - k add up and are cut off at the ends; otherwise a site moves if it has exactly one.
+    Args:
+        prediction: The prediction at the start, with sites [B, L].
+        rates: Returns the rates k -> y of a part of the prediction, [*site, S].
+        span: How long, [B].
+        ordinal: Displacements y - k of several jumps add up, clipped to the vocabulary. Otherwise a site moves if it has
+            exactly one jump.
+        noise: Uniforms: "route" for the number of jumps; "token" for the target, or 0, 1, ... for those of ordinal jumps.
+
+    Returns:
+        The tokens after the jumps, and the numbers of jumps (at most 2 is counted unless `ordinal`), both [B, L].
     """
 
-    def number(part: Prediction, span: Tensor, u: Tensor) -> tuple[Tensor]:
+    def count(part: Prediction, span: Tensor, u: Tensor) -> tuple[Tensor]:
         mean = validation.align("span", span, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype)
-        return (poisson(mean, u, MOST if ordinal else 2),)
+        return (poisson(mean, u, MAX_JUMPS if ordinal else 2),)
 
-    def one(part: Prediction, jumps: Tensor, u: Tensor) -> tuple[Tensor]:
+    def single_jump(part: Prediction, jumps: Tensor, u: Tensor) -> tuple[Tensor]:
         return (torch.where(jumps == 1, draw_categorical(rates(part), u), part.x_t.long()),)
 
-    def several(part: Prediction, jumps: Tensor, *u: Tensor) -> tuple[Tensor]:
+    def all_jumps(part: Prediction, jumps: Tensor, *u: Tensor) -> tuple[Tensor]:
         below, k = rates(part).cumsum(-1, dtype=to_float64(part.t).dtype), part.x_t.long()
         total = below[..., -1:]
-        least = torch.nextafter(total, torch.zeros_like(total))  # u total may round up to the total
+        largest = torch.nextafter(total, torch.zeros_like(total))  # u * total may round up to the total
         x = k.clone()
-        for count, uniform in enumerate(u):
-            y = torch.searchsorted(below, torch.minimum(uniform.unsqueeze(-1).to(total.dtype) * total, least), right=True)
-            x += torch.where(count < jumps, y.squeeze(-1) - k, 0)
+        for number, uniform in enumerate(u):
+            y = torch.searchsorted(below, torch.minimum(uniform.unsqueeze(-1).to(total.dtype) * total, largest), right=True)
+            x += torch.where(number < jumps, y.squeeze(-1) - k, 0)
         return (x.clamp(0, part.process.vocab - 1),)
 
-    (jumps,) = prediction.map(number, span, noise("route"))
+    (jumps,) = prediction.map(count, span, noise("route"))
     if not ordinal:
-        return prediction.map(one, jumps, noise("token"))[0], jumps
-    return prediction.map(several, jumps, *(noise(count) for count in range(int(jumps.max()))))[0], jumps
+        return prediction.map(single_jump, jumps, noise("token"))[0], jumps
+    return prediction.map(all_jumps, jumps, *(noise(number) for number in range(int(jumps.max()))))[0], jumps
 
 
 def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"], most: int) -> Int[Tensor, "*n"]:
-    """A Poisson number from one uniform, by its distribution function: how many n < `most` have P(N <= n) <= u."""
+    """Draw Poisson numbers by inverting the distribution function.
+
+    Args:
+        mean: Means, [*n].
+        u: Uniforms in [0, 1), [*n].
+        most: Larger numbers are cut off here.
+
+    Returns:
+        The number of n < `most` with P(N <= n) <= u, [*n].
+    """
     term = torch.exp(-mean)
     below, count = term.clone(), torch.zeros_like(u, dtype=torch.long)
     for n in range(1, most + 1):
-        more = (u >= below) & ((term > TAIL) | (n <= mean))  # the sum may end a rounding below a u near 1
+        # Rounding may leave the sum of all terms below a u near 1: stop where the terms are negligible.
+        more = (u >= below) & ((term > NEGLIGIBLE) | (n <= mean))
         if not more.any():
             break
         count += more

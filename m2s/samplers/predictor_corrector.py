@@ -1,4 +1,4 @@
-"""Predictor-corrector: any sampler, and after each of its steps some sites drawn anew given all others."""
+"""Predictor-corrector: any sampler, and after each of its steps Gibbs moves at a few sites."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,31 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.heads import Head, score_from_posterior
+from m2s.heads import Head, LogScore, score_from_posterior
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import RankOne
-from m2s.samplers.analytic import Analytic
-from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.bayes import Bayes
+from m2s.samplers.base import SAMPLERS, Move, Plan, Sampler
+from m2s.samplers.capabilities import default_sampler
 from m2s.samplers.prediction import Prediction
-from m2s.samplers.tau_leaping import TauLeaping
 
 
 @dataclass(frozen=True)
 class PredictorCorrector(Sampler):
-    """After each step to s > 0, `corrections` Gibbs moves at s, each with a call of the network of its own.
+    """A predictor, and after each of its steps to s > 0, `corrections` Gibbs moves at s. Each move is one call of the network.
 
-    A Gibbs move draws a site from s_y / sum(s) with s_k = 1, its law given the others, Pr(X_s^i = y | X_s^{-i}), by the head's
-    score (a posterior head has none for other clean tokens at an unmasked site, and keeps to what it knows). One site at a time
-    (`sites=1`, chosen evenly) leaves p_s as it is; several at once are faster and not exact.
+    A Gibbs move draws a site from s_y / sum(s) with s_k = 1, which is Pr(X_s^i = y | X_s^{-i}). One site at a time
+    (`sites=1`, chosen uniformly) leaves p_s unchanged. Several at once are faster and not exact. A posterior head has no score
+    of other clean tokens at an unmasked site under a mask, so such a site stays.
     """
 
     name = "predictor_corrector"
-    open_start = True  # one answer for every predictor
+    open_start = True  # whatever the predictor says
     predictor: Sampler | None = None
-    """By default `Bayes`; for a free score `Analytic`, or `TauLeaping` where rates are tabulated."""
+    """By default that of `default_sampler`: bayes; for an unconstrained score analytic or tau_leaping."""
     corrections: int = 1
+    """Gibbs moves after each step."""
     sites: int = 1
+    """Sites that one Gibbs move draws again."""
 
     def __post_init__(self) -> None:
         if self.predictor is not None:
@@ -41,16 +40,19 @@ class PredictorCorrector(Sampler):
         validation.positive_int("sites", self.sites)
 
     def check_supported(self, head: Head) -> None:
-        self.first(head).check_supported(head)
+        super().check_supported(head)
+        self._predictor(head).check_supported(head)
 
-    def first(self, prediction: Head | Prediction) -> Sampler:
-        """The predictor."""
-        if self.predictor is not None or prediction.has_posterior:
-            return self.predictor or Bayes()
-        return Analytic() if isinstance(prediction.process, RankOne) else TauLeaping()
+    def _predictor(self, head: Head) -> Sampler:
+        """The predictor for a head."""
+        if self.predictor is not None:
+            return self.predictor
+        predictor = SAMPLERS[default_sampler(head)]()
+        assert isinstance(predictor, Sampler)
+        return predictor
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
-        predictor = self.first(head)
+        predictor = self._predictor(head)
         t, s, reveal = predictor.plan(steps, grid, free, head, noise)
         if reveal is not None:
             raise TypeError(f"sampler {predictor.name!r} reveals sites one after another and takes no corrector")
@@ -61,19 +63,31 @@ class PredictorCorrector(Sampler):
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         if bool((move.s < move.t).any()):
-            return self.first(prediction).step(prediction, move, noise)
+            # Guidance of rates makes an unconstrained score of every head.
+            head = prediction.head if prediction.has_posterior else LogScore(prediction.process)
+            return self._predictor(head).step(prediction, move, noise)
         return gibbs(prediction, self.sites, noise)
 
 
 def gibbs(prediction: Prediction, sites: int, noise: CounterNoise) -> Int[Tensor, "B L"]:
-    """`sites` sites of each sample, chosen evenly, drawn from their law given all others at time t."""
+    """Draw some sites from their distribution given all others at time t.
+
+    Args:
+        prediction: The prediction at time t, with sites [B, L].
+        sites: How many sites of each sample, chosen uniformly among those that are not clamped.
+        noise: Uniforms "order", for the choice, and "token".
+
+    Returns:
+        The new state, [B, L].
+    """
     x = prediction.x_t.long()
     order = noise("order") if prediction.free is None else noise("order").masked_fill(~prediction.free, torch.inf)
-    chosen = order.argsort(dim=-1, stable=True)[:, :sites]  # as many rows whatever is clamped: a clamped one is put back
+    # The same number of sites whatever is clamped, so that shapes do not depend on it: clamped ones are restored below.
+    chosen = order.argsort(dim=-1, stable=True)[:, :sites]
     at = (chosen + torch.arange(len(x), device=x.device).unsqueeze(-1) * x.shape[1]).reshape(-1)
     part = prediction[at]
     score, k = part.score(), part.x_t.long()
-    # No loss is taken at a token that is certainly clean, so an unconstrained score means nothing there: the process knows.
+    # No loss is taken at a token that is certainly clean, so an unconstrained score is arbitrary there: use the process.
     clean = torch.nn.functional.one_hot(k, part.process.states).to(score)
     score = torch.where(part.certain().unsqueeze(-1), score_from_posterior(clean, k, part.t, part.process), score)
     new = draw_categorical(score, noise("token").reshape(-1)[at])

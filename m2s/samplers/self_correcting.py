@@ -1,4 +1,4 @@
-"""Self-correction (GIDD; von Ruette et al. 2025): after sampling, tokens that the network would not have drawn are replaced."""
+"""Self-correction (GIDD; von Ruette et al. 2025): after sampling, replace tokens that the network considers unlikely."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,31 +12,38 @@ from m2s.conversions.bridge import gather_at, safe_log
 from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import RankOne
-from m2s.samplers.adaptive import needs_rank_one
-from m2s.samplers.base import Move, Plan, Sampler, needs_posterior
+from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.bayes import Bayes
-from m2s.samplers.first_hitting import first_masked
+from m2s.samplers.capabilities import Need, has_capability
+from m2s.samplers.first_hitting import first_sites
 from m2s.samplers.prediction import Prediction
 
 
 @dataclass(frozen=True)
 class SelfCorrecting(Sampler):
-    """After the predictor's last step, `corrections` calls of the network at a small time. Each draws z at every site from
-    nu^(1/temperature) and replaces the token k of those `sites` sites where z != k has the greatest probability.
+    """After the predictor's last step, call the network `corrections` times at a small time.
 
-    Ours: only where nu_z > nu_k. So no step lowers the likelihood of a site it changes, nor the share of tokens that are the
-    network's first choice, and a sample that nothing improves stays as it is; the authors watch that share and stop by it.
+    Each call draws z at every site from nu^(1/temperature). It replaces the token k at the `sites` sites where z != k has the
+    greatest probability.
+
+    Unlike the authors, this replaces a token only where nu_z > nu_k. No step then lowers the likelihood of a site that it
+    changes, and a sample that nothing improves stays. The authors monitor the fraction of tokens that are the network's first
+    choice, and stop by it.
     """
 
     name = "self_correcting"
-    open_start = True  # one answer for every predictor
+    needs = (Need.POSTERIOR, Need.RANK_ONE)
+    open_start = True  # whatever the predictor says
     predictor: Sampler = field(default_factory=Bayes)
+    """The sampler that is corrected."""
     corrections: int = 128
+    """Calls of the network after the last step."""
     temperature: float = 0.1
+    """Temperature of the draws."""
     time: float = 0.01
-    """What the network is told."""
+    """The time at which the network is called."""
     sites: int = 1
+    """Sites that one call may change."""
 
     def __post_init__(self) -> None:
         validation.instance("predictor", self.predictor, Sampler, "a sampler such as m2s.samplers.Bayes()")
@@ -48,12 +55,10 @@ class SelfCorrecting(Sampler):
             raise ValueError(f"time is {self.time}, but it must lie between 0 and 1")
 
     def check_supported(self, head: Head) -> None:
-        needs_posterior(self, head)
-        needs_rank_one(self, head)
-        assert isinstance(head.process, RankOne)
-        if head.process.is_pure_mask:
+        super().check_supported(head)
+        if has_capability(head, Need.PURE_MASK):
             raise TypeError(
-                f"sampler {self.name!r} replaces tokens, and under a mask alone, {head.process}, no token is ever doubted: it "
+                f"sampler {self.name!r} replaces tokens, but under {head.process} every revealed token is certainly clean: it "
                 "needs m2s.Hybrid or m2s.Uniform; use sampler='remasking'"
             )
         self.predictor.check_supported(head)
@@ -67,15 +72,15 @@ class SelfCorrecting(Sampler):
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         if bool((move.s < move.t).any()):
             return self.predictor.step(prediction, move, noise)
-        token, surety = prediction.map(self._better, noise("token"))
-        wrong = surety > 0 if prediction.free is None else (surety > 0) & prediction.free
+        token, confidence = prediction.map(self._replacement, noise("token"))
+        wrong = confidence > 0 if prediction.free is None else (confidence > 0) & prediction.free
         count = torch.full((len(token),), self.sites, device=token.device)
-        return torch.where(first_masked(-surety, wrong, count, noise("site")), token, prediction.x_t.long())
+        return torch.where(first_sites(-confidence, wrong, count, noise("site")), token, prediction.x_t.long())
 
-    def _better(self, part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
-        """A draw from the sharpened law and its probability there, 0 where it is no better than the token that is there."""
+    def _replacement(self, part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
+        """A draw from the sharpened nu, and its probability; 0 where the draw is not more likely than the current token."""
         nu = part.leave_one_out()
-        distribution = torch.softmax(safe_log(nu) / self.temperature, -1)
-        token = draw_categorical(distribution, u)
+        sharpened = torch.softmax(safe_log(nu) / self.temperature, -1)
+        token = draw_categorical(sharpened, u)
         better = gather_at(nu, token) > gather_at(nu, part.x_t)
-        return token, torch.where(better, gather_at(distribution, token), 0).squeeze(-1)
+        return token, torch.where(better, gather_at(sharpened, token), 0).squeeze(-1)

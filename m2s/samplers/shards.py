@@ -1,7 +1,7 @@
-"""Samples drawn in parts on disk, so that a run can be killed, resumed, or shared out among processes.
+"""Samples on disk in shards, so that a run can be interrupted, resumed, or divided among processes.
 
-Beside the file to be written stands a folder `<name>.parts`: `settings.json`, and one .npz for each batch, which appears whole
-or not at all. When the last part is there, whoever wrote it joins them and the folder goes.
+Beside the output file there is a folder `<name>.parts` with `settings.json` and one .npz file for each batch. Each file is
+written atomically. Whoever writes the last shard joins them and deletes the folder.
 """
 
 import json
@@ -23,11 +23,23 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class CorruptShardError(ValueError):
-    """A part that cannot be trusted, or parts of another run."""
+    """A shard is damaged, or the shards belong to a run with other settings."""
 
 
 class SampleShards:
-    """`n` samples of `length` tokens in batches of `size`, under settings that every part shares."""
+    """The samples of one run, on disk in shards of `size` samples.
+
+    Args:
+        out: The output file. The folder of the shards is beside it.
+        n: The number of samples.
+        length: The length of a sample.
+        size: Samples of one shard.
+        settings: Everything that the samples depend on. A folder with other settings is an error.
+
+    Attributes:
+        folder: The folder of the shards.
+        settings: The settings, with n, length and size added.
+    """
 
     def __init__(self, out: Path, n: int, length: int, size: int, settings: dict[str, Any]) -> None:
         self.out, self.n, self.length, self.size = out, n, length, size
@@ -35,16 +47,24 @@ class SampleShards:
         self.settings = {**settings, "n": n, "length": length, "part": size}
 
     def open(self) -> int:
-        """Make the folder, or take up the one that is there; how many samples it holds already."""
+        """Create the folder, or resume with the one that exists.
+
+        Returns:
+            The number of samples that are on disk already.
+
+        Raises:
+            CorruptShardError: The folder belongs to a run with other settings, or its settings cannot be read.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "settings.json"
         if path.exists():
-            self._same(path)
+            self._check_settings(path)
         else:
             write_json(path, self.settings)
         return sum(min(self.size, self.n - first) for first in self.firsts() if self._path(first).exists())
 
-    def _same(self, path: Path) -> None:
+    def _check_settings(self, path: Path) -> None:
+        """The settings on disk are those of this run."""
         try:
             there = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -59,32 +79,55 @@ class SampleShards:
             )
 
     def firsts(self) -> range:
-        """The number of the first sample of each part."""
+        """Return the number of the first sample of each shard."""
         return range(0, self.n, self.size)
 
     def missing(self, shard: int = 0, shards: int = 1) -> Iterator[tuple[int, int]]:
-        """First number and count of each part that is yet to be drawn, of those that fall to this shard."""
+        """Yield the shards that are not on disk yet.
+
+        Args:
+            shard: The index of this process, from 0.
+            shards: The number of processes. Each draws every `shards`-th shard.
+
+        Yields:
+            The number of the first sample, and the number of samples.
+        """
         for index, first in enumerate(self.firsts()):
             if index % shards == shard and not self._path(first).exists():
                 yield first, min(self.size, self.n - first)
 
     def put(self, first: int, tokens: Int[Tensor, "B L"]) -> None:
+        """Write one shard atomically.
+
+        Args:
+            first: The number of its first sample.
+            tokens: The samples, [B, L].
+        """
         with atomic_write(self._path(first)) as temporary:
             np.savez_compressed(temporary, tokens=tokens.cpu().numpy().astype(np.int32))
 
     def whole(self) -> bool:
+        """Return whether all shards are on disk."""
         return all(self._path(first).exists() for first in self.firsts())
 
     def join(self) -> Int[Tensor, "n L"]:
+        """Return all samples, [n, L].
+
+        Raises:
+            CorruptShardError: A shard is damaged.
+        """
         return torch.cat([self._read(first) for first in self.firsts()])
 
     def close(self) -> None:
+        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, first: int) -> Path:
+        """The file of a shard."""
         return self.folder / f"{first:09d}.npz"
 
     def _read(self, first: int) -> Tensor:
+        """The samples of a shard."""
         path, shape = self._path(first), (min(self.size, self.n - first), self.length)
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -99,7 +142,7 @@ class SampleShards:
 
 
 def _change(name: str, there: Any, here: Any) -> str:
-    """What became of a setting, but no digits of a checksum, by which weights and files are known."""
+    """Describe a setting that differs, without the digits of a checksum."""
     if any(isinstance(value, str) and DIGEST.fullmatch(value) for value in (there, here)):
         return f"other {name}"
     return f"{name} {there!r} there and {here!r} here"

@@ -114,7 +114,7 @@ class Own(torch.nn.Module):
     def forward(self, x_t, t):
         return self.table(x_t)
 
-m2s.models.NETWORKS["own"] = (Config, Own)
+m2s.models.NETWORKS.add("own", (Config, Own))
 """
 
 
@@ -123,7 +123,7 @@ def test_a_network_of_ones_own_in_another_program(tmp_path: Path) -> None:
 
     save = "m2s.hub.save(sys.argv[1], Own(Config(5)), m2s.Posterior(m2s.Uniform(5, m2s.Linear())))"
     subprocess.run([sys.executable, "-c", KIND + save, str(tmp_path)], check=True, cwd=ROOT, timeout=300)
-    with pytest.raises(ValueError, match=r"kind is 'own', .* of your own: put it into m2s\.model\.NETWORKS first"):
+    with pytest.raises(ValueError, match=r"kind is 'own', .* of your own with m2s\.models\.NETWORKS\.add\(.* first"):
         package.load(tmp_path)
     subprocess.run([sys.executable, "-c", KIND + "m2s.load(sys.argv[1])", str(tmp_path)], check=True, cwd=ROOT, timeout=300)
 

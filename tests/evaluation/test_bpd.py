@@ -15,6 +15,7 @@ from scipy.stats import t as student_distribution
 from test_elbo import ELBO, T_MIN, clipped, exact_terms
 
 import m2s
+from exact_steps import unchecked
 from m2s.cli import main
 from m2s.data import DATASETS, GPT2, Bytes, Characters, prepare_text
 from m2s.data.documents import find_sources
@@ -28,7 +29,6 @@ from m2s.models import DiT, DiTConfig
 from m2s.training.run_folder import RECORD
 from oracle import Network, Oracle
 from small_runs import finish, launch
-from walk import unchecked
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

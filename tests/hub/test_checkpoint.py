@@ -1,4 +1,4 @@
-"""Checkpoints: everything comes back bit for bit, whatever is wrong is said, and a killed save destroys nothing."""
+"""Checkpoints: saving and loading is bit-exact, damage is reported, and a killed save destroys nothing."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from m2s import hub
 from m2s.data.tokenizer import GPT2, Bytes, Characters
 from m2s.heads import NextToken, Shifted
 from m2s.hub import folder as files
-from m2s.hub.config import ARGUMENTS
+from m2s.hub.config import CLASSES
 from m2s.models import DiT, DiTConfig, UNet, UNetConfig
 from merges import write_merges
 
@@ -70,7 +70,7 @@ def same(one: m2s.Head, other: m2s.Head) -> bool:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
-def test_a_description_makes_the_same_head(head: m2s.Head) -> None:
+def test_head_from_its_description(head: m2s.Head) -> None:
     tensors: dict[str, Tensor] = {}
     description = json.loads(json.dumps(hub.to_dict(head, tensors)))
     assert all(name.startswith("process.") for name in tensors)
@@ -78,13 +78,14 @@ def test_a_description_makes_the_same_head(head: m2s.Head) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
-def test_a_description_makes_the_same_schedule(schedule: m2s.Schedule) -> None:
+def test_schedule_from_its_description(schedule: m2s.Schedule) -> None:
     assert hub.from_dict(hub.to_dict(schedule)) == schedule
 
 
-def test_everything_with_a_name_is_tested() -> None:
+def test_all_registered_classes_are_tested() -> None:
     tested = {type(value) for value in (*SCHEDULES, *PROCESSES, *HEADS)}
-    assert set(ARGUMENTS) == tested
+    assert set(CLASSES.values()) == tested
+    assert all(name == cls.__name__ for name, cls in CLASSES.items())
 
 
 # --- round trips -----------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dit": network,
     "dit, time-free, causal": lambda: network(time=False, causal=True),
     "dit, classes": lambda: network(classes=3, length=8),
-    "dit, noise for a clock": lambda: network(clock=m2s.Geometric(sigma_min=1e-4, sigma_max=20.0)),
+    "dit, sigma as its clock": lambda: network(clock=m2s.Geometric(sigma_min=1e-4, sigma_max=20.0)),
     "dit, by sigma": lambda: network(clock=m2s.LogLinear()),
     "dit, bfloat16": lambda: network().bfloat16(),
     "dit, float64": lambda: network().double(),
@@ -120,7 +121,7 @@ def identical(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_network_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_saving_a_network_is_bit_exact(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     hub.save(tmp_path, model, m2s.Posterior(uniform))
     loaded = hub.load(tmp_path).model
@@ -134,12 +135,12 @@ def test_a_network_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)
-def test_a_head_comes_back_bit_for_bit(head: m2s.Head, tmp_path: Path) -> None:
+def test_saving_a_head_is_bit_exact(head: m2s.Head, tmp_path: Path) -> None:
     hub.save(tmp_path, network(head.process.states), head)
     assert same(hub.load(tmp_path).head, head)
 
 
-def test_what_the_data_are_comes_back(tmp_path: Path) -> None:
+def test_data_tokenizer_and_extra_are_saved(tmp_path: Path) -> None:
     text, image = {"kind": "text", "length": 128}, {"kind": "image", "shape": [8, 8], "levels": 17}
     head = m2s.Posterior(m2s.Absorbing(257, m2s.Linear()))
     hub.save(tmp_path / "text", network(258), head, data=text, tokenizer=Bytes(), extra={"step": 7})
@@ -156,7 +157,7 @@ def test_what_the_data_are_comes_back(tmp_path: Path) -> None:
     assert hub.load(tmp_path / "image").tokenizer is None
 
 
-def test_gpt2_is_needed_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_merges_are_needed_only_for_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = m2s.Posterior(m2s.Uniform(50_257, m2s.Linear()))
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
     hub.save(tmp_path, network(50_257, width=4), head, tokenizer=GPT2())
@@ -166,8 +167,8 @@ def test_gpt2_is_needed_only_when_used(tmp_path: Path, monkeypatch: pytest.Monke
         tokenizer.encode("a")
 
 
-def test_a_checkpoint_takes_its_merges_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moved to where nothing else is, it reads text as before; and it names no place of the machine that wrote it."""
+def test_gpt2_merges_are_copied_into_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moved checkpoint encodes text as before, and contains no path of the machine that wrote it."""
     pytest.importorskip("tiktoken")
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "nothing"))
     given = GPT2(str(write_merges(tmp_path / "given" / "merges.txt")))
@@ -180,7 +181,7 @@ def test_a_checkpoint_takes_its_merges_along(tmp_path: Path, monkeypatch: pytest
     assert str(tmp_path) not in (tmp_path / "moved" / "config.json").read_text()
 
 
-def test_a_folder_holds_two_readable_files_and_no_pickle(tmp_path: Path) -> None:
+def test_a_checkpoint_is_two_files(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("kept")
     hub.save(tmp_path, network(), m2s.Posterior(uniform))
     hub.save(tmp_path, network(), m2s.Posterior(uniform))
@@ -204,10 +205,10 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("call", range(14))
-def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, again: bool
 ) -> None:
-    """The process dies before or after the n-th thing it does to the disk, and perhaps once more in the next save."""
+    """The process is killed before or after the n-th disk operation, and in some cases once more in the next save."""
     old, new, newer = network(), network(width=8), network(width=12)
     hub.save(tmp_path, old, m2s.Posterior(uniform), extra={"step": 1})
 
@@ -296,12 +297,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "unknown network": (
         config(lambda c: c["model"].update(kind="mlp")),
         ValueError,
-        r"'mlp', .* dit, unet; a network of your own",
+        r"'mlp', .* dit, unet; register a network of your own",
     ),
     "unknown setting": (config(lambda c: c["model"].update(layers=3)), ValueError, "dit has no setting layers"),
     "unknown head": (config(lambda c: c["head"].update(kind="Tail")), ValueError, r"kind is 'Tail', .* Posterior, LogScore"),
-    "a process for a head": (config(lambda c: c.update(head=c["head"]["process"])), ValueError, "head must be .* RateMatrix"),
-    "a process for a clock": (
+    "a process in place of a head": (
+        config(lambda c: c.update(head=c["head"]["process"])),
+        ValueError,
+        "head must be .* RateMatrix",
+    ),
+    "a process in place of a clock": (
         config(lambda c: c["model"].update(clock={"kind": "Hybrid", "vocab": 3, "p_uniform": 0.5})),
         ValueError,
         r"clock must be None or a schedule such as m2s\.LogLinear\(\), not Hybrid",
@@ -329,7 +334,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 @pytest.mark.usefixtures("without_shape_hook")
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_named(name: str, tmp_path: Path) -> None:
+def test_errors_name_the_damage(name: str, tmp_path: Path) -> None:
     damage, kind, message = DAMAGE[name]
     hub.save(tmp_path, network(3), m2s.Posterior(m2s.RateMatrix(matrix, m2s.Linear())))
     damage(tmp_path)
@@ -339,17 +344,17 @@ def test_damage_is_named(name: str, tmp_path: Path) -> None:
 
 
 class Unknown(m2s.Linear):
-    pass
+    """A schedule that is not registered."""
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+CANNOT_BE_SAVED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "another network": (lambda f: hub.save(f, nn.Linear(2, 2), m2s.Posterior(uniform)), TypeError, "model is a Linear"),
     "no network": (lambda f: hub.save(f, None, m2s.Posterior(uniform)), TypeError, "model must be a network"),
     "no head": (lambda f: hub.save(f, network(), uniform), TypeError, "head must be a head"),
     "unknown schedule": (
         lambda f: hub.save(f, network(), m2s.Posterior(m2s.Uniform(K, Unknown()))),
         TypeError,
-        "no file can name a Unknown: known are Linear",
+        "Unknown is not registered, .* registered are Linear",
     ),
     "other states": (lambda f: hub.save(f, network(7), m2s.Posterior(uniform)), ValueError, "7 states, but .* has 5"),
     "other tokens": (
@@ -372,9 +377,9 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.usefixtures("without_shape_hook")
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
-    call, kind, message = REFUSED[name]
+@pytest.mark.parametrize("name", CANNOT_BE_SAVED)
+def test_invalid_saves_raise_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    call, kind, message = CANNOT_BE_SAVED[name]
     with pytest.raises(kind, match=message):
         call(tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -423,7 +428,7 @@ def test_push_and_load_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         hub.push("run", "someone/model")
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FileNotFoundError, match=r"there is no folder /no/where/at/all"):
         hub.load("/no/where/at/all")

@@ -1,4 +1,4 @@
-"""SEDD's checkpoints: read as its authors define them, written as ours, sampled from, and trained on from their weights."""
+"""SEDD's checkpoints: loaded as its authors define them, saved in our format, sampled, and used to initialise training."""
 
 import json
 import math
@@ -174,7 +174,7 @@ def test_the_log_score_is_the_published_one(name: str, form: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_process_schedule_and_data_are_those_of_its_configuration(name: str, tmp_path: Path) -> None:
+def test_process_schedule_and_data_follow_the_configuration(name: str, tmp_path: Path) -> None:
     config = CASES[name]
     checkpoint = m2s.load(write(tmp_path, config, random_weights(config)))
     process = checkpoint.head.process
@@ -189,7 +189,7 @@ def test_process_schedule_and_data_are_those_of_its_configuration(name: str, tmp
     assert not checkpoint.model.training
 
 
-def test_padding_is_zero_and_nothing_else_is_added(tmp_path: Path) -> None:
+def test_vocabulary_is_padded_with_zeros(tmp_path: Path) -> None:
     weights = random_weights(settings())
     model = m2s.load(write(tmp_path, settings(), weights)).model
     assert model.config.rows == 128
@@ -203,7 +203,7 @@ def test_padding_is_zero_and_nothing_else_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", [False, True], ids=["without its merges", "with its merges"])
-def test_gpt2s_tokenizer_comes_where_it_can_be_used(found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_tokenizer_is_loaded_where_its_merges_exist(found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "nothing"))
     if found:
         monkeypatch.setattr(GPT2, "encode", lambda self, text: [])
@@ -217,7 +217,7 @@ def test_gpt2s_tokenizer_comes_where_it_can_be_used(found: bool, tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_comes_back_from_our_own_format(name: str, tmp_path: Path) -> None:
+def test_saving_in_our_format_preserves_it(name: str, tmp_path: Path) -> None:
     first = m2s.load(write(tmp_path / "sedd", CASES[name], random_weights(CASES[name])))
     hub.save(tmp_path / "ours", first.model, first.head, first.data, first.tokenizer, first.config["extra"])
     again = m2s.load(tmp_path / "ours")
@@ -229,7 +229,7 @@ def test_it_comes_back_from_our_own_format(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_samples_bounds_and_classes(name: str, tmp_path: Path) -> None:
+def test_sampling_elbo_and_classification(name: str, tmp_path: Path) -> None:
     model, head = m2s.load(write(tmp_path, CASES[name], random_weights(CASES[name])))
     tokens, log = m2s.sample(model, head, (2, LENGTH), steps=4, sampler="analytic", grid="linear", diagnostics=True)
     assert tokens.shape == (2, LENGTH) and tokens.min() >= 0 and tokens.max() < K
@@ -242,8 +242,8 @@ def test_samples_bounds_and_classes(name: str, tmp_path: Path) -> None:
     assert m2s.classify(head.log_score(model(x, t), x, t).exp(), x, t, head.process).shape == x.shape
 
 
-def test_scaling_takes_the_noise_out_of_a_masked_score() -> None:
-    """Under a mask the true score is mu_y / expm1(sigma): a network that says log(K mu_y) is then right at every time."""
+def test_scale_sigma_removes_the_noise_level_from_a_masked_score() -> None:
+    """Under a mask the true score is mu_y / expm1(sigma), so an output of log(K mu_y) is right at every time."""
     schedule = m2s.LogLinear()
     model = DiT(DiTConfig(K + 1, width=WIDTH, depth=1, heads=HEADS, clock=schedule)).double()
     mu = torch.softmax(torch.randn(K, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 0)
@@ -257,8 +257,8 @@ def test_scaling_takes_the_noise_out_of_a_masked_score() -> None:
     torch.testing.assert_close(posterior, mu.expand_as(posterior))
 
 
-def test_a_scaled_score_has_the_loss_of_the_score_it_is() -> None:
-    """With its gradient: the head takes the scale off for the loss as it does for the score, in float32 too."""
+def test_loss_of_a_scaled_score_is_that_of_the_score() -> None:
+    """The loss and its gradient, in float64 and in float32."""
     process = m2s.Absorbing(K, m2s.Linear())
     plain, scaled = m2s.LogScore(process), m2s.LogScore(process, scale="sigma")
     x_t, x_0 = noisy(settings()), noisy(settings()).clamp(max=K - 1)
@@ -283,13 +283,13 @@ SAME = {"network__width": WIDTH, "network__depth": BLOCKS, "network__heads": HEA
 
 
 def started(out: Path, init: Path, **changes: object) -> tuple[DiT, m2s.Head]:
-    """The network of a run and its head after one update too small to see."""
+    """The network of a run and its head, after one training step with a negligible learning rate."""
     train(small(out, init=str(init), steps=1, optimizer__lr=1e-12, **{**SAME, **changes}), source)
     model, head = m2s.load(out)
     return model, head
 
 
-def test_a_posterior_starts_from_its_weights_and_keeps_its_clock(tmp_path: Path) -> None:
+def test_a_posterior_is_initialised_with_weights_and_clock(tmp_path: Path) -> None:
     given = m2s.load(write(tmp_path / "sedd", settings(), random_weights(settings()))).model
     model, head = started(tmp_path / "run", tmp_path / "sedd", method="md4")
     assert isinstance(head, m2s.Posterior)
@@ -297,14 +297,14 @@ def test_a_posterior_starts_from_its_weights_and_keeps_its_clock(tmp_path: Path)
         torch.testing.assert_close(model.state_dict()[name], value)
     assert model.config.clock == head.process.schedule == m2s.Linear()
     x = noisy(settings())
-    sigma = -torch.log1p(-t.double())  # the noise of the run, not of the schedule that SEDD was trained with
+    sigma = -torch.log1p(-t.double())  # the noise of the run, not of the schedule of SEDD's training
     ours = torch.log_softmax(model(x, t)[..., :K].double(), -1)
     theirs = torch.log_softmax(published(random_weights(settings()), settings(), x, sigma)[..., :K], -1)
     masked = x == K
     torch.testing.assert_close(ours[masked], theirs[masked], rtol=1e-4, atol=1e-4)
 
 
-def test_a_score_goes_on_with_clock_and_scale(tmp_path: Path) -> None:
+def test_a_score_is_initialised_with_clock_and_scale(tmp_path: Path) -> None:
     weights, x = random_weights(settings()), noisy(settings())
     write(tmp_path / "sedd", settings(), weights)
     model, head = started(tmp_path / "run", tmp_path / "sedd", method="sedd-absorb")
@@ -316,14 +316,14 @@ def test_a_score_goes_on_with_clock_and_scale(tmp_path: Path) -> None:
     assert plain.config.clock is None
 
 
-def test_a_run_may_have_sedds_clock_and_scale_of_its_own(tmp_path: Path) -> None:
+def test_training_from_scratch_with_clock_and_scale(tmp_path: Path) -> None:
     train(small(tmp_path, steps=2, method="sedd-absorb", network__clock="sigma", **SAME), source)
     model, head = m2s.load(tmp_path)
     assert model.config.clock == head.process.schedule == m2s.LogLinear()
     assert head.scale == "sigma"
 
 
-REFUSED_STARTS: dict[str, tuple[dict[str, object], str]] = {
+INVALID_INITIALISATIONS: dict[str, tuple[dict[str, object], str]] = {
     "no mask": ({}, r"is for 71 states, but data and process here have 70: the vocabulary and the mask"),
     "another width": ({"method": "md4", "network__width": 32}, r"holds another network: \S+ is \(.*\) there and \(.*\) here"),
     "another depth": ({"method": "md4", "network__depth": 1}, r"holds another network: blocks\.1\.\S+ is .* missing here"),
@@ -334,16 +334,16 @@ REFUSED_STARTS: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_STARTS)
-def test_what_does_not_fit_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
-    changes, message = REFUSED_STARTS[name]
+@pytest.mark.parametrize("name", INVALID_INITIALISATIONS)
+def test_invalid_initialisations_raise_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    changes, message = INVALID_INITIALISATIONS[name]
     write(tmp_path / "sedd", settings(), random_weights(settings()))
     with pytest.raises(UserError, match=message):
         started(tmp_path / "run", tmp_path / "sedd", **changes)
     assert not (tmp_path / "run").exists()
 
 
-REFUSED_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
+INVALID_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
     "scale without a mask": (
         {"method": "sedd", "head__scale": "sigma"},
         r"is for m2s\.Absorbing \(--process\.kind absorbing\), not .*Uniform",
@@ -354,9 +354,9 @@ REFUSED_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_OPTIONS)
-def test_options_that_contradict_each_other(name: str, tmp_path: Path) -> None:
-    changes, message = REFUSED_OPTIONS[name]
+@pytest.mark.parametrize("name", INVALID_OPTIONS)
+def test_contradictory_options_raise(name: str, tmp_path: Path) -> None:
+    changes, message = INVALID_OPTIONS[name]
     options = {"network__width": None, "network__depth": None, "network__heads": None} if "U-Net" in name else {}
     config = small(tmp_path / "run", **{**options, **changes})
     with pytest.raises(UserError, match=message):
@@ -367,7 +367,7 @@ def test_options_that_contradict_each_other(name: str, tmp_path: Path) -> None:
 
 
 class Malicious:
-    """Unpickled carelessly, it would write a file."""
+    """Writes a file when it is unpickled without restrictions."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -418,8 +418,8 @@ def trained(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], obje
 DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "another graph": (config(lambda c: c["graph"].update(type="star")), ValueError, r"graph\.type is 'star', .*uniform or abs"),
     "another noise": (config(lambda c: c["noise"].update(type="cosine")), ValueError, r"noise\.type is 'cosine', .*loglinear"),
-    "nothing about the width": (config(lambda c: c["model"].pop("hidden_size")), ValueError, r"not say model\.hidden_size"),
-    "a section that is none": (config(lambda c: c.update(model="small")), ValueError, r"does not say model\.scale_by_sigma"),
+    "nothing about the width": (config(lambda c: c["model"].pop("hidden_size")), ValueError, r"has no model\.hidden_size"),
+    "a section that is none": (config(lambda c: c.update(model="small")), ValueError, r"has no model\.scale_by_sigma"),
     "a scale without a mask": (config(lambda c: c["graph"].update(type="uniform")), ValueError, "uniform: SEDD defines it for"),
     "another depth": (
         config(lambda c: c["model"].update(n_blocks=3)),
@@ -440,13 +440,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         ValueError,
         r"pytorch_model\.bin is damaged, or holds",
     ),
-    "no average": (trained(lambda s: s.pop("ema")), ValueError, r"checkpoint\.pth is no state of SEDD's training.*'ema'"),
-    "half an average": (trained(lambda s: s["ema"]["shadow_params"].pop()), ValueError, "is no state of SEDD's training"),
+    "no average": (trained(lambda s: s.pop("ema")), ValueError, r"checkpoint\.pth is not a state of SEDD's training.*'ema'"),
+    "half an average": (trained(lambda s: s["ema"]["shadow_params"].pop()), ValueError, "is not a state of SEDD's training"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_named(name: str, tmp_path: Path) -> None:
+def test_errors_name_the_damage(name: str, tmp_path: Path) -> None:
     damage, kind, message = DAMAGE[name]
     write(tmp_path, settings(), random_weights(settings()))
     damage(tmp_path)
@@ -455,7 +455,7 @@ def test_damage_is_named(name: str, tmp_path: Path) -> None:
     assert str(tmp_path) in str(error.value)
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
+def test_loading_a_pickle_runs_no_code(tmp_path: Path) -> None:
     write(tmp_path, settings(), random_weights(settings()))
     pickled({"vocab_embed.embedding": Malicious(tmp_path / "written")})(tmp_path)
     with pytest.raises(ValueError, match="holds objects other than tensors, which are not read"):
@@ -463,13 +463,13 @@ def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "written").exists()
 
 
-def test_its_folders_are_not_pushed_as_ours(tmp_path: Path) -> None:
+def test_pushing_a_sedd_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='does not say its "format": it was not written by m2s'):
         hub.push(write(tmp_path, settings(), random_weights(settings())), "someone/model")
 
 
 def test_a_clock_must_be_a_schedule() -> None:
-    jaxtyping.config.update("jaxtyping_disable", True)  # users run without the tests' own shape checker
+    jaxtyping.config.update("jaxtyping_disable", True)  # users run without the shape checks of the tests
     try:
         with pytest.raises(TypeError, match=r"clock must be None or a schedule such as m2s\.LogLinear\(\), not 'sigma'"):
             DiTConfig(K, clock="sigma")

@@ -10,8 +10,8 @@ from scipy.stats import binom
 from scipy.stats import t as student
 
 import m2s
+from exact_steps import unchecked
 from oracle import CASES, Case, Network, Oracle, absorbing_rates, geometric, log_linear, quadrature, tabulated, uniform_rates
-from walk import unchecked
 
 T_MIN = 0.05
 ELBO = {

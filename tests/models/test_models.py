@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import m2s
+from exact_steps import unchecked
 from m2s.models import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.models.condition import sinusoids
 from m2s.models.rotary import angles
 from m2s.models.unet import Normalise
 from m2s.ops import use_backend
 from m2s.ops.rotary.naive import rotate
-from walk import unchecked
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said whenever oneDNN is switched off
 

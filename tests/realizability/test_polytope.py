@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
-from theorem_tools import EVERY, UNIFORM, bridge_rows, case, tensor
 
 import m2s
 from oracle import CASES
+from theorem_tools import EVERY, UNIFORM, bridge_rows, case, tensor
 
 
 def bridge_system(process: m2s.Uniform, t: float, k: int) -> np.ndarray:

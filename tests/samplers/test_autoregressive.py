@@ -1,4 +1,4 @@
-"""The autoregressive row: an exact likelihood and an exact sampler, against enumeration over a tiny vocabulary."""
+"""Autoregressive networks: exact likelihood and generation, against enumeration over a tiny vocabulary."""
 
 import itertools
 import json
@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,8 @@ from m2s.heads import NextToken, Shifted
 from m2s.hub.config import from_dict, to_dict
 from m2s.losses import next_token_nll, zero_integral
 from m2s.models import DiT, DiTConfig, UNet
-from m2s.samplers import CounterNoise, Move, Plan, Prediction, StepEvent, Trajectory
-from m2s.samplers.autoregressive import Autoregressive
+from m2s.samplers import StepEvent, Trajectory
+from m2s.samplers.autoregressive import CachedNetwork
 from m2s.training import train
 from m2s.training.config import resolve
 from small_runs import random_rows, small
@@ -33,7 +32,7 @@ HEAD = NextToken(Shifted(K))
 
 
 def network(seed: int = 0, states: int = K + 1, **options: object) -> DiT:
-    """A small causal network whose every layer has its say."""
+    """A small causal network with random weights in every layer."""
     torch.manual_seed(seed)
     model = DiT(DiTConfig(states, width=16, depth=2, heads=2, time=False, causal=True, **options))
     for parameter in model.parameters():
@@ -41,13 +40,13 @@ def network(seed: int = 0, states: int = K + 1, **options: object) -> DiT:
     return model.eval()
 
 
-def everything(vocab: int = K, length: int = L) -> Tensor:
+def all_sequences(vocab: int = K, length: int = L) -> Tensor:
     return torch.tensor(list(itertools.product(range(vocab), repeat=length)))
 
 
 @torch.no_grad()
-def by_hand(model: torch.nn.Module, row: list[int], vocab: int = K) -> float:
-    """log p(row): the network is called on each prefix behind the start token by itself, one token at a time."""
+def log_likelihood_by_prefixes(model: torch.nn.Module, row: list[int], vocab: int = K) -> float:
+    """log p(row), by one call of the network for each prefix, behind the start token."""
     total = 0.0
     for place, token in enumerate(row):
         logits = model(torch.tensor([[vocab, *row[:place]]]), None)[0, -1, :vocab].double()
@@ -62,17 +61,17 @@ def nll(model: torch.nn.Module, x_0: Tensor) -> Tensor:
     return next_token_nll(HEAD, model(x_t, t), x_0, x_t, t).double().sum(-1)
 
 
-def test_the_likelihood_is_that_of_one_call_for_each_token() -> None:
-    model, x_0 = network(), everything()
-    wanted = -torch.tensor([by_hand(model, row) for row in x_0.tolist()], dtype=torch.float64)
+def test_likelihood_by_one_call_for_each_token() -> None:
+    model, x_0 = network(), all_sequences()
+    wanted = -torch.tensor([log_likelihood_by_prefixes(model, row) for row in x_0.tolist()], dtype=torch.float64)
     torch.testing.assert_close(nll(model, x_0), wanted, rtol=1e-6, atol=0)
 
 
-def test_the_likelihoods_of_all_sequences_sum_to_one() -> None:
-    assert float((-nll(network(1), everything())).exp().sum()) == pytest.approx(1, abs=1e-6)
+def test_likelihoods_of_all_sequences_sum_to_one() -> None:
+    assert float((-nll(network(1), all_sequences())).exp().sum()) == pytest.approx(1, abs=1e-6)
 
 
-def test_no_site_sees_its_own_token_or_what_comes_after() -> None:
+def test_a_site_sees_only_the_tokens_before_it() -> None:
     model, (x_0, other) = network(2), torch.randint(K, (2, 1, L), generator=torch.Generator().manual_seed(0))
     for place in range(L):
         changed = torch.cat([x_0[:, :place], other[:, place:]], -1)
@@ -80,7 +79,7 @@ def test_no_site_sees_its_own_token_or_what_comes_after() -> None:
         assert torch.equal(*same)
 
 
-def test_the_process_is_the_same_in_every_form() -> None:
+def test_the_process_shifts_the_sequence_and_has_no_transitions() -> None:
     process, t = HEAD.process, torch.tensor([0.1, 0.9])
     x_0 = torch.tensor([[0, 1, 2, 0], [2, 2, 1, 1]])
     shown = torch.tensor([[K, 0, 1, 2], [K, 2, 2, 1]])
@@ -89,13 +88,13 @@ def test_the_process_is_the_same_in_every_form() -> None:
     assert torch.equal(m2s.samplers.draw_categorical(process.rows(x_0, t), torch.rand(2, 4)), shown)
     assert process.reference().tolist() == [0, 0, 0, 1] and float(process.prior_kl(x_0, t).sum()) == 0
     assert process.last_time(1e-3) == 1 - 1e-3
-    with pytest.raises(TypeError, match="corrupts nothing"):
-        process.columns(x_0, t)
+    assert not process.has_transitions and process.kernel is process.step_kernel is process.rates is None
+    assert m2s.Uniform(K, m2s.Linear()).has_transitions
 
 
-def test_the_bound_is_the_likelihood() -> None:
-    """`m2s.elbo` and `m2s evaluate bpd`: no integral, no prior, nothing left to chance."""
-    model, x_0 = network(3), everything()
+def test_the_elbo_is_the_likelihood() -> None:
+    """`m2s.elbo` and `m2s evaluate bpd` have no integral, no prior and no variance."""
+    model, x_0 = network(3), all_sequences()
     exact = nll(model, x_0)
     found = m2s.elbo(model, HEAD, x_0, passes=3, loss=zero_integral)
     torch.testing.assert_close(found.nats, exact)
@@ -115,9 +114,9 @@ def draws(model: torch.nn.Module, count: int, **options: object) -> Tensor:
     return m2s.sample(model, HEAD, (count, L), sampler="autoregressive", **options)
 
 
-def test_samples_have_the_law_of_the_network() -> None:
+def test_samples_have_the_distribution_of_the_network() -> None:
     model, count = network(4), 6000
-    distribution = (-nll(model, everything())).exp().numpy()
+    distribution = (-nll(model, all_sequences())).exp().numpy()
     seen = np.bincount(draws(model, count, micro_batch=500).numpy() @ K ** np.arange(L)[::-1], minlength=K**L)
     statistic = (
         (seen - count * distribution) ** 2 / (count * distribution)
@@ -128,19 +127,19 @@ def test_samples_have_the_law_of_the_network() -> None:
     )
 
 
-def test_samples_begin_with_a_prompt_and_follow_its_law() -> None:
+def test_samples_continue_a_prompt_with_its_conditional_distribution() -> None:
     model, count = network(5), 3000
     clamp = torch.full((count, L), -1)
     clamp[:, :2] = torch.tensor([2, 0])
     found = draws(model, count, micro_batch=500, clamp=clamp)
     assert torch.equal(found[:, :2], clamp[:, :2])
-    joint = (-nll(model, everything())).exp().reshape(K, K, K, K)[2, 0]
+    joint = (-nll(model, all_sequences())).exp().reshape(K, K, K, K)[2, 0]
     distribution = (joint / joint.sum()).flatten().numpy()
     seen = np.bincount((found[:, 2] * K + found[:, 3]).numpy(), minlength=9)
     assert ((seen - count * distribution) ** 2 / (count * distribution)).sum() < 32  # of 8 degrees: 99.99%
 
 
-def test_the_likeliest_token_each_time() -> None:
+def test_top_1_takes_the_most_likely_token() -> None:
     model = network(6)
     row: list[int] = []
     for _ in range(L):
@@ -148,20 +147,20 @@ def test_the_likeliest_token_each_time() -> None:
     assert draws(model, 3, top_k=1).tolist() == [row] * 3
 
 
-def test_the_law_that_has_not_seen_the_site_is_the_law() -> None:
+def test_leave_one_out_is_the_posterior() -> None:
     sharp = {"temperature": 0.5, "top_p": 0.9}
     both = [draws(network(6), 20, on=on, **sharp) for on in ("posterior", "leave_one_out")]
     assert torch.equal(*both) and not torch.equal(both[0], draws(network(6), 20))
 
 
-def test_diagnostics_count_the_tokens_and_no_classes() -> None:
+def test_diagnostics_count_tokens_and_no_classes() -> None:
     tokens, log = draws(network(6), 3, diagnostics=True)
     assert torch.equal(tokens, draws(network(6), 3))
     assert log.total("jumps") == 3 * L and log.masks_left == 0 and not any(map(sum, (step.classes for step in log.steps)))
 
 
-def test_a_sample_depends_on_its_number_and_the_seed_alone() -> None:
-    """Not on the batch, on what else is clamped, nor on the steps that are asked for; one call for each token to be drawn."""
+def test_a_sample_depends_only_on_its_number_and_the_seed() -> None:
+    """Not on the batch, other clamps or the number of steps. There is one call for each token."""
     model, calls = network(7), []
 
     def counted(x_t: Tensor, t: Tensor) -> Tensor:
@@ -190,19 +189,19 @@ LABELS = torch.arange(20) % 3
 
 
 def without_cache(model: DiT) -> object:
-    """The same network, which offers none."""
+    """The same network without `new_cache`."""
     return lambda x_t, t, condition=None: model(x_t, t, condition)
 
 
 def sites_of(model: DiT) -> list[tuple[int, ...]]:
-    """The shapes [samples, sites] that a network works on from now on."""
+    """A list to which the shape [samples, sites] of every future call is added."""
     shapes: list[tuple[int, ...]] = []
     model.blocks[0].register_forward_pre_hook(lambda _, given: shapes.append(tuple(given[0].shape[:2])))
     return shapes
 
 
-class Laws:
-    """A callback that keeps the logits by which every token was drawn, by sample and step."""
+class RecordedLogits:
+    """A callback that records the logits from which every token was drawn, by sample and step."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], Tensor] = {}
@@ -225,7 +224,7 @@ def test_a_cache_gives_the_same_logits_at_every_site(dtype: torch.dtype, toleran
     parts = []
     for x, at in zip(x_t.split(several, 1), given.split(several, 1), strict=True):
         parts.append(model(x, None, label, cache, at))
-        assert kept is None or torch.equal(cache[..., : kept.shape[-2], :], kept)  # what is there stays
+        assert kept is None or torch.equal(cache[..., : kept.shape[-2], :], kept)  # earlier entries are not changed
         kept = cache[..., : int(at.max()) + 1, :].clone()
     torch.testing.assert_close(torch.cat(parts, 1), model(x_t, None, label), rtol=0, atol=tolerance)
 
@@ -247,7 +246,7 @@ CALLS = {
     "twenty, in batches": {"n": 20, "batch_size": 3},
     "from the seventh": {"n": 13, "start": 7},
     "a prompt": {"n": 20, "clamp": PROMPT},
-    "tokens anywhere": {"n": 20, "clamp": RAGGED},
+    "clamped tokens anywhere": {"n": 20, "clamp": RAGGED},
     "nothing to draw": {"n": 20, "clamp": RAGGED[2].expand(20, -1)},
     "classes": {"n": 20, "condition": LABELS},
     "guidance": {"n": 20, "condition": LABELS, "guidance": 2.5, "clamp": RAGGED},
@@ -262,7 +261,7 @@ def test_a_cache_changes_no_token(name: str, unprojected: bool) -> None:
     options = {"sampler": "autoregressive", "micro_batch": 8, **CALLS[name]}
     shape, model = (options.pop("n"), LONG), network(11, classes=3)
     model.unprojected = unprojected
-    distributions, wanted = Laws(), Laws()
+    distributions, wanted = RecordedLogits(), RecordedLogits()
     shapes = sites_of(model)
     found = m2s.sample(model, HEAD, shape, callback=distributions, **options)
     assert (8, 1) in shapes
@@ -273,7 +272,7 @@ def test_a_cache_changes_no_token(name: str, unprojected: bool) -> None:
         torch.testing.assert_close(distributions.found[key], logits, rtol=0, atol=1e-5)
 
 
-def test_each_site_is_worked_on_once() -> None:
+def test_each_site_is_computed_once() -> None:
     model = network(12, classes=3)
     shapes, options = sites_of(model), {"sampler": "autoregressive", "micro_batch": 4}
     m2s.sample(model, HEAD, (4, LONG), **options)
@@ -286,47 +285,47 @@ def test_each_site_is_worked_on_once() -> None:
     assert shapes == [(4, 1)] * 2 * LONG
     shapes.clear()
     m2s.sample(model, HEAD, (4, LONG), clamp=PROMPT[:4], **options)
-    assert shapes == [(4, LONG)] + [(4, 1)] * (LONG - 4)  # a prompt is gone through once
+    assert shapes == [(4, LONG)] + [(4, 1)] * (LONG - 4)  # a prompt is processed once
 
 
-def test_no_bit_of_a_law_depends_on_the_other_samples() -> None:
-    """Nor on their prompts, at which the network is called on whole sequences."""
-    model, together = network(13), Laws()
+def test_logits_do_not_depend_on_other_samples() -> None:
+    """Bit for bit, also where other samples have prompts, for which the network is called on full sequences."""
+    model, together = network(13), RecordedLogits()
     m2s.sample(model, HEAD, (20, LONG), sampler="autoregressive", clamp=RAGGED, callback=together)
     for sample in range(20):
-        alone, clamp = Laws(), RAGGED[sample : sample + 1]
+        alone, clamp = RecordedLogits(), RAGGED[sample : sample + 1]
         m2s.sample(model, HEAD, (1, LONG), sampler="autoregressive", clamp=clamp, start=sample, callback=alone)
         assert len(alone.found) == int((clamp < 0).sum())
         assert all(torch.equal(together.found[key], logits) for key, logits in alone.found.items())
 
 
-@dataclass(frozen=True)
-class Fickle(Autoregressive):
-    """Changes a token on the way and another when all are drawn, after which it draws one again."""
+@torch.no_grad()
+def test_a_stale_cache_is_recomputed() -> None:
+    """Where tokens before the site have changed since the last call; only for the samples where they have."""
+    model, x, t = network(14), torch.randint(K, (2, LONG)), torch.full((2,), 0.5)
+    shapes, cached = sites_of(model), CachedNetwork(model, None, HEAD.process)
 
-    def plan(self, steps: int, grid: str, free: Tensor, head: m2s.Head, noise: CounterNoise) -> Plan:
-        return super().plan(steps, grid, free + 4, head, noise)
+    def check(sites: list[int], recomputed: bool) -> None:
+        shown, at = HEAD.network_input(x), torch.tensor(sites)
+        shapes.clear()
+        output = cached(shown, t, at)
+        assert shapes == [(2, LONG)] * recomputed + [(2, 1)]
+        rows = torch.arange(2)
+        torch.testing.assert_close(output[rows, at], model(shown)[rows, at], rtol=0, atol=1e-5)
 
-    def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Tensor:
-        x = super().step(prediction, move, noise)
-        before, left = prediction.masked.sum(-1), (x == K).sum(-1)
-        x[:, 2] = torch.where(left == LONG - 6, (x[:, 2] + 1) % K, x[:, 2])
-        x[:, 0] = torch.where((left == 0) & (before == 1), (x[:, 0] + 1) % K, x[:, 0])
-        x[:, 5] = torch.where((left == 0) & (before == 0), K, x[:, 5])
-        return x
-
-
-def test_what_does_not_extend_the_sequence_is_gone_through_again() -> None:
-    model, distributions, wanted = network(14), Laws(), Laws()
-    shapes, options = sites_of(model), {"sampler": Fickle(), "micro_batch": 2}
-    found = m2s.sample(model, HEAD, (2, LONG), callback=distributions, **options)
-    assert shapes.count((2, 1)) == LONG + 4 and shapes.count((2, LONG)) == 3
-    assert torch.equal(found, m2s.sample(without_cache(model), HEAD, (2, LONG), callback=wanted, **options))
-    for key, logits in wanted.found.items():
-        torch.testing.assert_close(distributions.found[key], logits, rtol=0, atol=1e-5)
+    for site in range(6):
+        check([site, site], recomputed=False)
+    x[:, 2] = (x[:, 2] + 1) % K  # a token of both samples changes on the way
+    check([6, 6], recomputed=True)
+    before = cached.cache[:, :, 0, :, :7].clone()
+    x[1, 0] = (x[1, 0] + 1) % K  # a token of one sample changes
+    check([7, 7], recomputed=True)
+    assert torch.equal(cached.cache[:, :, 0, :, :7], before)
+    check([8, 3], recomputed=False)  # an earlier site, whose predecessors are in the cache
+    check([9, 9], recomputed=True)  # sites 4 to 8 of the second sample are no longer in the cache
 
 
-def test_one_micro_batch_at_a_time_holds_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_micro_batch_at_a_time_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model, caches, most = network(15, classes=3), [], []
     new_cache = model.new_cache
 
@@ -342,7 +341,7 @@ def test_one_micro_batch_at_a_time_holds_a_cache(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("options", [{"causal": False, "time": False}, {"causal": True, "time": True}])
-def test_no_cache_where_a_site_depends_on_more_than_those_before(options: dict[str, bool]) -> None:
+def test_networks_that_are_not_causal_have_no_cache(options: dict[str, bool]) -> None:
     torch.manual_seed(0)
     model = DiT(DiTConfig(K + 1, width=16, depth=1, heads=2, **options)).eval()
     for parameter in model.parameters():
@@ -353,14 +352,14 @@ def test_no_cache_where_a_site_depends_on_more_than_those_before(options: dict[s
     assert shapes == [(4, L)] * L and torch.equal(found, draws(without_cache(model), 4, micro_batch=4))
 
 
-def test_what_a_callback_keeps_is_not_written_over() -> None:
+def test_events_stored_by_a_callback_are_not_overwritten() -> None:
     kept: list[StepEvent] = []
     m2s.sample(network(1), HEAD, (2, L), sampler="autoregressive", callback=kept.append)
     unknown = [int(step.prediction.output.isnan().any(-1).sum(-1)[0]) for step in kept]
     assert unknown == [L - 1 - number for number in range(L)]
 
 
-def test_a_forward_of_ones_own_is_called_as_ever() -> None:
+def test_a_subclass_with_another_forward_has_no_cache() -> None:
     class Cooler(DiT):
         def forward(self, x_t, t=None, condition=None):
             return 0.5 * super().forward(x_t, t, condition)
@@ -370,14 +369,14 @@ def test_a_forward_of_ones_own_is_called_as_ever() -> None:
     assert m2s.sample(model, HEAD, (2, L), sampler="autoregressive").shape == (2, L)
 
 
-def test_autocast_leaves_a_network_of_float64_alone() -> None:
+def test_autocast_does_not_change_a_float64_network() -> None:
     model = network(1).double()
     wanted = m2s.sample(model, HEAD, (2, L), sampler="autoregressive")
     with torch.autocast("cpu", torch.float16):
         assert torch.equal(m2s.sample(model, HEAD, (2, L), sampler="autoregressive"), wanted)
 
 
-def test_a_cache_has_the_dtype_that_the_network_works_in() -> None:
+def test_a_cache_has_the_dtype_of_the_computation() -> None:
     model, x_t = network(16, length=L), torch.randint(K + 1, (3, L))
     cache = model.new_cache(3, L)
     assert cache.dtype == torch.float32 and model.to(torch.bfloat16).new_cache(3, L).dtype == torch.bfloat16
@@ -406,8 +405,8 @@ with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
 """
 
 
-def test_a_compiler_sees_one_graph_for_all_sites() -> None:
-    """In a process of its own: the tests' shape checker does not compile."""
+def test_one_compiled_graph_serves_all_sites() -> None:
+    """In another process, because the shape checks of the tests cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -415,26 +414,26 @@ def test_a_compiler_sees_one_graph_for_all_sites() -> None:
 # --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_longer_than_the_network_was_made_for() -> None:
+def test_sequences_longer_than_the_network() -> None:
     trajectory = Trajectory()
     found = m2s.sample(network(8, length=L), HEAD, (2, 10), sampler="autoregressive", window=L, overlap=2, callback=trajectory)
     assert found.shape == (2, 10) and (found < K).all()
     kept = trajectory.states
     assert torch.equal(kept[-1], found)
-    assert (((kept[1:] != kept[:-1]) & (kept[:-1] >= 0) & (kept[:-1] < K)).sum()) == 0  # what is drawn stays
+    assert (((kept[1:] != kept[:-1]) & (kept[:-1] >= 0) & (kept[:-1] < K)).sum()) == 0  # drawn tokens do not change
 
 
 @pytest.mark.parametrize("sampler", ["bayes", "euler", "tau_leaping", "predictor_corrector", "analytic", "first_hitting"])
-def test_other_samplers_are_refused(sampler: str) -> None:
-    with pytest.raises(TypeError):
+def test_other_samplers_raise(sampler: str) -> None:
+    with pytest.raises(TypeError, match=rf"sampler {sampler!r} simulates a reverse process.*use sampler='autoregressive'"):
         m2s.sample(network(), HEAD, (1, L), sampler=sampler)
 
 
-def test_what_goes_with_what() -> None:
+def test_head_process_loss_and_sampler_belong_together() -> None:
     x, t = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5])
     posterior = m2s.Posterior(m2s.Uniform(K, m2s.Linear()))
     for loss in (next_token_nll, zero_integral):
-        with pytest.raises(TypeError, match=r"is for m2s\.belief\.NextToken"):
+        with pytest.raises(TypeError, match=r"m2s\.heads\.NextToken"):
             loss(posterior, torch.zeros(1, 2, K), x, x, t)
     with pytest.raises(TypeError, match="where nothing is corrupted"):
         NextToken(posterior.process)
@@ -446,7 +445,7 @@ def test_what_goes_with_what() -> None:
         m2s.sample(network(), HEAD, (1, 2), sampler="autoregresive")
 
 
-def test_a_file_can_hold_it() -> None:
+def test_head_from_its_description() -> None:
     again = from_dict(to_dict(HEAD))
     assert isinstance(again, NextToken) and repr(again) == repr(HEAD) == "NextToken(Shifted(3))"
 
@@ -457,7 +456,7 @@ def test_validation_is_the_exact_likelihood(tmp_path) -> None:
     train(small(tmp_path / "run", method="ar", validation_passes=3, network__dropout=0.0), source)
     model, head = m2s.load(tmp_path / "run")
     assert isinstance(head, NextToken) and model.config.causal and not model.config.time
-    exact = -np.mean([by_hand(model, row, source.vocab) for row in source.rows.tolist()]) / source.length
+    exact = -np.mean([log_likelihood_by_prefixes(model, row, source.vocab) for row in source.rows.tolist()]) / source.length
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     last = [line for line in lines if "validation_bits" in line][-1]
     assert last["validation_bits"] == pytest.approx(exact / math.log(2), rel=1e-5)
@@ -465,7 +464,7 @@ def test_validation_is_the_exact_likelihood(tmp_path) -> None:
     assert last["validation_integral"] == last["validation_prior"] == 0
 
 
-def test_a_transformer_takes_the_place_of_a_u_net() -> None:
+def test_a_transformer_replaces_the_u_net() -> None:
     for size, instead in (("tiny", "tiny"), ("mnist", "tiny"), ("md4", "small")):
         found = resolve(small(Path("x"), method="ar", network__kind="unet", network__size=size)).network
         assert (found.kind, found.size, found.time) == ("dit", instead, "no")
@@ -483,13 +482,13 @@ def test_a_transformer_takes_the_place_of_a_u_net() -> None:
         ({"head__offset": "exact"}, "head: head.offset is exact, which is for a posterior, not next-token"),
     ],
 )
-def test_what_is_refused(tmp_path, changes, word) -> None:
+def test_invalid_combinations_raise(tmp_path, changes, word) -> None:
     with pytest.raises(UserError, match=word):
         train(small(tmp_path / "run", method="ar", **changes), random_rows())
     assert not (tmp_path / "run").exists()
 
 
-def test_from_data_to_samples_by_command(tmp_path, capsys) -> None:
+def test_train_sample_and_evaluate_on_the_command_line(tmp_path, capsys) -> None:
     run, cpu = tmp_path / "run", ["--device", "cpu"]
     quick = ["--batch", "8", "--network.width", "8", "--network.depth", "1", "--validation-samples", "4"]
     main(["train", "digits", "--method", "ar", "--steps", "2", "--out", str(run), *quick, *cpu])
@@ -503,12 +502,12 @@ def test_from_data_to_samples_by_command(tmp_path, capsys) -> None:
     assert result["exact"] and len(result["passes"]) == 1 and not (tmp_path / "bpd.png").exists()
     model, rows = m2s.load(run).model, m2s.data.load("digits").test
     chosen = rows[torch.arange(4) * len(rows) // 4].long()
-    direct = -np.mean([by_hand(model, row, 17) for row in chosen.tolist()]) / 64 / math.log(2)
+    direct = -np.mean([log_likelihood_by_prefixes(model, row, 17) for row in chosen.tolist()]) / 64 / math.log(2)
     assert result["bound"]["bits"]["value"] == pytest.approx(direct, rel=1e-5)
 
 
-def test_training_sees_the_likelihood_itself(tmp_path) -> None:
-    """Whatever the density of times: the first loss of a network whose last layer is zero is log K at every site."""
+def test_training_loss_is_the_likelihood(tmp_path) -> None:
+    """For any density of times, the first loss of a network with a zero last layer is log K at every site."""
     source = random_rows()
     train(small(tmp_path / "run", method="ar", importance=0.1, steps=1, log_every=1), source)
     line = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])

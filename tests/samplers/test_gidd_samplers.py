@@ -1,4 +1,4 @@
-"""GIDD's adaptive and self-correcting samplers: their steps against enumeration, their laws, and what they refuse."""
+"""GIDD's adaptive and self-correcting samplers: steps against enumeration, distributions of samples, and errors."""
 
 import itertools
 
@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import closed_forms as forms
+import exact_steps
 import m2s
-import walk
+from closed_forms import log
+from exact_steps import GivenNoise, tensor
 from m2s.cli import main
 from m2s.samplers import Adaptive, Bayes, Euler, Move, Prediction, SelfCorrecting, Trajectory
 from oracle import CASES, Oracle
-from walk import Given, log, tensor
 
 EXACT = 1e-12
 TOKENS = ["uniform-linear", "hybrid-0.2", "hybrid-0.6"]
@@ -22,7 +24,7 @@ def small(name: str) -> Oracle:
 
 
 def predictions(oracle: Oracle, name: str, t: float, x: np.ndarray) -> tuple[m2s.Head, np.ndarray]:
-    """The exact belief of every sequence, as a head with the offset has it."""
+    """The exact output at every sequence, for a head with the offset."""
     return m2s.Posterior(CASES[name].process, "exact"), log(oracle.leave_one_out(x, t))
 
 
@@ -35,11 +37,12 @@ def stepped(
         head, tensor(output), tensor(x), tensor(np.full(len(x), t)), free=None if free is None else tensor(free)
     )
     move = Move(*(tensor(np.full(len(x), value)) for value in (t, s, count)))
-    return sampler.step(prediction, move, Given({"token": tensor(u), "site": torch.zeros(x.shape)})).numpy()  # ties: the first
+    noise = GivenNoise({"token": tensor(u), "site": torch.zeros(x.shape)})  # ties: the first site
+    return sampler.step(prediction, move, noise).numpy()
 
 
 def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
-    """(max_z nu_z - nu_k) pi_t(k): the law of the noise is what P_t(.|z) is without its own token, over what it sums to."""
+    """(max_z nu_z - nu_k) pi_t(k), where pi_t is P_t(.|z) without alpha_t at z, normalised."""
     nu, kernel = oracle.leave_one_out(x, t), oracle.noise.kernel(t)
     noise = np.array([kernel[(y + 1) % oracle.noise.vocab if y < oracle.noise.vocab else 0, y] for y in range(len(kernel))])
     own = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
@@ -49,7 +52,7 @@ def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
 @pytest.mark.parametrize("t", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("name", [*TOKENS, "absorbing-linear"])
 def test_adaptive_step(name: str, t: float) -> None:
-    """The site of greatest gain is drawn from nu, and no other is touched; a site that gains nothing stays."""
+    """The site of greatest gain is drawn from nu. All others, and a site without gain, stay."""
     oracle = small(name)
     x = oracle.noisy
     head, output = predictions(oracle, name, t, x)
@@ -65,12 +68,12 @@ def test_adaptive_step(name: str, t: float) -> None:
         assert (new == x[rows])[others & clear[rows][:, None]].all()
         return new[np.arange(len(rows)), chosen[rows]]
 
-    found = walk.distribution(step, len(x), oracle.noise.states, ["token"])
+    found = exact_steps.exact_distribution(step, len(x), oracle.noise.states, ["token"])
     nu = oracle.leave_one_out(x, t)[at, chosen]
-    wanted = np.where((gain[at, chosen] > 0)[:, None], nu, walk.one_hot(x[at, chosen], oracle.noise.states))
+    wanted = np.where((gain[at, chosen] > 0)[:, None], nu, forms.one_hot(x[at, chosen], oracle.noise.states))
     assert clear.mean() > 0.5
     np.testing.assert_allclose(found[clear], wanted[clear], rtol=0, atol=EXACT)
-    for count in (2, 3):  # as many as asked for, the best first
+    for count in (2, 3):  # several sites, by decreasing gain
         new = stepped(Adaptive(), head, output, x, t, t - 0.01, np.full(x.shape, 0.3), reveal=count)
         order = np.argsort(-gain, -1, kind="stable")
         allowed = np.zeros(x.shape, dtype=bool)
@@ -81,8 +84,8 @@ def test_adaptive_step(name: str, t: float) -> None:
         np.testing.assert_array_equal(new[sure], np.where(allowed & (gain > 0), drawn, x)[sure])
 
 
-def test_adaptive_order_does_not_matter_under_a_mask() -> None:
-    """One site a step with exact beliefs: the law of the samples is the data's to rounding, though the order is chosen."""
+def test_adaptive_order_does_not_change_the_distribution_under_a_mask() -> None:
+    """With exact predictions and one site a step, samples have the data distribution, up to rounding."""
     oracle = small("absorbing-linear")
     x, mask = oracle.noisy, 3
     head, output = m2s.Posterior(CASES["absorbing-linear"].process), log(oracle.posterior(oracle.noisy, 0.5))
@@ -97,13 +100,13 @@ def test_adaptive_order_does_not_matter_under_a_mask() -> None:
         return stepped(Adaptive(), head, output[rows], x[rows], 0.5, 0.4, uniforms)[np.arange(len(rows)), chosen[rows]]
 
     matrix, at = np.zeros((len(x), len(x))), np.arange(len(x))
-    distributions = walk.distribution(step, len(x), 4, ["token"])
+    distributions = exact_steps.exact_distribution(step, len(x), 4, ["token"])
     np.add.at(matrix, (at[:, None], oracle.neighbours(x)[at, chosen]), distributions)
     p = (x == mask).all(-1).astype(float) @ np.linalg.matrix_power(matrix, 3)
     np.testing.assert_allclose(p[(x < mask).all(-1)], oracle.distribution, atol=EXACT)
 
 
-def test_adaptive_fills_all_sites_in_the_steps_there_are() -> None:
+def test_adaptive_fills_all_sites_in_the_given_steps() -> None:
     process = m2s.Absorbing(5, m2s.Linear())
 
     def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -120,11 +123,11 @@ def test_adaptive_fills_all_sites_in_the_steps_there_are() -> None:
     few = m2s.sample(
         model, m2s.Posterior(process), (2, 7), 3, Adaptive(sites=1), callback=(seen := Trajectory()), micro_batch=2
     )
-    assert int((seen.states[-2] == 5).sum()) == 2 * 5 and int(few.max()) < 5  # the last step draws all that are left
+    assert int((seen.states[-2] == 5).sum()) == 2 * 5 and int(few.max()) < 5  # the last step draws all remaining sites
 
 
-def test_adaptive_takes_the_law_of_the_network_sharpened() -> None:
-    """The likeliest token: `top_k=1`, on the law that has not seen the site."""
+def test_adaptive_draws_from_the_sharpened_prediction() -> None:
+    """`top_k=1` on the leave-one-out distribution is the most likely token."""
     oracle = small("hybrid-0.6")
     head, t, x = m2s.Posterior(CASES["hybrid-0.6"].process, "exact"), 0.4, oracle.noisy[::7]
     output = log(oracle.leave_one_out(x, t))
@@ -133,7 +136,7 @@ def test_adaptive_takes_the_law_of_the_network_sharpened() -> None:
     move = Move(*(tensor(np.full(len(x), value)) for value in (t, t, 3)))
     new = (
         Adaptive()
-        .step(prediction, move, Given({"token": tensor(np.full(x.shape, 0.99)), "site": torch.zeros(x.shape)}))
+        .step(prediction, move, GivenNoise({"token": tensor(np.full(x.shape, 0.99)), "site": torch.zeros(x.shape)}))
         .numpy()
     )
     np.testing.assert_array_equal(new, oracle.leave_one_out(x, t).argmax(-1))
@@ -145,7 +148,7 @@ def test_adaptive_takes_the_law_of_the_network_sharpened() -> None:
 @pytest.mark.parametrize("sites", [1, 2])
 @pytest.mark.parametrize("name", TOKENS)
 def test_correction_step(name: str, sites: int) -> None:
-    """By hand: a draw from nu^(1/T) at every site; of those that are likelier than what is there, the surest replace it."""
+    """A draw from nu^(1/T) at every site. The most probable of those that are more likely than the current token replace it."""
     oracle, t, temperature = small(name), 0.2, 0.7
     x = oracle.noisy
     head, output = predictions(oracle, name, t, x)
@@ -167,19 +170,19 @@ def test_correction_step(name: str, sites: int) -> None:
     new = stepped(sampler, head, output, x, t, t, u)
     np.testing.assert_array_equal(new, wanted)
     assert (new != x).any() and (new == x).all(-1).any()
-    # neither the likelihood of a site that was changed nor the share of first choices falls
+    # Neither the likelihood of a changed site nor the fraction of first choices decreases.
     after = np.take_along_axis(nu, new[..., None], -1).squeeze(-1)
     assert (after >= now).all() and (after > now)[new != x].all()
     first = nu.argmax(-1)
     assert ((new == first).sum(-1) >= (x == first).sum(-1)).all()
-    # a clamped site keeps its token
+    # A clamped site does not change.
     free = np.ones(x.shape, dtype=bool)
     free[:, 1] = False
     assert (stepped(sampler, head, output, x, t, t, u, free=free)[:, 1] == x[:, 1]).all()
 
 
 def corrected(name: str, seed: int, corrections: int, temperature: float = 0.1, count: int = 60) -> tuple[Oracle, torch.Tensor]:
-    """Every state on the way, [steps + 1, n, L], where the network knows Pr(X_0^i | X_0^{-i}) and the start is poor."""
+    """All states, [steps + 1, n, L], with exact conditionals Pr(X_0^i | X_0^{-i}) and a poor initial state."""
     oracle, process = small(name), CASES[name].process
     table = log(oracle.leave_one_out(oracle.noisy, 1e-9))
 
@@ -201,9 +204,8 @@ def corrected(name: str, seed: int, corrections: int, temperature: float = 0.1, 
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_correction_never_lowers_the_likelihood_and_comes_to_rest(name: str) -> None:
-    """With exact conditionals a change that one site prefers is one that the whole law prefers; the end is a state that no
-    change of one token improves."""
+def test_correction_never_lowers_the_likelihood_and_converges(name: str) -> None:
+    """With exact conditionals every change raises the likelihood of the sequence. At the end no change of one token would."""
     oracle, states = corrected(name, 0, 40)
     vocab = oracle.noise.vocab
     full = np.zeros(len(oracle.noisy))
@@ -216,15 +218,15 @@ def test_correction_never_lowers_the_likelihood_and_comes_to_rest(name: str) -> 
     end = states[-1].numpy()
     around = full[oracle.neighbours(end)]
     assert (around.max((1, 2)) <= p[-1] + 1e-15).all()
-    assert torch.equal(states[-1], states[-15])  # at rest long before
+    assert torch.equal(states[-1], states[-15])  # converged long before
 
 
-def test_correction_is_a_function_of_the_seed() -> None:
+def test_correction_depends_on_the_seed_only() -> None:
     one, two, other = (corrected("uniform-linear", seed, 12, temperature=1.0)[1] for seed in (1, 1, 2))
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
-def test_it_takes_any_predictor_and_the_network_is_told_the_time() -> None:
+def test_any_predictor_and_the_time_of_the_corrections() -> None:
     process, times = m2s.Hybrid(4, 0.2), []
 
     def model(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -239,7 +241,7 @@ def test_it_takes_any_predictor_and_the_network_is_told_the_time() -> None:
         assert times[:4] == pytest.approx([0.999, 0.75, 0.5, 0.25]) and times[4 : 4 + calls] == pytest.approx([0.25] * calls)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_options_and_heads_raise() -> None:
     for wrong in ({"sites": 0}, {"sites": 1.5}):
         with pytest.raises((ValueError, TypeError), match="sites"):
             Adaptive(**wrong)
@@ -251,15 +253,15 @@ def test_what_is_refused() -> None:
     uniform, gaussian = m2s.Uniform(4, m2s.Linear()), m2s.RateMatrix.gaussian(4, m2s.Linear())
     for sampler, name in itertools.product(("adaptive", "self_correcting"), ("score", "gaussian")):
         head = m2s.LogScore(uniform) if name == "score" else m2s.Posterior(gaussian)
-        word = "draws from a posterior" if name == "score" else "is for rank-one processes"
+        word = "draws from a posterior" if name == "score" else "supports rank-one processes"
         with pytest.raises(TypeError, match=word):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), head, (1, 2), sampler=sampler)
     for masks in (m2s.Absorbing(4, m2s.Linear()), m2s.Hybrid(4, 0.0)):
-        with pytest.raises(TypeError, match="no token is ever doubted"):
+        with pytest.raises(TypeError, match="every revealed token is certainly clean"):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 5), m2s.Posterior(masks), (1, 2), sampler="self_correcting")
 
 
-def test_by_the_command_line(tmp_path, capsys) -> None:
+def test_the_command_line_has_them(tmp_path, capsys) -> None:
     run, quick = tmp_path / "run", ["--device", "cpu"]
     small = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", *quick]
     main(["train", "digits", "--method", "gidd", "--steps", "1", "--out", str(run), *small])

@@ -1,4 +1,4 @@
-"""A network made ready for sampling says what it said before."""
+"""`InferenceModel` gives the same outputs and samples as the network, and does not change it."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def network(vocab: int) -> DiT:
     return model
 
 
-def test_samples_are_the_same_with_the_last_layer_left_out(monkeypatch):
+def test_samples_are_the_same_without_the_last_layer(monkeypatch):
     head = m2s.Posterior(m2s.Uniform(30, m2s.Linear()))
     plain = m2s.sample(network(30), head, (5, 6), steps=6)
     monkeypatch.setattr(inference_model, "LARGE", 30)
@@ -30,26 +30,44 @@ def test_samples_are_the_same_with_the_last_layer_left_out(monkeypatch):
     assert isinstance(InferenceModel(network(30), 30)(plain, torch.full((5,), 0.5)), torch.Tensor)
 
 
-def test_bf16_is_a_matter_of_the_body(monkeypatch):
-    """The network runs under autocast to bf16 if asked for, and under none if not."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attributes_of_the_model_are_restored(monkeypatch, compiled):
+    """`unprojected` is set during a call only, and restored to the user's value, also after an error."""
+    monkeypatch.setattr(inference_model, "LARGE", 30)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # the compiled function reads the attribute too
+    x_t, t = torch.zeros(2, 6, dtype=torch.long), torch.full((2,), 0.5)
+    for before in (False, True):
+        model = network(30)
+        model.unprojected = before
+        prepared = InferenceModel(model, 30, compiled=compiled)
+        assert model.unprojected is before
+        assert isinstance(prepared(x_t, t), Unprojected) and model.unprojected is before
+        with pytest.raises(ValueError, match="tokens must lie in"):
+            prepared(x_t + 1000, t)
+        assert model.unprojected is before
+        assert isinstance(model(x_t, t), Unprojected) is before
 
-    class Seen(torch.nn.Module):
+
+def test_bf16_is_autocast(monkeypatch):
+    """The network runs under autocast to bf16 if `bf16` is set, and without autocast otherwise."""
+
+    class ReportsAutocast(torch.nn.Module):
         def forward(self, x_t, t, condition=None):
             return torch.tensor([torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu") == torch.bfloat16])
 
     x_t, t = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5])
-    assert InferenceModel(Seen(), 5, bf16=True)(x_t, t).all()
-    assert not InferenceModel(Seen(), 5)(x_t, t)[0]
+    assert InferenceModel(ReportsAutocast(), 5, bf16=True)(x_t, t).all()
+    assert not InferenceModel(ReportsAutocast(), 5)(x_t, t)[0]
 
 
-def test_the_weights_are_held_once():
+def test_weights_are_shared():
     model = network(30)
     assert [value.data_ptr() for value in InferenceModel(model, 30).parameters()] == [
         value.data_ptr() for value in model.parameters()
     ]
 
 
-def test_fused_kernels_are_refused_where_they_cannot_run(tmp_path, monkeypatch, capsys):
+def test_fused_kernels_raise_where_they_cannot_run(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     checkpoint = tmp_path / "run"
     main(["train", "digits", "--steps", "1", "--validate-every", "0", "--device", "cpu", "--out", str(checkpoint)])
@@ -66,7 +84,7 @@ def test_fused_kernels_are_refused_where_they_cannot_run(tmp_path, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_cache_is_handed_on():
+def test_the_cache_of_the_network_is_used():
     torch.manual_seed(0)
     model = DiT(DiTConfig(6, width=16, depth=2, heads=2, time=False, causal=True)).eval()
     for parameter in model.parameters():

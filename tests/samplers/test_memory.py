@@ -1,4 +1,4 @@
-"""What a run of a sampler holds at once over a large vocabulary: never a number for every site and every token."""
+"""Samplers never have a tensor with an entry for every site and every token of a large vocabulary."""
 
 import itertools
 from typing import Any
@@ -14,10 +14,10 @@ from m2s.ops import last_layer_chunks, use_backend, why_unavailable
 from m2s.ops.backend import Backend
 from m2s.ops.reverse_step.cpu import BLOCK
 from m2s.samplers import SAMPLERS
-from m2s.samplers import prediction as belief_module
+from m2s.samplers import prediction as prediction_module
 
 K, WIDTH, BATCH, LENGTH = 4099, 4, 2, 24
-AT_ONCE = 4  # rows of K that may be worked on together
+AT_ONCE = 4  # rows of K entries that may be in memory together
 HEADS = {"posterior": m2s.Posterior, "score": m2s.LogScore, "projected": lambda process: m2s.Projected(m2s.LogScore(process))}
 PROCESSES = {
     "uniform": m2s.Uniform(K, m2s.Linear()),
@@ -25,7 +25,8 @@ PROCESSES = {
 }
 
 
-def serves(sampler: str, process: str, head: str) -> bool:
+def supports(sampler: str, process: str, head: str) -> bool:
+    """Whether a sampler supports a head."""
     try:
         SAMPLERS[sampler]().check_supported(HEADS[head](PROCESSES[process]))
     except TypeError:
@@ -39,12 +40,12 @@ CASES += [("ancestral", "absorbing", "posterior", "fused")]
 CASES += [
     (sampler, process, head, "reference")
     for sampler, process, head in itertools.product(NAMES, PROCESSES, HEADS)
-    if serves(sampler, process, head)
+    if supports(sampler, process, head)
 ]
 
 
 class Largest(TorchDispatchMode):
-    """The most bytes that any tensor made inside has behind it, and what made it."""
+    """The storage of the largest tensor created inside, in bytes, and the function that created it."""
 
     bytes, maker = 0, ""
 
@@ -57,7 +58,8 @@ class Largest(TorchDispatchMode):
 
 
 def largest(sampler: str, process: str, head: str, which: Backend, monkeypatch: pytest.MonkeyPatch) -> Largest:
-    monkeypatch.setattr(belief_module, "CPU_CHUNK", K * AT_ONCE)
+    """The largest tensor of a run."""
+    monkeypatch.setattr(prediction_module, "CPU_CHUNK", K * AT_ONCE)
     monkeypatch.setattr(last_layer_chunks, "CHUNK", K * AT_ONCE)
     weight = torch.randn(K + 5, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -73,10 +75,10 @@ def largest(sampler: str, process: str, head: str, which: Backend, monkeypatch: 
 
 
 @pytest.mark.parametrize(("sampler", "process", "head", "which"), CASES)
-def test_no_number_for_every_site_and_token(
+def test_no_tensor_has_an_entry_for_every_site_and_token(
     sampler: str, process: str, head: str, which: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float64, as scores are, and in whole blocks; for the 48 sites of this run that would be eleven times the bound."""
+    """The limit is a few rows in float64, padded to blocks. All 48 sites of this run would need eleven times as much."""
     if which == "fused" and (why := why_unavailable(torch.device("cpu"))):
         pytest.skip(why)
     seen = largest(sampler, process, head, which, monkeypatch)

@@ -1,7 +1,7 @@
-"""A perfect network gives perfect samples: every sampler, process, schedule, head and grid, on data that is one sequence.
+"""Samples of a perfect network are the data: every sampler, process, schedule, head and grid, on data with one sequence.
 
-The network knows that sequence, so whatever is wrong in the samples came from the sampler: a start that is not the reference
-distribution, noise that is left after the last step, a mask that was not drawn.
+The network is exact, so an error in the samples comes from the sampler: an initial state that is not the reference
+distribution, noise that is left after the last step, or a mask that was not drawn.
 """
 
 import functools
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import m2s
+from exact_steps import unchecked
 from m2s.heads import NextToken, Ordinal, Shifted
 from m2s.process import Chain
 from m2s.process.chain import cosine_betas, even_betas, linear_betas
-from m2s.samplers import SAMPLERS, StepEvent
-from m2s.samplers.registry import AUTOREGRESSIVE_SAMPLERS, make_sampler
-from walk import unchecked
+from m2s.samplers import SAMPLERS, NamedSampler, StepEvent
+from m2s.samplers.registry import make_sampler
 
 VOCAB, PERIOD = 5, 3
 LENGTH, SAMPLES, STEPS = 2 * PERIOD, 4, 2
@@ -27,8 +27,8 @@ IMPOSSIBLE = -1e4  # a logit whose probability is 0 in float64
 SCHEDULES = {
     "linear": m2s.Linear(),
     "exponential": m2s.Exponential(5.0),
-    "log-linear": m2s.LogLinear(0.1),  # a share of tokens at t = 1 that a test of 24 sites sees
-    "geometric": m2s.Geometric(0.2, 7.0),  # noise at t = 0, likewise
+    "log-linear": m2s.LogLinear(0.1),  # enough tokens survive to t = 1 for a test with 24 sites
+    "geometric": m2s.Geometric(0.2, 7.0),  # enough noise at t = 0
     "geometric-rate": m2s.GeometricRate(7.0),
     "cosine": m2s.Cosine(),
     "rescaled": m2s.Rescaled(m2s.Cosine(), 0.05),  # noise at t = 0 and tokens at t = 1
@@ -68,13 +68,13 @@ HEADS: dict[str, Callable[[m2s.Process], m2s.Head]] = {
 
 
 def pattern(length: int) -> Tensor:
-    """The sequence that all data is: 3 1 4 3 1 4 ..., the same in every window that begins at a multiple of the period."""
+    """The only sequence of the data: 3 1 4 3 1 4 ..."""
     return torch.tensor([3, 1, 4])[torch.arange(length) % PERIOD]
 
 
 @dataclass
 class Perfect:
-    """The output of the network that knows the data, for one kind of head; as float64."""
+    """The output of a perfect network for one kind of head, in float64."""
 
     head: m2s.Head
 
@@ -110,14 +110,14 @@ def neighbours_only(process: m2s.Process) -> bool:
     return isinstance(process, m2s.RateMatrix) and process.mask is None and bool((process.generator == 0).any())
 
 
-def served(sampler: str, process: m2s.Process) -> list[tuple[str, m2s.Head]]:
-    """The heads over a process that a sampler accepts, with their names."""
+def supported_heads(sampler: str, process: m2s.Process) -> list[tuple[str, m2s.Head]]:
+    """The heads over a process that a sampler supports, with their names."""
     found = []
     for name, build in HEADS.items():
         if (name == "next-token") != isinstance(process, Shifted):
             continue
         if name in ("log-score", "factorized-rate", "projected") and neighbours_only(process):
-            continue  # scores of candidates without a rate into x_t carry no weight: they are not learned, and not known
+            continue  # scores of candidates without a rate into x_t have no weight in the loss
         try:
             head = build(process)
             m2s.samplers.options.SamplingOptions(head, (1, LENGTH), sampler=sampler)
@@ -128,14 +128,14 @@ def served(sampler: str, process: m2s.Process) -> list[tuple[str, m2s.Head]]:
 
 
 def cases(names: list[str]) -> list[tuple[str, str]]:
-    """Every sampler with every process that it serves."""
-    every = itertools.product([*SAMPLERS, *AUTOREGRESSIVE_SAMPLERS], names)
-    return [(sampler, name) for sampler, name in every if served(sampler, PROCESSES[name]())]
+    """Every sampler with every process that it supports."""
+    every = itertools.product(SAMPLERS, names)
+    return [(sampler, name) for sampler, name in every if supported_heads(sampler, PROCESSES[name]())]
 
 
-def quick(sampler: str) -> m2s.samplers.Sampler:
-    """The sampler, with one correction a step where it has correctors."""
-    kind = (SAMPLERS | AUTOREGRESSIVE_SAMPLERS)[sampler]
+def quick(sampler: str) -> NamedSampler:
+    """The sampler, with one correction where it has a corrector."""
+    kind = SAMPLERS[sampler]
     return make_sampler(sampler, **({"corrections": 1} if "corrections" in kind.__dataclass_fields__ else {}))
 
 
@@ -145,12 +145,12 @@ def network_of(head: m2s.Head) -> Perfect:
 
 @pytest.mark.parametrize(("sampler", "name"), cases(list(PROCESSES)))
 def test_samples_are_the_data(sampler: str, name: str) -> None:
-    """For every head and both grids; half of the samples have tokens that are given."""
+    """For every head and both grids. Half of the samples have clamped tokens."""
     process, given = PROCESSES[name](), torch.full((SAMPLES, LENGTH), -1)
     given[::2, 1::4] = torch.tensor([[0], [2]])
     wanted = torch.where(given < 0, pattern(LENGTH), given)
-    for (kind, head), grid in itertools.product(served(sampler, process), ("linear", "cosine")):
-        with unchecked():  # shapes in signatures: other tests check them
+    for (kind, head), grid in itertools.product(supported_heads(sampler, process), ("linear", "cosine")):
+        with unchecked():
             found = m2s.sample(
                 network_of(head), head, (SAMPLES, LENGTH), STEPS, quick(sampler), grid, 3, clamp=given, micro_batch=SAMPLES
             )
@@ -162,13 +162,13 @@ LEFT = ["uniform-geometric", "absorbing-log-linear", "hybrid-0.2", "gaussian-geo
 
 @pytest.mark.parametrize(("sampler", "name"), cases(LEFT))
 def test_samples_are_the_data_in_windows_and_under_guidance(sampler: str, name: str) -> None:
-    for kind, head in served(sampler, PROCESSES[name]()):
+    for kind, head in supported_heads(sampler, PROCESSES[name]()):
         for guide in ("posterior", "rates", "step"):
             asked = {"guidance": 2.0, "guide": guide, "condition": torch.arange(SAMPLES)}
             try:
                 m2s.samplers.options.SamplingOptions(head, (SAMPLES, 9), sampler=sampler, **asked)
             except TypeError:
-                assert guide != "posterior"  # which every sampler of such a head takes
+                assert guide != "posterior"  # every sampler of these heads supports it
                 continue
             asked |= {"window": LENGTH, "overlap": PERIOD, "micro_batch": SAMPLES, "steps": STEPS}
             with unchecked():
@@ -179,15 +179,15 @@ def test_samples_are_the_data_in_windows_and_under_guidance(sampler: str, name: 
 @pytest.mark.parametrize("name", ["uniform-geometric", "gaussian-geometric"])
 @pytest.mark.parametrize("sampler", ["analytic", "euler", "tau_leaping"])
 def test_samples_are_the_data_of_a_network_that_sees_no_small_times(sampler: str, name: str) -> None:
-    """A score is inverted at the time that the network sees, at least t_min, not at that of the plan, down to 1e-5."""
-    for kind, head in served(sampler, PROCESSES[name]()):
+    """A score is inverted at the time that the network sees, at least t_min, not at that of the plan, 1e-5."""
+    for kind, head in supported_heads(sampler, PROCESSES[name]()):
         found = m2s.sample(network_of(head), head, (64, LENGTH), 8, sampler, t_min=0.2, micro_batch=64)
         assert torch.equal(found, pattern(LENGTH).expand(64, -1)), kind
 
 
 @pytest.mark.parametrize(("sampler", "name"), cases(MASKED))
 def test_samples_start_from_masks(sampler: str, name: str) -> None:
-    """Whatever alpha_1 is, but for tokens that are given."""
+    """For any alpha_1, except at clamped sites."""
     process, first = PROCESSES[name](), []
     given = torch.full((SAMPLES, LENGTH), -1)
     given[:, 2] = 0
@@ -196,7 +196,7 @@ def test_samples_start_from_masks(sampler: str, name: str) -> None:
         if step.number == 0:
             first.append(step.x_t)
 
-    for _, head in served(sampler, process):
+    for _, head in supported_heads(sampler, process):
         with unchecked():
             m2s.sample(network_of(head), head, tuple(given.shape), steps=2, sampler=quick(sampler), clamp=given, callback=look)
     assert torch.equal(torch.cat(first), torch.where(given < 0, process.states - 1, given).repeat(len(first), 1))
@@ -210,32 +210,32 @@ SHARP = {"greedy": {"top_k": 1}, "cold": {"temperature": 0.01}, "nucleus": {"top
 
 
 def sure_by_site(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-    """The data at every site with a confidence of its own, the rest shared out evenly."""
+    """The data at every site, with a different confidence at each, and the same probability for all other tokens."""
     probability = ((1 - CONFIDENCE) / (VOCAB - 1)).unsqueeze(-1).repeat(1, VOCAB + 1)
     probability[torch.arange(LENGTH), pattern(LENGTH)] = CONFIDENCE
     return probability.double().log().expand(*x_t.shape, -1)
 
 
 def revealed(sampler: str, network: Callable[..., Tensor], count: int, **asked: object) -> Tensor:
-    """The sites of each sample in the order in which they lose their mask, one a step, [count, L]."""
+    """The sites of each sample in the order in which they are revealed, one a step, [count, L]."""
     head, seen = m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), m2s.samplers.Trajectory()
     m2s.sample(network, head, (count, LENGTH), LENGTH, sampler, "linear", callback=seen, **asked)
     masked = seen.states == VOCAB
     assert (masked.sum(-1) == torch.arange(LENGTH, -1, -1).unsqueeze(-1)).all()
-    return masked.sum(0).argsort(-1)  # by the number of steps that a site was masked for
+    return masked.sum(0).argsort(-1)  # by the number of steps for which a site was masked
 
 
 @pytest.mark.parametrize("how", SHARP)
 @pytest.mark.parametrize("sampler", ["confidence", "adaptive"])
 def test_sites_are_ranked_by_the_unsharpened_prediction(sampler: str, how: str) -> None:
-    """Greedy decoding draws the likeliest tokens in the order of their probability, not from left to right."""
+    """Greedy decoding reveals sites by decreasing probability, not from left to right."""
     order = revealed(sampler, sure_by_site, 3, **SHARP[how])
     assert torch.equal(order, CONFIDENCE.argsort(descending=True).expand(3, -1))
 
 
 @pytest.mark.parametrize("sampler", ["confidence", "adaptive"])
 def test_ties_are_broken_by_the_randomness_of_the_sample(sampler: str) -> None:
-    """All sites are equally sure: their order is random, another for each sample, and the same in another batch."""
+    """With equal confidence the order is random, different for each sample, and the same in another batch."""
     network = network_of(m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())))
     order = revealed(sampler, network, 40, seed=2)
     assert len(order[:, 0].unique()) == LENGTH and len({tuple(row) for row in order.tolist()}) > 30
@@ -246,7 +246,7 @@ def test_ties_are_broken_by_the_randomness_of_the_sample(sampler: str) -> None:
 
 
 class Blocks(nn.Module):
-    """A network in training mode with a part that is frozen, inside a new wrapper."""
+    """A network in training mode with a frozen part in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()

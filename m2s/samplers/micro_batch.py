@@ -1,0 +1,216 @@
+"""Micro-batches: the fixed groups of samples that the network sees together.
+
+Sample i is always row i mod M of a micro-batch of M rows, and every call of the network has M rows. So neither the choice of a
+matrix kernel nor the order of a sum can depend on which other samples are drawn: sample i is the same bit for bit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.heads.output import call_model
+from m2s.ops.counter_noise import CounterNoise
+from m2s.ops.last_layer import Output, Unprojected
+from m2s.process import Process
+from m2s.samplers.base import Move
+from m2s.samplers.diagnostics import Diagnostics
+from m2s.samplers.events import StepEvent
+from m2s.samplers.options import SamplingOptions
+from m2s.samplers.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class SamplingRun:
+    """What is the same for all micro-batches of a call of `m2s.sample`.
+
+    Args:
+        model: The network.
+        options: The validated options.
+        callback: Called after every step of every micro-batch, or None.
+        log: Where to count what happens, or None.
+        device: Where the network is called.
+    """
+
+    model: Callable[..., Output]
+    options: SamplingOptions
+    callback: Callable[[StepEvent], None] | None
+    log: Diagnostics | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of some samples that is filled next.
+
+    Args:
+        samples: The consecutive numbers of the samples, [b].
+        clamp: Tokens that are given, -1 at sites to be filled, [b, W].
+        condition: The condition of each sample, [b, ...], or None.
+        number: The number of the window, from 0; windows have different noise.
+        span: Which sites of the sequence these are.
+    """
+
+    samples: Int[Tensor, "b"]
+    clamp: Int[Tensor, "b W"]
+    condition: Tensor | None
+    number: int
+    span: slice
+
+
+class MicroBatch:
+    """M rows that the network sees together, and their current state.
+
+    Args:
+        samples: The number of the sample of each row, [M].
+        real: The rows whose samples were asked for. The others are computed and dropped.
+        clamp: Tokens that are given, -1 at free sites, [M, W].
+        condition: The condition of each row, [M, ...], or None.
+        window: The window that is being filled.
+
+    Attributes:
+        x: The current tokens, [M, W].
+        free: True at the sites to be filled, [M, W].
+    """
+
+    x: Int[Tensor, "M W"]
+
+    def __init__(
+        self,
+        samples: Int[Tensor, "M"],
+        real: slice,
+        clamp: Int[Tensor, "M W"],
+        condition: Tensor | None,
+        window: Window,
+    ) -> None:
+        self.samples, self.real, self.clamp, self.condition, self.window = samples, real, clamp, condition, window
+        self.free: Bool[Tensor, "M W"] = clamp < 0
+
+    def noise(self, seed: int, step: int) -> CounterNoise:
+        """Return the uniforms of a step of these samples."""
+        return CounterNoise(seed, self.samples, self.clamp.shape[1], step, self.window.number)
+
+    def conditions(self, guidance: float) -> list[Tensor | None]:
+        """Return the conditions with which the network is called: one, and with guidance also none."""
+        return [self.condition] if guidance == 1 else [self.condition, None]
+
+    def set_free(self, tokens: Int[Tensor, "M W"]) -> None:
+        """Write new tokens to the free sites."""
+        self.x = torch.where(self.free, tokens, self.clamp)
+
+
+def micro_batches(window: Window, size: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Split the samples of a window into micro-batches. Rows without a sample are padded with clamped zeros.
+
+    Args:
+        window: The samples and their clamp and condition.
+        size: M, the rows of a micro-batch.
+        device: Where its tensors are put.
+
+    Yields:
+        Micro-batches, without a state.
+    """
+    low, high = int(window.samples[0]), int(window.samples[-1]) + 1
+    for first in range(low - low % size, high, size):
+        begin, end = max(low, first), min(high, first + size)
+        real, rows = slice(begin - first, end - first), slice(begin - low, end - low)
+        clamp = torch.zeros(size, window.clamp.shape[1], dtype=torch.long)
+        clamp[real] = window.clamp[rows]
+        condition = None
+        if window.condition is not None:
+            condition = window.condition.new_zeros(size, *window.condition.shape[1:])
+            condition[real] = window.condition[rows]
+            condition = condition.to(device)
+        samples = torch.arange(first, first + size, device=device)
+        yield MicroBatch(samples, real, clamp.to(device), condition, window)
+
+
+def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, open_start: bool = False) -> Prediction:
+    """Return the prediction of a micro-batch from the outputs of its calls.
+
+    Args:
+        run: The call of `m2s.sample`.
+        batch: The micro-batch.
+        outputs: The output with the condition and, with guidance, the one without.
+        t: Time, [M].
+        open_start: Use the prediction at t = 1 as one at 1 - t_min.
+
+    Returns:
+        The prediction at all sites of the window, [M, W].
+    """
+    without = outputs[1] if len(outputs) > 1 else None
+    time = t.clamp(max=1 - run.options.t_min) if open_start else t
+    return Prediction(run.options.head, outputs[0], batch.x, time, run.options.logits_processor, without, batch.free)
+
+
+def network_time(t: Tensor, t_min: float) -> Tensor:
+    """Return the time that the network sees: inside [t_min, 1 - t_min], where it was trained.
+
+    Args:
+        t: Time, [M].
+        t_min: The smallest time.
+
+    Returns:
+        Times in the default dtype, [M].
+    """
+    return t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype())
+
+
+def call_network(
+    model: Callable[..., Output], process: Process, x_t: Tensor, t: Tensor, condition: Tensor | None, **cached: Tensor
+) -> Output:
+    """Call the network and check the shape of its output before it is reshaped.
+
+    Args:
+        model: The network.
+        process: The process, for the number of states.
+        x_t: Tokens, [M, W].
+        t: Times, [M].
+        condition: Conditions, [M, ...], or None.
+        cached: `cache` and `at` of a network with a key-value cache.
+
+    Returns:
+        Logits, [M, W, >= S], or `m2s.Unprojected`.
+
+    Raises:
+        ValueError: The output has another shape, or holds NaN inside `m2s.checked()`.
+        TypeError: The output is not a float tensor.
+    """
+    output, states = call_model(model, process, x_t, t, condition, **cached), process.states
+    if isinstance(output, Unprojected):
+        rows = output.weight.shape[0]
+        if output.hidden.shape[:-1] != x_t.shape or rows < states:
+            raise ValueError(
+                f"the network's output has shape {[*output.hidden.shape[:-1], rows]} (its last layer has {rows} rows), "
+                f"expected {[*x_t.shape, states]} or more columns{validation.missing_mask_hint(rows, states)}"
+            )
+        validation.not_nan("the network's output", output.hidden)
+    else:
+        validation.probabilities("the network's output", output, x_t, states, wider=True)
+    return output
+
+
+def report_step(
+    run: SamplingRun, batch: MicroBatch, number: int, steps: int, move: Move, x_t: Tensor, prediction: Prediction
+) -> None:
+    """Count a finished step in the diagnostics and call the callback.
+
+    Args:
+        run: The call of `m2s.sample`.
+        batch: The micro-batch, in its state after the step.
+        number: The number of the step.
+        steps: The number of steps.
+        move: The times of the step.
+        x_t: The state before the step, [M, W].
+        prediction: The prediction of the step.
+    """
+    real = batch.real
+    if run.log is not None:
+        run.log.add(number, prediction, move, batch.x, real)
+    if run.callback is not None:
+        tensors = (batch.samples[real], move.t[real], move.s[real], x_t[real], batch.x[real])
+        span, length = batch.window.span, run.options.shape[1]
+        run.callback(StepEvent(number, steps, *tensors, prediction.samples(real), span, length))

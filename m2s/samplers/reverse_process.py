@@ -1,0 +1,115 @@
+"""Simulation of the reverse process by a `Sampler`: network, prediction, next state. It knows no sampler by name."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from m2s.ops.categorical import draw_categorical
+from m2s.samplers.base import Move, Plan, Sampler
+from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, network_time, predict, report_step
+from m2s.samplers.prediction import Prediction
+
+AFTER_LAST_STEP = 0xFFFFFFF0  # the step number of the noise for masks that are drawn after the last step
+
+
+@dataclass
+class _Reverse:
+    """A micro-batch with the times of its steps."""
+
+    batch: MicroBatch
+    plan: Plan
+    reaches_zero: list[tuple[bool, bool]]
+    """For each step, whether it leads to s = 0 for some sample, and for all. On the host, so that no step waits for the GPU."""
+
+
+def simulate_reverse_process(run: SamplingRun, batches: list[MicroBatch], progress: bool) -> None:
+    """Draw the free sites of some micro-batches by the chosen sampler.
+
+    All micro-batches take step 0, then all take step 1, and so on.
+
+    Args:
+        run: The call of `m2s.sample`.
+        batches: Micro-batches; their state `x` is clean tokens afterwards.
+        progress: Show a progress bar.
+    """
+    started = [_start(run, batch) for batch in batches]
+    most = max(len(each.plan.t) for each in started)
+    work = [(number, each) for number in range(most + 1) for each in started if number <= len(each.plan.t)]
+    for number, each in tqdm(work, desc="sampling", unit="step", disable=not progress):
+        if number < len(each.plan.t):
+            _step(run, each, number)
+        else:
+            _draw_remaining_masks(run, each.batch)
+
+
+def _start(run: SamplingRun, batch: MicroBatch) -> _Reverse:
+    """Draw x_1 from the reference distribution, which is all masks where the mask is absorbing, and make the plan."""
+    options = run.options
+    noise = batch.noise(options.seed, 0)
+    u = noise("start")
+    batch.set_free(draw_categorical(options.head.process.reference().to(u), u))
+    head = options.effective_head
+    plan = _sampler(run).plan(options.steps, options.grid, batch.free.sum(-1), head, noise)
+    last = plan.s <= 0
+    reaches_zero = list(zip(last.any(-1).tolist(), last.all(-1).tolist(), strict=True))
+    if head.predicts_score:
+        # The last step inverts the noise of the score, so both must be of one time: the one that the network sees.
+        plan = plan._replace(t=torch.where(last, plan.t.clamp(min=options.t_min), plan.t))
+    return _Reverse(batch, plan, reaches_zero)
+
+
+def _step(run: SamplingRun, each: _Reverse, number: int) -> None:
+    """Take one step of the plan."""
+    batch, plan, sampler, head = each.batch, each.plan, _sampler(run), run.options.head
+    move = Move(plan.t[number], plan.s[number], None if plan.reveal is None else plan.reveal[number])
+    noise = batch.noise(run.options.seed, number + 1)
+    prediction = _call_and_predict(run, batch, move.t, sampler.open_start or head.open_start)
+    some, every = each.reaches_zero[number]
+    if every:
+        x_s = sampler.last_step(prediction, noise)
+    elif some:  # samplers with random times reach s = 0 at different steps
+        last = sampler.last_step(prediction, noise)
+        x_s = torch.where((move.s <= 0).unsqueeze(-1), last, sampler.step(prediction, move, noise))
+    else:
+        x_s = sampler.step(prediction, move, noise)
+    x_t = batch.x
+    batch.set_free(x_s)
+    report_step(run, batch, number, len(plan.t), move, x_t, prediction)
+
+
+def _draw_remaining_masks(run: SamplingRun, batch: MicroBatch) -> None:
+    """Draw masks that are left after the last step from the prediction at t_min, and count them."""
+    options = run.options
+    mask = options.head.process.mask
+    if mask is None:
+        return
+    left = (batch.x == mask) & batch.free
+    if run.log is not None:
+        run.log.masks_left += int(left[batch.real].sum())
+    if not bool(left.any()):
+        return
+    t = torch.full((len(batch.x),), options.t_min, dtype=torch.float64, device=run.device)
+    prediction = _call_and_predict(run, batch, t, open_start=False)
+    u = batch.noise(options.seed, AFTER_LAST_STEP)("last")
+    (token,) = prediction.map(lambda part, u: (draw_categorical(part.last_step(), u),), u)
+    batch.x = torch.where(left, token, batch.x)
+
+
+def _call_and_predict(run: SamplingRun, batch: MicroBatch, t: Float[Tensor, "M"], open_start: bool) -> Prediction:
+    """Call the network at the current state, with guidance also without the condition."""
+    options = run.options
+    head, time = options.head, network_time(t, options.t_min)
+    outputs = [
+        call_network(run.model, head.process, head.network_input(batch.x), time, condition)
+        for condition in batch.conditions(options.guidance)
+    ]
+    return predict(run, batch, outputs, t, open_start)
+
+
+def _sampler(run: SamplingRun) -> Sampler:
+    """The chosen sampler, which `SamplingOptions` has checked to be one of the reverse process."""
+    assert isinstance(run.options.chosen, Sampler)
+    return run.options.chosen
