@@ -51,7 +51,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     prepared, weight = triton.prepare(x_t, x_0, spec.scalars), torch.full_like(t, 1 / rows)
 
     def kernel(values: Tensor) -> None:
-        triton.rows(values, *prepared, False, setting.vocab, weight, torch.bfloat16)
+        triton.row_losses(values, *prepared, False, setting.vocab, weight, torch.bfloat16)
 
     moved = 6 * logits.numel() // 2  # bytes: float32 in, bf16 out; a copy reads and writes
     source, target = torch.empty(2, moved, dtype=torch.uint8, device=device)

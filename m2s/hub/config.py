@@ -40,11 +40,10 @@ PREFIX = "process."  # of the names of a process's tensors
 
 # The classes that a checkpoint can name. A name must never change: files hold it.
 CLASSES: Registry[type] = Registry("process, schedule or head")
-for _cls in (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled):
-    CLASSES.add(_cls.__name__, _cls)
-for _cls in (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted):
-    CLASSES.add(_cls.__name__, _cls)
-for _cls in (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected):
+_SCHEDULES: tuple[type, ...] = (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled)
+_PROCESSES: tuple[type, ...] = (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted)
+_HEADS: tuple[type, ...] = (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected)
+for _cls in _SCHEDULES + _PROCESSES + _HEADS:
     CLASSES.add(_cls.__name__, _cls)
 
 

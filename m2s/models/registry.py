@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: There is no such network, or it has no such setting.
     """
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     kind = options.pop("kind", None)
     if kind not in NETWORKS:
         raise ValueError(
