@@ -72,8 +72,8 @@ class World:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the connections and end their threads.
 
-        A thread that frees a tensor while the interpreter exits aborts the process. After an error nothing is closed: that could
-        wait for a process that no longer exists.
+        A thread that frees a tensor while the interpreter exits aborts the process. After an error nothing is closed: that
+        could wait for a process that no longer exists.
         """
         if self.joined and kind is None:
             # torch 2.13 caches meshes, and a mesh holds its connections.
@@ -122,9 +122,9 @@ _meshes: list[DeviceMesh] = []
 def _join(backend: str) -> None:
     """Initialize the process group.
 
-    torchrun uses one store for all its restarts, and it still holds the addresses of dead processes (torch 2.13). So each restart
-    has its own prefix. On several nodes the counts of restarts may differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
-    restart a new store.
+    torchrun uses one store for all its restarts, and it still holds the addresses of dead processes (torch 2.13). So each
+    restart has its own prefix. On several nodes the counts of restarts may differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    gives each restart a new store.
     """
     store, rank, size = next(rendezvous("env://"))
     store = PrefixStore(f"join-{next(_joins)}", store)

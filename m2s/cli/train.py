@@ -20,9 +20,9 @@ else:
 class Train:
     __doc__ = f"""Train a network from a preset. Every value of the preset is an option: see m2s train PRESET --help.
 
-    The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states from which the run resumes. Interrupt it
-    at any time: the same command resumes the run, and the result is the same as without the interruption. Under torchrun it uses
-    every process.
+    The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states from which the run resumes. Interrupt
+    it at any time: the same command resumes the run, and the result is the same as without the interruption. Under torchrun it
+    uses every process.
 
     Methods: {", ".join(METHODS)}. What each computes: docs/methods.md.
 

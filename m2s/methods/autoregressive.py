@@ -10,16 +10,17 @@ AUTOREGRESSIVE = Method(
     head=HeadConfig(kind="next-token", loss="likelihood"),
     network_time=False,
     sampler="autoregressive",
-    text=r"""$p(x) = \prod_i p(x^i\mid x^{<i})$. There is no noise. The network reads the sequence shifted by one position, behind a
-start token. A causal transformer without time gives the logits of every $x^i$ in one call. The loss is $-\log p(x^i\mid
-x^{<i})$. `m2s evaluate bpd` prints the same number in bits: it is exact, and its only error is that over examples.
+    text=r"""$p(x) = \prod_i p(x^i\mid x^{<i})$. There is no noise. The network reads the sequence shifted by one position,
+behind a start token. A causal transformer without time gives the logits of every $x^i$ in one call. The loss is $-\log
+p(x^i\mid x^{<i})$. `m2s evaluate bpd` prints the same number in bits: it is exact, and its only error is that over examples.
 
-Samples are drawn from left to right (`--sampler autoregressive`), with one call of the network per token. The keys and values of
-earlier tokens are cached. A prompt is the beginning of a sample. Pixels and their colours are in row-major order.
+Samples are drawn from left to right (`--sampler autoregressive`), with one call of the network per token. The keys and values
+of earlier tokens are cached. A prompt is the beginning of a sample. Pixels and their colours are in row-major order.
 
-It represents the autoregressive rows of the image tables (PixelCNN++, Sparse Transformer). It is a plain transformer with rotary
-positions in the same trainer. It has neither the convolutions and logistic mixture of the former nor the sparse attention of the
-latter. On text its checkpoint can judge other models: `m2s evaluate bpd RUN --data FILE` gives the perplexity of any text.
+It represents the autoregressive rows of the image tables (PixelCNN++, Sparse Transformer). It is a plain transformer with
+rotary positions in the same trainer. It has neither the convolutions and logistic mixture of the former nor the sparse
+attention of the latter. On text its checkpoint can judge other models: `m2s evaluate bpd RUN --data FILE` gives the perplexity
+of any text.
 
 A U-Net reads later positions too. Presets with a U-Net therefore use a transformer here: `tiny` for `tiny` and `mnist`, `small`
 for `md4`.""",

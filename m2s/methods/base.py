@@ -6,7 +6,17 @@ from m2s.errors import UserError
 from m2s.heads import Head
 from m2s.heads.registry import HEADS
 from m2s.losses.registry import Loss
-from m2s.methods.build import check_loss, check_unread, fill, make_head, make_loss, make_process, nelbo_loss, takes_schedule, with_options
+from m2s.methods.build import (
+    check_loss,
+    check_unread,
+    fill,
+    make_head,
+    make_loss,
+    make_process,
+    nelbo_loss,
+    takes_schedule,
+    with_options,
+)
 from m2s.methods.config import AUTO, HeadConfig, ProcessConfig
 from m2s.process.registry import PROCESSES
 from m2s.registry import Registry, option_types
@@ -83,9 +93,7 @@ class Method:
         """The BibTeX entries of its references."""
         return self.bibtex.split("\n\n")
 
-    def resolve(
-        self, process: ProcessConfig | None = None, head: HeadConfig | None = None
-    ) -> tuple[ProcessConfig, HeadConfig]:
+    def resolve(self, process: ProcessConfig | None = None, head: HeadConfig | None = None) -> tuple[ProcessConfig, HeadConfig]:
         """Fill in what a configuration leaves open.
 
         Args:

@@ -123,7 +123,10 @@ def readers(section: type[Section]) -> dict[str, tuple[str, list[str]]]:
     Returns:
         For each option that some choice reads: the field that makes the choice, such as "kind", and the names that read it.
     """
-    choices: dict[str, dict[str, Callable[..., Any]]] = {"kind": dict(HEADS), "loss": {n: e.function for n, e in LOSSES.items()}}
+    choices: dict[str, dict[str, Callable[..., Any]]] = {
+        "kind": dict(HEADS),
+        "loss": {n: e.function for n, e in LOSSES.items()},
+    }
     found: dict[str, tuple[str, list[str]]] = {}
     if section is ProcessConfig:
         choices = {"kind": dict(PROCESSES), "schedule": dict(SCHEDULES)}
@@ -153,7 +156,9 @@ def check_unread(config: Section, defaults: Section) -> None:
             chosen = f"that of {config.kind}"
         if chosen not in names and value != getattr(defaults, name):
             expected = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-            raise UserError(f"{section}.{name} is {value}, which is for {section}.{choice} {expected}, not {chosen}: leave it out")
+            raise UserError(
+                f"{section}.{name} is {value}, which is for {section}.{choice} {expected}, not {chosen}: leave it out"
+            )
 
 
 def check_loss(name: str, head: Head, loss: Loss) -> None:

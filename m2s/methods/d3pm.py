@@ -27,12 +27,12 @@ x_0)\,\|\,p(x_{n-1}\mid x_n)\big) + E\big[-\log p(x_0\mid x_1)\big].$$
 
 The paper weights the network's distribution by $q(x_{n-1}, x_n\mid z)$. So it is the leave-one-out distribution $\nu \propto
 \mu/P_n(x_n\mid\cdot)$, hence the exact offset. Training draws $n$ and adds $\lambda\,(-\log\nu_{x_0})$ to its term, with
-$\lambda = 0.001$. `--head.loss chain` is the NELBO alone, which is also the validation loss. At $n = 1$ the formula has $\mu$ for
-$p(x_0\mid x_1)$; the authors' code has $\nu$.
+$\lambda = 0.001$. `--head.loss chain` is the NELBO alone, which is also the validation loss. At $n = 1$ the formula has $\mu$
+for $p(x_0\mid x_1)$; the authors' code has $\nu$.
 
 In `m2s` a time $t$ in $((n-1)/T, n/T]$ stands for step $n$. `m2s sample --steps T --grid linear` visits every step; fewer steps
-jump by products of the $Q_n$. Here $Q_n = (1-\beta_n)\,I + \beta_n/K$ with $\beta_n = 1 - a_n/a_{n-1}$, at most 0.999, and $a_n =
-\cos\big(\tfrac{\pi}{2}\,\tfrac{n/T+0.008}{1.008}\big)$.""",
+jump by products of the $Q_n$. Here $Q_n = (1-\beta_n)\,I + \beta_n/K$ with $\beta_n = 1 - a_n/a_{n-1}$, at most 0.999, and $a_n
+= \cos\big(\tfrac{\pi}{2}\,\tfrac{n/T+0.008}{1.008}\big)$.""",
     bibtex=BIBTEX,
 )
 ABSORBING = replace(
@@ -40,20 +40,20 @@ ABSORBING = replace(
     name="d3pm-absorbing",
     title="D3PM on masks",
     process=ProcessConfig(kind="chain-absorbing"),
-    text=r"""`d3pm-uniform` where step $n$ masks a token with probability $\beta_n = 1/(T-n+1)$. A fraction $n/T$ is masked after step
-$n$. As $T$ grows the NELBO becomes that of `md4`.""",
+    text=r"""`d3pm-uniform` where step $n$ masks a token with probability $\beta_n = 1/(T-n+1)$. A fraction $n/T$ is masked
+after step $n$. As $T$ grows the NELBO becomes that of `md4`.""",
 )
 GAUSSIAN = replace(
     UNIFORM,
     name="d3pm-gaussian",
     title="D3PM on ordered levels, the discretised Gaussian",
     process=ProcessConfig(kind="chain-gaussian"),
-    text=r"""`d3pm-uniform` where a step leads to a nearby level: $Q_n(j\mid i) = g(i-j)\big/\sum_{d=1-K}^{K-1} g(d)$ for $j \neq i$,
-$g(d) = e^{-4d^2/((K-1)^2\beta_n)}$. The remaining probability stays at $i$. $\beta_n$ rises evenly from 0.0001 to 0.02 at $T =
-1000$, and is multiplied by $1000/T$ for another $T$.
+    text=r"""`d3pm-uniform` where a step leads to a nearby level: $Q_n(j\mid i) = g(i-j)\big/\sum_{d=1-K}^{K-1} g(d)$ for $j
+\neq i$, $g(d) = e^{-4d^2/((K-1)^2\beta_n)}$. The remaining probability stays at $i$. $\beta_n$ rises evenly from 0.0001 to 0.02
+at $T = 1000$, and is multiplied by $1000/T$ for another $T$.
 
-With `--head.kind ordinal` (the paper's Gauss + logistic) the network gives two numbers per position in place of logits: the mean
-$m$ and the scale $s$ of a logistic distribution on $[-1, 1]$. The probability of level $z$ is the mass in its bin,
+With `--head.kind ordinal` (the paper's Gauss + logistic) the network gives two numbers per position in place of logits: the
+mean $m$ and the scale $s$ of a logistic distribution on $[-1, 1]$. The probability of level $z$ is the mass in its bin,
 
 $$\nu_z = F\Big(\frac{e_{z+1}-m}{s}\Big) - F\Big(\frac{e_z-m}{s}\Big), \qquad F(u) = \frac{1}{1+e^{-u}}, \quad e_z =
 \frac{2z-1}{K-1} - 1.$$

@@ -19,15 +19,15 @@ GIDD = Method(
     title="GIDD, its NELBO",
     process=PROCESS,
     head=HeadConfig(kind="posterior", offset="exact", loss="score-entropy"),
-    text=r"""$P_t(y\mid z) = \alpha_t\,[y=z] + m_t(y)$ with $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$, $B =
-2p/(1-p)$. `--process.p-uniform` is $p$, below 1. For noise without masks take `--process.kind uniform`. The network gives the
-leave-one-out distribution $\nu$, which replaces $x_0$ in $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and the
-weight $w_t(k) = n_t(k)/P_t(k\mid x_0)$ the NELBO is
+    text=r"""$P_t(y\mid z) = \alpha_t\,[y=z] + m_t(y)$ with $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$, $B
+= 2p/(1-p)$. `--process.p-uniform` is $p$, below 1. For noise without masks take `--process.kind uniform`. The network gives the
+leave-one-out distribution $\nu$, which replaces $x_0$ in $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and
+the weight $w_t(k) = n_t(k)/P_t(k\mid x_0)$ the NELBO is
 
 $$\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k), q_t(k))\big)\big]\,dt, \qquad D(a, b) = a/b - \log(a/b) - 1.$$
 
-It equals the score entropy of $\nu$ (`tests/losses/test_equivalences.py`), which is what is computed. `--head.loss gidd` computes
-it as written.
+It equals the score entropy of $\nu$ (`tests/losses/test_equivalences.py`), which is what is computed. `--head.loss gidd`
+computes it as written.
 
 There are two samplers besides `bayes`, the authors' ancestral step. Neither samples the distribution of the reverse process.
 
@@ -36,8 +36,8 @@ There are two samplers besides `bayes`, the authors' ancestral step. Neither sam
   the most likely token (`--top-k 1 --on leave_one_out`).
 - `--sampler self_correcting` samples and then makes 128 more calls at $t = 0.01$. Each draws $z\sim\nu^{1/0.1}$ at every
   position and replaces one token: where $z\neq k$ is most certain. Our addition: only where $\nu_z > \nu_k$. So no step lowers
-  the fraction of tokens that are the network's first choice. The authors watch that fraction, and stop when it has not risen for
-  32 steps.""",
+  the fraction of tokens that are the network's first choice. The authors watch that fraction, and stop when it has not risen
+  for 32 steps.""",
     bibtex=BIBTEX,
 )
 CLIPPED = replace(
@@ -45,9 +45,9 @@ CLIPPED = replace(
     name="gidd-clipped",
     title="GIDD, clipped weights",
     head=HeadConfig(kind="posterior", offset="exact", loss="gidd-clipped"),
-    text=r"""`gidd` with the weight $w_t(k)$ clipped at `--head.max-weight`, 1 by default. The loss is not an upper bound on the NLL,
-but training is more stable. The weight depends on $x_0$, so clipping moves the minimum away from the posterior: little where the
-vocabulary is large, much where it has three tokens. The validation loss is the NELBO.
+    text=r"""`gidd` with the weight $w_t(k)$ clipped at `--head.max-weight`, 1 by default. The loss is not an upper bound on the
+NLL, but training is more stable. The weight depends on $x_0$, so clipping moves the minimum away from the posterior: little
+where the vocabulary is large, much where it has three tokens. The validation loss is the NELBO.
 
 It is one of the two weights of the authors, `loss.loss_weighting: clip` in their code, and the option is their
 `loss.max_loss_weight`. The paper has 1 there. Their configuration has 2, for their other weight, `dynamic`. That one depends on

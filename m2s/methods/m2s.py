@@ -18,7 +18,8 @@ M2S = Method(
     title="Mean-to-Score, the paper's head on uniform noise",
     process=ProcessConfig(kind="uniform", schedule="linear"),
     head=HeadConfig(kind="posterior", offset="none", loss="score-entropy"),
-    text=r"""The network gives the logits of the posterior $\mu_z = \Pr(X_0^i = z \mid X_t)$, and the bridge converts it to a score:
+    text=r"""The network gives the logits of the posterior $\mu_z = \Pr(X_0^i = z \mid X_t)$, and the bridge converts it to a
+score:
 
 $$s_y = m(y)\Big[\frac{1-\mu_k}{m(k)} + \frac{\mu_k}{\alpha+m(k)}\Big] + \frac{\alpha\,\mu_y}{m(k)}, \qquad y \neq k = x_t.$$
 
@@ -31,8 +32,8 @@ OFFSET = replace(
     name="m2s-offset",
     title="M2S with the exact offset",
     head=EXACT,
-    text=r"""The network gives the logits of the leave-one-out distribution $\nu$, which does not know the token of its position. The
-contribution of that token is known exactly and is added: $\log\mu_z = \log\nu_z + [z=k]\,\log(1 + \alpha/m(k)) +
+    text=r"""The network gives the logits of the leave-one-out distribution $\nu$, which does not know the token of its
+position. The contribution of that token is known exactly and is added: $\log\mu_z = \log\nu_z + [z=k]\,\log(1 + \alpha/m(k)) +
 \text{const}$. The family of scores and the loss are those of `m2s`. The network need not learn how likely its input token is to
 be clean.""",
 )
@@ -41,7 +42,8 @@ HYBRID = replace(
     name="m2s-hybrid",
     title="M2S on GIDD's process",
     process=GIDD_PROCESS,
-    text=r"""`m2s-offset` where tokens become masks or other tokens, $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$.
-The bridge and the loss are those of any rank-one process. The settings are those of `gidd`, so the run is the same.""",
+    text=r"""`m2s-offset` where tokens become masks or other tokens, $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c =
+B\sqrt{t(1-t)}$. The bridge and the loss are those of any rank-one process. The settings are those of `gidd`, so the run is the
+same.""",
     bibtex=f"{BIBTEX}\n\n{GIDD_BIBTEX}",
 )

@@ -11,17 +11,17 @@ MD4 = Method(
     process=ProcessConfig(kind="absorbing", schedule="linear"),
     head=HeadConfig(kind="posterior", offset="none", loss="masked"),
     sampler="ancestral",
-    text=r"""At a masked position the network gives the logits of $\mu$, with none for the mask. An unmasked token does not change. The
-loss is $\frac{-\alpha_t'}{1-\alpha_t}\,(-\log\mu_{x_0})$ at masked positions, which is score entropy through the bridge
-(Theorem 4.6).
+    text=r"""At a masked position the network gives the logits of $\mu$, with none for the mask. An unmasked token does not
+change. The loss is $\frac{-\alpha_t'}{1-\alpha_t}\,(-\log\mu_{x_0})$ at masked positions, which is score entropy through the
+bridge (Theorem 4.6).
 
-The linear schedule is $\tilde\alpha = 1-t$. `--process.schedule cosine`, $\tilde\alpha = 1 - \cos(\frac\pi2(1-t))$, is another of
-MD4's. The authors' released code trains with $\alpha = \epsilon + (1-2\epsilon)\,\tilde\alpha$, $\epsilon = 10^{-4}$:
+The linear schedule is $\tilde\alpha = 1-t$. `--process.schedule cosine`, $\tilde\alpha = 1 - \cos(\frac\pi2(1-t))$, is another
+of MD4's. The authors' released code trains with $\alpha = \epsilon + (1-2\epsilon)\,\tilde\alpha$, $\epsilon = 10^{-4}$:
 `--process.rescale 1e-4`. By default $\alpha = \tilde\alpha$, as in the paper.
 
-Their U-Net (`--network.kind unet --network.multipliers 1`, at any width) has `--network.groups 32 --network.sinusoids sin-first`.
-With these two options ours computes the same function of the same weights. Class labels are the exception: theirs are appended
-to the features of the time.""",
+Their U-Net (`--network.kind unet --network.multipliers 1`, at any width) has `--network.groups 32 --network.sinusoids
+sin-first`. With these two options ours computes the same function of the same weights. Class labels are the exception: theirs
+are appended to the features of the time.""",
     bibtex=r"""@inproceedings{shi2024simplified,
   title     = {Simplified and Generalized Masked Diffusion for Discrete Data},
   author    = {Shi, Jiaxin and Han, Kehang and Wang, Zhe and Doucet, Arnaud and Titsias, Michalis K.},
@@ -34,8 +34,8 @@ MDLM = replace(
     name="mdlm",
     title="MDLM, masked diffusion language models",
     process=ProcessConfig(kind="absorbing", schedule="log-linear"),
-    text=r"""The same loss as `md4`, derived by two substitution rules: the mask has no logit, and unmasked tokens are copied. Its
-schedule is log-linear, $\alpha_t = 1 - (1-\epsilon)\,t$. The authors' released network does not see the time (their
+    text=r"""The same loss as `md4`, derived by two substitution rules: the mask has no logit, and unmasked tokens are copied.
+Its schedule is log-linear, $\alpha_t = 1 - (1-\epsilon)\,t$. The authors' released network does not see the time (their
 `time_conditioning` is off). `--network.time no` does the same, and is `radd`. By default the network is that of the other
 methods.""",
     bibtex=r"""@inproceedings{sahoo2024simple,

@@ -27,7 +27,7 @@ ABSORBING = replace(
     title="SEDD on masks",
     process=ProcessConfig(kind="absorbing", schedule="log-linear"),
     head=HeadConfig(kind="log-score", scale="sigma", loss="score-entropy"),
-    text=r"""`sedd` with masking noise and $1 - \alpha_t = (1-\epsilon)\,t$. Only masked positions have a loss. As in the release,
-$\log(e^{\sigma}-1) + \log K$ is subtracted from the output. The true score of a masked position is $\mu_y/(e^{\sigma}-1)$, so the
-network itself gives $\log(K\mu_y)$ at every time. `--head.scale none` leaves that out.""",
+    text=r"""`sedd` with masking noise and $1 - \alpha_t = (1-\epsilon)\,t$. Only masked positions have a loss. As in the
+release, $\log(e^{\sigma}-1) + \log K$ is subtracted from the output. The true score of a masked position is
+$\mu_y/(e^{\sigma}-1)$, so the network itself gives $\log(K\mu_y)$ at every time. `--head.scale none` leaves that out.""",
 )

@@ -22,12 +22,12 @@ GAUSSIAN = Method(
     process=ProcessConfig(kind="gaussian", schedule="geometric-rate"),
     head=HEAD,
     sampler="ordinal_tau_leaping",
-    text=r"""For ordered levels. A level $i$ becomes $j$ at the rate $Q(i\to j) = e^{-(|i-j|-1)^2/w^2}\,\min(1, \pi_j/\pi_i)$, where
-$\pi$ is a Gaussian about the middle. $P_t = e^{\sigma_t Q}$ is tabulated. `--process.jump-width` is $w$: by default 6 of 256
-levels, in proportion. `--process.stationary-width` is the width of $\pi$: 512 of 256. $Q$ is divided by its spectral gap, so
-that $\sigma_t$ means what it does for uniform noise: $e^{-\sigma_t}$ is the weight of the slowest mode. The schedule is the
-authors', $\sigma_t = a\,(b^t - 1)$ with $b = 100$ (`--process.schedule geometric-rate`, `--process.base`). It ends at $\sigma_1 =
-7$; their $a = 3$ is, in these units, `--process.sigma-max 6.2`.
+    text=r"""For ordered levels. A level $i$ becomes $j$ at the rate $Q(i\to j) = e^{-(|i-j|-1)^2/w^2}\,\min(1, \pi_j/\pi_i)$,
+where $\pi$ is a Gaussian about the middle. $P_t = e^{\sigma_t Q}$ is tabulated. `--process.jump-width` is $w$: by default 6 of
+256 levels, in proportion. `--process.stationary-width` is the width of $\pi$: 512 of 256. $Q$ is divided by its spectral gap,
+so that $\sigma_t$ means what it does for uniform noise: $e^{-\sigma_t}$ is the weight of the slowest mode. The schedule is the
+authors', $\sigma_t = a\,(b^t - 1)$ with $b = 100$ (`--process.schedule geometric-rate`, `--process.base`). It ends at $\sigma_1
+= 7$; their $a = 3$ is, in these units, `--process.sigma-max 6.2`.
 
 The network gives $p_\theta(x_0\mid x_t) = \mu$, and with it the rate of the reverse process,
 
@@ -50,8 +50,8 @@ MNIST did not train: 13.9 bits a pixel after 750 updates, then infinity (`experi
 
 Samples are drawn by tau-leaping: a Poisson number of jumps, of mean $E = (t-s)\sum_y R_\theta(k\to y)$. For images the authors
 add the displacements of several jumps (`--sampler ordinal_tau_leaping`). Tokens without an order cannot be added.
-`--sampler tau_leaping` changes a position only on exactly one jump, with probability $E e^{-E}$. The rates between nearby levels
-are high, so this is almost never until there are so many steps that $E$ is below one. Both are of order one in the step
+`--sampler tau_leaping` changes a position only on exactly one jump, with probability $E e^{-E}$. The rates between nearby
+levels are high, so this is almost never until there are so many steps that $E$ is below one. Both are of order one in the step
 (`tests/samplers/test_tau_leaping.py`).
 
 `--sampler forward_backward` adds the authors' corrector. After each step to $s \le 0.1$ (`--entry`) it makes ten leaps
@@ -68,8 +68,8 @@ ABSORBING = replace(
     title="tauLDR on masks",
     process=ProcessConfig(kind="absorbing", schedule="log-linear"),
     sampler="tau_leaping",
-    text=r"""`tauldr` with masking noise: $Q(y\to\text{mask}) = 1$. At a masked position the sum of $R_\theta$ does not depend on the
-network, and the loss is that of `md4`, $\frac{-\alpha_t'}{1-\alpha_t}(-\log\mu_{x_0})$. The corrector is `--sampler
+    text=r"""`tauldr` with masking noise: $Q(y\to\text{mask}) = 1$. At a masked position the sum of $R_\theta$ does not depend
+on the network, and the loss is that of `md4`, $\frac{-\alpha_t'}{1-\alpha_t}(-\log\mu_{x_0})$. The corrector is `--sampler
 forward_backward` here too. Jumps do not add up.""",
 )
 M2S = replace(
@@ -79,9 +79,9 @@ M2S = replace(
     process=ProcessConfig(kind="gaussian", schedule="geometric"),
     head=M2S_HEAD,
     sampler="bayes",
-    text=r"""M2S where levels become nearby levels. The process is that of `tauldr`, and the bridge is that of any known process, $s_y
-= \sum_z \mu_z\,P_t(y\mid z)/P_t(k\mid z)$. The loss equals that of `tauldr`. The network gives the leave-one-out distribution
-$\nu$, and $\log\mu_z = \log\nu_z + \log P_t(k\mid z) + \text{const}$ adds the evidence of the token for every nearby level. The
-sampler differs: the exact finite step (`bayes`) in place of leaps at frozen rates.""",
+    text=r"""M2S where levels become nearby levels. The process is that of `tauldr`, and the bridge is that of any known
+process, $s_y = \sum_z \mu_z\,P_t(y\mid z)/P_t(k\mid z)$. The loss equals that of `tauldr`. The network gives the leave-one-out
+distribution $\nu$, and $\log\mu_z = \log\nu_z + \log P_t(k\mid z) + \text{const}$ adds the evidence of the token for every
+nearby level. The sampler differs: the exact finite step (`bayes`) in place of leaps at frozen rates.""",
     bibtex=f"{M2S_BIBTEX}\n\n{BIBTEX}",
 )

@@ -10,8 +10,8 @@ UDLM = Method(
     title="UDLM, uniform diffusion language models",
     process=ProcessConfig(kind="uniform", schedule="log-linear"),
     head=HeadConfig(kind="posterior", offset="exact", loss="score-entropy"),
-    text=r"""The network's leave-one-out distribution $\nu$ replaces $x_0$: $\bar x_j = K\alpha_t\,[j=x_0] + 1-\alpha_t$, $\bar\nu_j =
-K\alpha_t\,\nu_j + 1-\alpha_t$, and the loss is
+    text=r"""The network's leave-one-out distribution $\nu$ replaces $x_0$: $\bar x_j = K\alpha_t\,[j=x_0] + 1-\alpha_t$,
+$\bar\nu_j = K\alpha_t\,\nu_j + 1-\alpha_t$, and the loss is
 
 $$\frac{\alpha_t'}{K\alpha_t}\Big[\frac{K}{\bar x_k} - \frac{K}{\bar\nu_k} - \sum_j \frac{\bar x_j}{\bar x_k}
 \log\frac{\bar\nu_k\,\bar x_j}{\bar\nu_j\,\bar x_k}\Big].$$
@@ -44,8 +44,8 @@ In the first half of the run the network reads the mean of its embedding under $
 embedding of $x_t = \operatorname{argmax} w$. $\tau$ falls from 0.1 to 0.01, evenly in $\log\tau$. These are the defaults of the
 authors' code; the scripts of their runs keep it at 0.001. The second half is `udlm`.
 
-The loss is that of `udlm` at $x_t$ throughout. While $\tau > 0$ the training loss is not an upper bound on the NLL. The validation
-loss is always the NELBO, on plain tokens. Here $a$ follows from the schedule of the run. In the authors' curriculum
+The loss is that of `udlm` at $x_t$ throughout. While $\tau > 0$ the training loss is not an upper bound on the NLL. The
+validation loss is always the NELBO, on plain tokens. Here $a$ follows from the schedule of the run. In the authors' curriculum
 $\log\frac{1-a^2}{a^2}$ rises evenly with $t$, from -3.5 to -1.75. The curriculum draws a normal number for each token of the
 vocabulary at each position. With GPT-2's 50,257 tokens give a small `--micro-batch`. In your own training loop it is
 `m2s.losses.Relaxed(model, head)`.

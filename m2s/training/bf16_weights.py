@@ -10,8 +10,8 @@ class BF16Weights:
     """The bf16 copies that the dense layers of a network read, as their attribute `narrow`.
 
     The kernel of the optimizer writes the copies. `refresh` does so after torch changed a weight in another way: a state was
-    loaded, the averaged weights were validated, or torch's own optimizer made the step. A change of a weight's `.data` in place is
-    not seen: torch does not count it.
+    loaded, the averaged weights were validated, or torch's own optimizer made the step. A change of a weight's `.data` in place
+    is not seen: torch does not count it.
 
     Args:
         model: The network.

@@ -35,7 +35,8 @@ class Compiled(Eager):
 
     Args:
         objective: The objective. Its network's blocks are replaced by compiled ones.
-        loss: Compile the loss too, with the last layer of a transformer. A loss that looks at the values of the times cannot be.
+        loss: Compile the loss too, with the last layer of a transformer. Not possible where
+            the loss looks at the values of the times.
         fallback: Where compiling fails at the first gradient, continue without it.
     """
 

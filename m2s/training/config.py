@@ -52,8 +52,8 @@ class NetworkConfig:
     """The network."""
 
     kind: Annotated[str, registered(NETWORKS)] = "dit"
-    """dit: a transformer, for text. unet: a U-Net, for images. Autoregressive models (ar) always use a transformer, of about the
-    size of the given U-Net."""
+    """dit: a transformer, for text. unet: a U-Net, for images. Autoregressive models (ar) always use a transformer, of about
+    the size of the given U-Net."""
     size: str = "tiny"
     """dit: tiny, small, medium; unet: tiny, mnist, md4. The options below change single numbers of it."""
     width: AutoInt = None
@@ -150,8 +150,8 @@ class RunConfig:
     importance: Number = None
     """Draw t with density proportional to 1/(t + this) and correct the weight. None: t is uniform."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """The precision of the network's body. auto: bf16 on a GPU and float32 elsewhere. Logits and loss are always float32. float32
-    also keeps a GPU from rounding the operands of products (to bf16, or to TF32 in convolutions)."""
+    """The precision of the network's body. auto: bf16 on a GPU and float32 elsewhere. Logits and loss are always float32.
+    float32 also keeps a GPU from rounding the operands of products (to bf16, or to TF32 in convolutions)."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile blocks and loss (torch.compile), which takes half a minute at the start. auto: on a GPU, where it works."""
     kernels: Backend = DEFAULT_BACKEND

@@ -1,4 +1,4 @@
-"""Record the backward pass of a training step as a CUDA graph: launching thousands of small kernels takes longer than they run."""
+"""CUDA graphs of the backward pass: launching thousands of small kernels one by one takes longer than they run."""
 
 import functools
 import math
@@ -27,8 +27,9 @@ def masked_capacity(count: int, positions: int) -> int:
 class CUDAGraphRunner:
     """A function of tensors that is called a few times and from then on replayed from a recording.
 
-    Everything that it reads besides its arguments, and everything that it changes, must stay at the same address: here the weights
-    and their gradients. Its arguments must keep their shapes. The seed that is set before a call is the seed of the replay.
+    Everything that it reads besides its arguments, and everything that it changes, must stay at the same address: here the
+    weights and their gradients. Its arguments must keep their shapes. The seed that is set before a call is the seed of the
+    replay.
 
     Args:
         function: The function.
@@ -72,7 +73,8 @@ class DirectBackward:
     """
 
     counts_masked = False
-    """Whether masked positions must be counted before the backward pass, because a recording reserves a fixed number of rows."""
+    """Whether masked positions must be counted before the backward pass, because a recording reserves a fixed number of
+    rows."""
 
     def __init__(self, backward: Callable[..., Tensor]) -> None:
         self.backward = backward
@@ -100,8 +102,8 @@ class GraphedBackward(DirectBackward):
 
     Args:
         backward: The function that adds the gradient of a micro-batch.
-        counts_masked: Masked positions are selected before a fused last layer. They are counted first, because a graph reserves a
-            fixed number of rows.
+        counts_masked: Masked positions are selected before a fused last layer. They are counted first, because a graph reserves
+            a fixed number of rows.
         curriculum: The network reads softened tokens in the first part of the run, which is another graph.
     """
 

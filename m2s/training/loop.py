@@ -169,8 +169,8 @@ def opening(trainer: Trainer) -> str:
     )
     if trainer.unfused_loss:
         text += (
-            f"\nthe loss {config.head.loss} has no fused form for {type(trainer.head).__name__}: last layer and loss run unfused, "
-            "with all logits in memory"
+            f"\nthe loss {config.head.loss} has no fused form for {type(trainer.head).__name__}: last layer and loss are not "
+            "fused, with all logits in memory"
         )
     return text
 

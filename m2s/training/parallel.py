@@ -5,7 +5,6 @@ import functools
 import warnings
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor

@@ -1,9 +1,10 @@
 """The states of a run, from which it resumes: `state/step-00001000/`, each complete or not there at all.
 
 A state is written through torch.distributed.checkpoint. Every process writes its shards of the weights, of their average and of
-the optimizer's moments as one safetensors file, syncs it and computes its SHA-256. `state.json` holds the step, a few numbers and
-those checksums. Everything is written under a temporary name, synced, and renamed; older states are removed after that. Any number
-of processes can read a state. There is no pickle, and no state of random generators: random numbers are functions of the step.
+the optimizer's moments as one safetensors file, syncs it and computes its SHA-256. `state.json` holds the step, a few numbers
+and those checksums. Everything is written under a temporary name, synced, and renamed; older states are removed after that. Any
+number of processes can read a state. There is no pickle, and no state of random generators: random numbers are functions of the
+step.
 """
 
 import contextlib
