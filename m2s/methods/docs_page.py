@@ -27,9 +27,9 @@ parts = METHODS["md4"].build(vocab=27)  # parts.head, parts.loss, parts.nelbo_lo
 A new method is one file in `m2s/methods/` and one line in its list, or one registration in a plugin:
 [extending.md](extending.md).
 
-In the equations $k = x_t$ is the token that the network reads at a position. $P_t(y\\mid z) = \\alpha_t\\,[y=z] + m_t(y)$ is
-the distribution of the noise, where it has this form. $Q_t$ are its rates, and $n_t(k)$ is the rate into $k$. $\\mu$ is the
-posterior of the clean token. $\\nu$ is the leave-one-out distribution: the same without the token of the position itself.
+In the equations $k = x_t$ is the token that the network reads at a position. The noise has the distribution $P_t(y\\mid z) =
+\\alpha_t\\,[y=z] + m_t(y)$, where it has this form. Its rates are $Q_t$, and the rate into $k$ is $n_t(k)$. The posterior of the
+clean token is $\\mu$. The leave-one-out distribution $\\nu$ is the same without the token of the position itself.
 """
 
 

@@ -77,8 +77,8 @@ def train(config: Config, source: Source | None = None) -> Result:
         _check_world(config, world)
         objects = make_objects(config, source)
         if world.first:
-            _print_notes(given, config)
             stack.enter_context(RunFolder(config, source))
+            _print_notes(given, config)
         stopper = stack.enter_context(Stopper())
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
         if world.first:

@@ -217,7 +217,9 @@ def test_every_option_is_named_as_it_is_typed():
     )
 
 
-@pytest.mark.parametrize(("method", "said"), [("ar", "exact likelihood of held-out data"), ("m2s", "bound on held-out data")])
+@pytest.mark.parametrize(
+    ("method", "said"), [("ar", "exact NLL of held-out data"), ("m2s", "upper bound on the NLL of held-out data")]
+)
 def test_training_says_whether_it_ends_with_a_bound(method, said, tmp_path, capsys):
     less = ("--steps", "1", "--batch", "8", "--validation-samples", "4", "--validate-every", "0", "--device", "cpu")
     main(["train", "digits", "--method", method, *less, "--out", str(tmp_path / "run")])
