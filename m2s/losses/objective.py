@@ -130,6 +130,8 @@ class TrainingObjective(Objective):
         t_min: The network sees no times nearer to 0 and 1 than this.
     """
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module, head: Head, loss: Loss, t_min: float) -> None:
         super().__init__(model, head, loss, t_min)
         self.compiled: Callable[..., tuple[Tensor, Tensor]] = self.score

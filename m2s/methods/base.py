@@ -1,6 +1,7 @@
 """What a method is: a system of the literature as a choice of our parts."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from m2s.errors import UserError
 from m2s.heads import Head
@@ -111,11 +112,13 @@ class Method:
         process, head = replace(process, **fill(process, self.process)), replace(head, **fill(head, self.head))
         PROCESSES.find(process.kind, "process.kind")
         reads = option_types(HEADS.find(head.kind, "head.kind"))
+        unset: dict[str, Any] = {}
         for name in ("offset", "scale", "curriculum"):
             # an option that the method sets for its own head is not for another head
             foreign = name != "curriculum" and name not in reads and getattr(given, name) == AUTO
             if getattr(head, name) == AUTO or foreign:
-                head = replace(head, **{name: "none"})
+                unset[name] = "none"
+        head = replace(head, **unset)
         if takes_schedule(process.kind) and process.schedule == AUTO:
             process = replace(process, schedule="linear")
         return process, head

@@ -46,7 +46,7 @@ def open_data(config: DataConfig) -> Source:
     Raises:
         UserError: There is no such data set, or the data is missing or damaged.
     """
-    where = {"folder": config.folder, "length": config.length, "hub": config.hub}
+    where: dict[str, Any] = {"folder": config.folder, "length": config.length, "hub": config.hub}
     if not config.options:
         return open_source(config.name, **where)
     if config.name not in DATASETS:

@@ -31,11 +31,10 @@ def wrap(objective: TrainingObjective, world: World, parallel: str) -> nn.Module
         return objective
     if parallel == "ddp":
         return DistributedDataParallel(objective)
-    mesh, model = world.mesh(), objective.model
-    assert isinstance(model, nn.Module)
-    for block in blocks(model):
+    mesh = world.mesh()
+    for block in blocks(objective.model):
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(objective.model, mesh=mesh)
     # The output of the network is a view, which nothing here changes in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     return objective
