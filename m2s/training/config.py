@@ -306,11 +306,12 @@ def plain(config: Config) -> dict[str, Any]:
         config: The configuration.
 
     Returns:
-        A dictionary of sections. It has no tuples and no paths.
+        A dictionary of sections. It has no tuples and no paths, and no KEY=VALUE options where none are given.
     """
     value = dataclasses.asdict(config)
     value["run"]["out"] = str(config.run.out)
-    for section, name in (("network", "multipliers"), ("network", "options"), ("process", "options"), ("head", "options")):
-        value[section][name] = list(value[section][name])
-    value["data"]["options"] = list(config.data.options)
+    value["network"]["multipliers"] = list(config.network.multipliers)
+    for section in ("network", "process", "head", "data"):
+        if options := value[section].pop("options"):
+            value[section]["options"] = list(options)
     return value

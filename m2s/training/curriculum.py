@@ -1,6 +1,7 @@
 """What the network reads in place of x_t while a curriculum lasts."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +69,9 @@ class DuoCurriculum(PlainTokens):
         """Draw x_t as the argmax of Gaussian noise, whose softmax the network reads."""
         if tau is None:
             return super().corrupt(x_0, t, rows, step, tau)
-        process = self.head.process
-        assert isinstance(process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
+        process = cast(Uniform, self.head.process)  # checked by `m2s.losses.duo.check_duo`
         w = latent(process, x_0, t, normals_by_counter(rows, x_0.shape[1], process.vocab, self.seed, step))
-        return w.argmax(-1), soft_embedding(self.model.embedding, torch.softmax(w / tau, -1))
+        return w.argmax(-1), soft_embedding(cast(nn.Embedding, self.model.embedding), torch.softmax(w / tau, -1))
 
 
 CURRICULA: dict[str, type[PlainTokens]] = {"none": PlainTokens, "duo": DuoCurriculum}
