@@ -28,8 +28,8 @@ A new method is one file in `m2s/methods/` and one line in its list, or one regi
 [extending.md](extending.md).
 
 In the equations $k = x_t$ is the token that the network reads at a position. The noise has the distribution $P_t(y\\mid z) =
-\\alpha_t\\,[y=z] + m_t(y)$, where it has this form. Its rates are $Q_t$, and the rate into $k$ is $n_t(k)$. The posterior of the
-clean token is $\\mu$. The leave-one-out distribution $\\nu$ is the same without the token of the position itself.
+\\alpha_t\\,[y=z] + m_t(y)$, where it has this form. Its rates are $Q_t$, and the rate into $k$ is $n_t(k)$. The posterior of
+the clean token is $\\mu$. The leave-one-out distribution $\\nu$ is the same without the token of the position itself.
 """
 
 

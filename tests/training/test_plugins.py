@@ -190,7 +190,6 @@ def test_a_method_brings_its_parts(tmp_path: Path) -> None:
     assert parts.nelbo_loss is m2s.score_entropy and parts.loss is not parts.nelbo_loss
 
 
-@pytest.mark.skipif(not isinstance(DATASETS, Registry), reason="data sets are not functions yet")
 def test_a_data_set_with_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = trained(tmp_path / "run", "--data.name", "plugin-data", "--data.options", "size=24", "--network.width", "8")
     assert checkpoint.data == {"kind": "image", "shape": [4, 4], "levels": 2}
