@@ -159,11 +159,12 @@ class TrainingObjective(Objective):
             The sum, and its terms [B, L], which carry no gradient.
         """
         output: Output = self.model(x_t, self.network_time(t), label)
-        parts = (output.hidden, output.weight, output.bias) if isinstance(output, Unprojected) else (output,)
-        # A fused op is opaque to the compiler: only the loss of logits, or of an unfused last layer, is compiled.
-        score = self.score if len(parts) > 1 and uses_triton(parts[0]) else self.compiled
         with torch.autocast(x_t.device.type, enabled=False):
-            return score(x_0, x_t, t, weight, max_masked, *parts)
+            # A fused op is opaque to the compiler: only the loss of logits, or of an unfused last layer, is compiled.
+            if isinstance(output, Unprojected) and uses_triton(output.hidden):
+                return weighted_sum(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)
+            parts = (output.hidden, output.weight, output.bias) if isinstance(output, Unprojected) else (output,)
+            return self.compiled(x_0, x_t, t, weight, max_masked, *parts)
 
     def score(
         self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, max_masked: int | None, *parts: Tensor
