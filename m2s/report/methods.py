@@ -48,7 +48,7 @@ def compared(rows: Sequence[MethodRow], grid: Sequence[int]) -> Figure:
 
 def _noise(row: MethodRow) -> str:
     """Return the kind of noise of a method, in words."""
-    return NOISE[METHODS[row["method"]].settings["process.kind"].removeprefix("chain-")]
+    return NOISE[METHODS[row["method"]].process.kind.removeprefix("chain-")]
 
 
 def _nelbo(row: MethodRow) -> float:
