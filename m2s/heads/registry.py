@@ -10,9 +10,12 @@ An entry is a function of a process that builds the head. Its keyword-only argum
 from collections.abc import Callable
 from typing import Literal
 
-from m2s.heads.heads import FactorizedRate, Head, LogScore, Posterior
+from m2s.heads.base import Head
+from m2s.heads.factorized_rate import FactorizedRate
+from m2s.heads.log_score import LogScore
 from m2s.heads.next_token import NextToken, Shifted
 from m2s.heads.ordinal import Ordinal
+from m2s.heads.posterior import Posterior
 from m2s.process import Process
 from m2s.process.registry import PROCESSES
 from m2s.registry import Registry

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import torch
 
 from m2s.errors import UserError
+from m2s.process.absorbing import Absorbing
 from m2s.process.base import Process
 from m2s.process.chain import Chain, cosine_betas, even_betas, linear_betas
-from m2s.process.rank_one import Absorbing, Hybrid, Uniform
+from m2s.process.hybrid import Hybrid
 from m2s.process.rate_matrix import RateMatrix
 from m2s.process.schedule import Cosine, Exponential, Geometric, GeometricRate, Linear, LogLinear, Rescaled, Schedule
+from m2s.process.uniform import Uniform
 from m2s.registry import Registry
 
 PROCESSES: Registry[Callable[..., Process]] = Registry("process")
