@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import m2s
+from m2s.version import __version__
 
 
 def provenance(device: torch.device | str, *packages: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def provenance(device: torch.device | str, *packages: str) -> dict[str, Any]:
         "command": command(),
         "device": f"{device} ({_device_name(torch.device(device))})",
         "versions": {
-            "m2s": m2s.__version__,
+            "m2s": __version__,
             "git": revision(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -75,7 +75,7 @@ def revision() -> str | None:
     Returns:
         The hash, with + where files of the package were changed; None where the package is not in a repository.
     """
-    package = Path(m2s.__file__).parent
+    package = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, check=True)
         changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=package, capture_output=True, text=True)

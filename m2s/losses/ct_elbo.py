@@ -10,7 +10,7 @@ from m2s.heads import Head
 from m2s.heads.output import logits
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
-from m2s.process import Chain, Process, RankOne
+from m2s.process import Process
 
 
 def ct_elbo(
@@ -41,7 +41,7 @@ def ct_elbo(
         TypeError: The head has no posterior, or the process is a finite chain.
     """
     process = head.process
-    if isinstance(process, Chain) or not head.has_posterior:
+    if not (process.has_rates and head.has_posterior):
         raise TypeError(f"the ELBO by reverse rates is for m2s.Posterior over a process with rates, not for {head}")
     check_pair(process, x_0, x_t, t)
     values, time = logits(output, x_t, process.states), to_float64(t)
@@ -59,7 +59,8 @@ def _seen_from(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> F
     """sum_z mu_z P_t(y|z) / P_t(k|z) for every y."""
     likelihood = process.columns(x_t, t)
     weight = posterior / likelihood.where(likelihood > 0, torch.inf)
-    if not isinstance(process, RankOne):
+    rank_one = process.rank_one
+    if rank_one is None:
         return apply_transition(weight, process.kernel(t))
-    site = process.at(x_t, t)
-    return site.alpha.unsqueeze(-1) * weight + mixing_vector(process, site) * weight.sum(-1, keepdim=True)
+    site = rank_one.at(x_t, t)
+    return site.alpha.unsqueeze(-1) * weight + mixing_vector(rank_one, site) * weight.sum(-1, keepdim=True)

@@ -79,16 +79,17 @@ def d3pm(
         Nats per site [*site].
     """
     values, time = logits(output, x_t, _chain(head).states), to_float64(t)
-    said = head.log_network_distribution(values.to(time.dtype), x_t, time)
-    entropy = -gather_at(said, x_0).squeeze(-1).to(values.dtype)
+    log_nu = head.log_network_distribution(values.to(time.dtype), x_t, time)
+    entropy = -gather_at(log_nu, x_0).squeeze(-1).to(values.dtype)
     return chain(head, values, x_0, x_t, t) + _chain(head).steps * AUXILIARY * entropy
 
 
 def _chain(head: Head) -> Chain:
     """Return the chain of a head, or raise TypeError where the head is not a posterior over a chain."""
-    if not (head.has_posterior and isinstance(head.process, Chain)):
-        raise TypeError(f"the bound of a finite chain is for a posterior over m2s.Chain, not for {head}")
-    return head.process
+    process = head.process.chain
+    if not head.has_posterior or process is None:
+        raise TypeError(f"the NELBO of a finite chain is for a posterior over m2s.Chain, not for {head}")
+    return process
 
 
 def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from m2s.ops.posterior_entropy import posterior_score_entropy
 from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
 from m2s.ops.score_entropy import entropy_from_logs, unconstrained_score_entropy
 from m2s.ops.score_entropy import row_scalars as score_scalars
-from m2s.process import Process, RankOne
+from m2s.process import Process
 
 
 def score_entropy(
@@ -44,17 +44,17 @@ def score_entropy(
     check_pair(process, x_0, x_t, t)
     if isinstance(output, Unprojected) and uses_triton(output.hidden) and (rows := row_loss_spec(head, x_0, x_t, t)):
         return linear_loss.per_position(output, x_t, x_0, rows).to(at_least_float32(output.hidden[..., :0]).dtype)
-    if isinstance(process, RankOne):
-        scale = to_float64(t)
+    rank_one = process.rank_one
+    if rank_one is not None:
+        site = rank_one.at(x_t, to_float64(t))
         if isinstance(head, Posterior):
             columns, offset = padded_logits(output, x_t, process.states), head.offset_at_current_token(x_t, t)
-            return posterior_score_entropy(columns, offset, x_0, x_t, process.at(x_t, scale), process.mask, process.vocab)
-        site = process.at(x_t, scale)
+            return posterior_score_entropy(columns, offset, x_0, x_t, site, process.mask, process.vocab)
         if isinstance(head, LogScore):
             values = logits(output, x_t, process.states)
             return unconstrained_score_entropy(values, x_0, x_t, site, process.mask, head.shift(x_t, t))
         return unconstrained_score_entropy(head.log_score(output, x_t, t), x_0, x_t, site, process.mask)
-    values, t = logits(output, x_t, process.states), to_float64(t)  # kernel entries reach far below float32's smallest number
+    values, t = logits(output, x_t, process.states), to_float64(t)  # transition probabilities underflow in float32
     log_score = head.log_score(values.to(t.dtype), x_t, t)
     log_row = safe_log(process.rows(x_0, t))
     log_ratio = log_row - gather_at(log_row, x_t)
@@ -73,8 +73,8 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
     Returns:
         The operation and the scalars of every row; None where there is no fused form (tabulated processes, other heads).
     """
-    process = head.process
-    if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
+    process = head.process.rank_one
+    if process is None or not isinstance(head, Posterior | LogScore):
         return None
     site = process.at(x_t, to_float64(t))
     if isinstance(head, Posterior) and process.is_pure_mask:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from m2s import __version__
 from m2s.data.source import Source
 from m2s.errors import UserError
 from m2s.io import output_folder, write_json
 from m2s.provenance import command, revision
 from m2s.training.config import RECORD, Config, plain
+from m2s.version import __version__
 
 __all__ = ["MUTABLE_ON_RESUME", "RECORD", "RunFolder", "environment"]
 # The options that may change when a run is resumed: none of them changes the result.
