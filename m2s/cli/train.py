@@ -1,14 +1,12 @@
 """`m2s train PRESET`: train a network, or go on with one."""
 
-import contextlib
-import io
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from m2s.cli.errors import one_line
+from m2s.cli.options import check_values, flag
 from m2s.errors import UserError, suggest
 from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
@@ -84,14 +82,10 @@ def with_settings(given: Run) -> Config:
             raise UserError(f"{setting!r} is no setting: write key=value, such as steps=2000")
         if key not in known:
             raise UserError(f"there is no setting {key!r}: {suggest(key, known)}")
-        config = _parsed(config, [f"--{key.replace('_', '-')}", *value.split(",")], setting)
+        option, values = flag(key), value.split(",")
+        try:
+            check_values(Config, option, values)
+        except UserError as error:
+            raise UserError(f"{setting!r} cannot be read: {error} (see m2s train PRESET --help)") from None
+        config = tyro.cli(Config, default=config, args=[option, *values])
     return config
-
-
-def _parsed(config: Config, arguments: list[str], setting: str) -> Config:
-    said: Any = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(Config, default=config, args=arguments)
-    except SystemExit:
-        raise UserError(f"{setting!r} cannot be read: {one_line(said.getvalue())} (see m2s train PRESET --help)") from None
