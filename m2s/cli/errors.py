@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from m2s.cli.options import flag
 from m2s.errors import UserError
 
+GENERAL = ("bayes", "analytic", "euler", "tau_leaping")  # the general samplers, which error messages offer first
+
 if TYPE_CHECKING:
     from m2s.heads import Head
     from m2s.process import Process
@@ -58,15 +60,18 @@ def unsupported_sampler(sampler: "Sampler", head: "Head", checkpoint: str, proje
     from m2s.realizability import Projected
     from m2s.samplers.registry import SAMPLERS, default_sampler
 
-    reason = f"sampler {sampler.name!r} does not support {checkpoint}, which is {head}"
+    output = "a posterior" if head.has_posterior else "an unconstrained score"
+    reason = f"sampler {sampler.name!r} does not support {checkpoint}, which predicts {output}, {head}"
     kinds = {name: process for name, process in _processes().items() if supports(sampler, _like(head, process))}
     if kinds and type(head.process) not in {type(process) for process in kinds.values()}:
         reason += f"; it needs a model trained with --process.kind {_either(list(kinds))}"
-    others = [name for name in SAMPLERS if supports(name, head)] or [default_sampler(head)]
-    advice = f"use --sampler {_either(others)}"
+    supported = [name for name in SAMPLERS if supports(name, head)] or [default_sampler(head)]
+    first = [name for name in GENERAL if name in supported] or supported
+    others = [name for name in supported if name not in first]
+    advice = f"use --sampler {_either(first)}"
     if not head.has_posterior and head.process.chain is None and supports(sampler, Projected(head)):
         advice += f", or {project}, which gives the score a posterior"
-    return UserError(f"{reason}: {advice}")
+    return UserError(f"{reason}: {advice}" + (f"; also supported: {', '.join(others)}" if others else ""))
 
 
 def _processes() -> "dict[str, Process]":

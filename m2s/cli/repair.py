@@ -131,7 +131,7 @@ class Repair(AuditArgs):
         try:
             return self._generative_perplexity(checkpoint) if chosen == "genppl" else self._fid(checkpoint)
         except UserError as error:
-            raise UserError(f"{error} (--measure none needs nothing)") from error
+            raise UserError(f"{error} (--measure none does without)") from error
 
     def _generative_perplexity(self, checkpoint: "Checkpoint") -> Measure:
         """The perplexity of both arms under a judge."""

@@ -238,7 +238,10 @@ def test_shards_of_another_run_are_an_error(images: str, tmp_path: Path, capsys:
         (("--steps", "-3"), "steps is -3"),
         (("--n", "0"), "--n is 0"),
         (("--sampler", "eulr"), "did you mean 'euler'?"),
-        (("--sampler", "ancestral"), "it needs a model trained with --process.kind absorbing: use --sampler bayes, euler"),
+        (
+            ("--sampler", "ancestral"),
+            "it needs a model trained with --process.kind absorbing: use --sampler bayes, analytic, euler or tau",
+        ),
         (("--leap", "0.1"), "leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
         (("--sampler", "predictor_corrector", "--entry", "0.5"), "entry is 0.5, but sampler 'predictor_corrector' does not"),
         (("--sampler", "euler", "--corrections", "2"), "only forward_backward, predictor_corrector, self_correcting"),

@@ -477,7 +477,7 @@ def test_bad_input_is_one_line_and_writes_nothing(sedd, done, tmp_path, capsys):
         ((str(finite), *out), "cannot be audited: Posterior(Chain"),
         ((str(tmp_path / "nowhere"), *out), "nowhere"),
         ((str(silent), *out), "give --length"),
-        ((str(sedd), *out, "--sampler", "bayes"), "free score"),
+        ((str(sedd), *out, "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
         ((str(sedd), *out, "--sampler", "analytik"), "did you mean 'analytic'"),
         ((str(sedd), *out, "--grid", "square"), "linear, cosine"),
         ((str(sedd), *out, "--n", "0"), "--n is 0"),

@@ -234,7 +234,7 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
         ((ours, *out, "--measure", "none"), "predicts a posterior already"),
         ((images, *out, "--measure", "fd"), "genppl, fid, none"),
         ((images, *out, "--measure", "none", "--n", "0"), "--n is 0"),
-        ((images, *out, "--measure", "none", "--sampler", "bayes"), "free score"),
+        ((images, *out, "--measure", "none", "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
         ((images, *out), "--protocol mnist-5k or cifar10-50k"),
         ((images, *out, "--against", "digits:test", "--inception", str(tmp_path / "no.pt")), "no.pt is no file"),
         ((images, *out, "--against", "digits:test", *inception, "--n", "4"), "at least 5 samples"),

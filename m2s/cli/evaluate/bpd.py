@@ -202,7 +202,7 @@ class Bpd:
         passes = "" if setup.checkpoint.head.exact else f", {self.passes} passes"
         lines = [f"{self.checkpoint} on {held_out}: {len(held_out.rows):,} {what}{passes}"]
         if held_out.labels is not None:
-            lines.append("the network sees the labels: this bounds the likelihood given the label")
+            lines.append("the network is given the labels: this bounds the likelihood given the label")
         if held_out.left_out:
             lines.append(f"the last {held_out.left_out} tokens, less than a window, are left out")
         return lines

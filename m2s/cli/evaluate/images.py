@@ -131,7 +131,7 @@ def read_tokens(path: Path, reference: Images) -> "Tensor":
         with np.load(path, allow_pickle=False) as file:
             tokens = file["tokens"]
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not an .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+        raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
     sites = reference.tokens.shape[1]
     if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] != sites:
         raise UserError(

@@ -90,4 +90,4 @@ def _read(source: str, metric: Callable[..., Any]) -> Any:
         with np.load(source, allow_pickle=False) as file:
             return torch.from_numpy(file["tokens"]).long()
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{source} is not an .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+        raise UserError(f"{source} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error

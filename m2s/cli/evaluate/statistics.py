@@ -46,7 +46,7 @@ def statistics(images: Images, network: "Network", batch_size: int | None = None
         output_folder(cached.parent)
         found.save(cached, key)
     except (UserError, OSError) as error:
-        print(f"the statistics of {images.name} are not cached: {error}", file=sys.stderr)
+        print(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
     return found
 
 
@@ -65,6 +65,6 @@ def _compute(images: Images, network: "Network", batch_size: int | None) -> "Sta
             try:
                 found.update(batch, rows[(rows >= first) & (rows < first + len(batch))] - first)
             except ValueError as error:
-                raise UserError(f"{network.path} fails on images {first} and later of {images.name}: {error}") from error
+                raise UserError(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
             bar.update(len(batch))
     return found
