@@ -76,8 +76,8 @@ def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """
 
     def likeness(key: str) -> float:
-        pair = ({each.lstrip("-").lower(), each.lstrip("-").lower().rpartition(".")[2]} for each in (name, key))
-        return max(difflib.SequenceMatcher(None, *texts).ratio() for texts in itertools.product(*pair))
+        ours, theirs = ({each.lstrip("-").lower(), each.lstrip("-").lower().rpartition(".")[2]} for each in (name, key))
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in itertools.product(ours, theirs))
 
     ranked = sorted(known, key=likeness, reverse=True)
     close = [key for key in ranked[:3] if likeness(key) >= max(0.6, likeness(ranked[0]) - 0.2)]

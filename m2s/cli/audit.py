@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import BAR, advance, settings
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class AuditArgs(SamplingArgs):
     """What to draw while every score is classified. The defaults are those of SEDD's release."""
 
@@ -98,6 +100,7 @@ class AuditArgs(SamplingArgs):
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Audit(AuditArgs):
     """Draw samples from a checkpoint and classify the score of every position at every step: how many have a posterior?
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.cli.options import flag
 from m2s.errors import UserError, suggest
 from m2s.io import output_file, require_absent, write_json
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Benchmark:
     """Time the library against other implementations of the same operations, in one run: tables, ratios, and targets.
 

@@ -5,11 +5,13 @@ from typing import Annotated
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError, suggest
 from m2s.methods import METHODS
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Cite:
     """Print the BibTeX entries of the paper and of the methods it builds on.
 

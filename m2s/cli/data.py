@@ -1,7 +1,5 @@
 """`m2s data prepare | check | list`: pack text into token files, verify data, list data sets."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Prepare:
     """Encode text and pack it into token files for training, with a meta.json of counts and checksums.
 
@@ -68,7 +68,7 @@ class Prepare:
         print("\n".join(counts(meta)))
         print(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
 
-    def build_tokenizer(self) -> Tokenizer:
+    def build_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer. UserError where its files are missing, or an option belongs to another tokenizer."""
         from m2s.data import Bytes, Characters
 
@@ -87,7 +87,7 @@ class Prepare:
             raise UserError(str(error)) from error
         raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
 
-    def _gpt2(self) -> Tokenizer:
+    def _gpt2(self) -> "Tokenizer":
         """GPT-2's tokenizer, with its merges."""
         from m2s.data import GPT2
         from m2s.data.tokenizer import check_tokenizer
@@ -99,6 +99,7 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Check:
     """Verify the SHA-256 of every file of a prepared text or an image data set, and print its size.
 
@@ -126,6 +127,7 @@ class Check:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class List:
     """List the data sets, their folders, and which of them are on this machine.
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 from m2s.io import output_folder
 
@@ -17,6 +18,7 @@ that has one."""
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Demo:
     """Train M2S and SEDD on 8 x 8 digits, sample, measure, audit and repair them: one page in under four minutes on two cores.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError, suggest
 from m2s.io import atomic_write, output_file
 
@@ -19,6 +20,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Figure:
     """Draw a figure of the paper.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from m2s.cli.audit import AuditArgs, is_unfinished
+from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import write_samples
 from m2s.devices import resolve_device
 from m2s.errors import UserError
@@ -27,6 +28,7 @@ Measure = Callable[[dict[str, Path]], dict[str, Any] | None]  # from the files o
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Repair(AuditArgs):
     """Sample an unconstrained score twice from the same noise, once as it is and once projected, and measure both.
 

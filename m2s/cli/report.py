@@ -6,10 +6,12 @@ from typing import Annotated
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.io import require_absent
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Report:
     """Write one HTML page about runs: curves, samples, tables, audits, and the commands and versions that made them. The page
     opens from the disk, without a network.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import BAR, advance, read_finished, settings, write_picture_or_text, write_samples
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError
@@ -23,6 +24,7 @@ SUFFIXES = (".npz", ".png", ".txt")
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Sample(SamplingArgs):
     """Draw samples from a checkpoint. Writes tokens as .npz, and a grid of pictures (.png) or text (.txt) beside them.
 

@@ -1,16 +1,13 @@
 """Options of single samplers, such as --corrections, made from the fields of the samplers' dataclasses."""
 
-import ast
 import dataclasses
-import inspect
-import itertools
-import textwrap
 import types
 import typing
 from typing import Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import field_docs
 from m2s.samplers.registry import SAMPLERS
 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
@@ -69,22 +66,3 @@ def option_fields(kind: type) -> list[tuple[dataclasses.Field[Any], Any]]:
         if annotation in METAVARS or typing.get_origin(annotation) is typing.Literal:
             found.append((field, annotation))
     return found
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """Return the string that follows each field in the source of a dataclass, which Python does not keep.
-
-    Args:
-        kind: The dataclass.
-    """
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, TypeError, ValueError):  # no source, as for a class made in an interactive session
-        return {}
-    body = definition.body if isinstance(definition, ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from m2s.cli.errors import supports, unsupported_sampler
+from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.devices import resolve_device
 from m2s.errors import UserError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class SamplingArgs:
     """What to draw from a checkpoint, and how."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same_data
+from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, write_json
@@ -42,6 +43,7 @@ class _Setup:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Bpd:
     """Estimate the negative ELBO of held-out data: bits per dimension of images; bits per token, byte and character and the
     perplexity of text.

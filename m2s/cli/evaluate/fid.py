@@ -9,6 +9,7 @@ import tyro
 
 from m2s.cli.evaluate.images import Images, load_split, read, read_settings
 from m2s.cli.evaluate.statistics import statistics
+from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
 from m2s.errors import UserError
 from m2s.io import output_file, write_json
@@ -42,6 +43,7 @@ PROTOCOLS = {
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Fid:
     """Compare samples with data through the features of Inception's pool3 layer: FID, and KID with its standard error.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, write_json
 
@@ -18,6 +19,7 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
+@help_from_source
 class GenPPL:
     """Score samples with a language model, the judge: perplexity with its 95% interval, entropy, and distinct sequences.
 

@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 from m2s.io import output_file, write_json
 
 
 @dataclasses.dataclass(frozen=True)
+@help_from_source
 class MetricArgs:
     """The options that every registered metric has. `metric_command` adds those of one metric."""
 
