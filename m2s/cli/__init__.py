@@ -1,15 +1,12 @@
 """The command line. One file per command, one line per command below.
 
-A command is a dataclass whose fields are its arguments and whose `run` does the work; what is heavy is imported there.
+A command is a dataclass. Its fields are its options, and its `run` does the work. Heavy packages are imported there, so that
+`m2s --help` starts fast.
 """
 
-import contextlib
-import io
-import itertools
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +18,20 @@ from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
-from m2s.cli.errors import one_line
-from m2s.cli.evaluate import Evaluate
+from m2s.cli.errors import message
+from m2s.cli.evaluate import Evaluate, with_metrics
 from m2s.cli.figure import Figure
+from m2s.cli.options import UnknownOptionError, check_arguments, command_options, find_command, subcommands
+from m2s.cli.overview import overview
+from m2s.cli.plugins import load_plugins, take_plugins
 from m2s.cli.repair import Repair
 from m2s.cli.report import Report
 from m2s.cli.sample import Sample
+from m2s.cli.sampler_options import with_sampler_options
 from m2s.cli.train import Train
 from m2s.errors import UserError, suggest, suggestion
 
-COMMANDS: dict[str, Callable[..., Any]] = {
+COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "data": Data,
     "train": Train,
@@ -44,91 +45,145 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "cite": Cite,
 }
 
-# What others call it, where, and what to do here.
-HABITS = {
+# Names that other projects use: the commands where a user may type them, and what to do here.
+ELSEWHERE: dict[str, tuple[tuple[str, ...], str]] = {
     "--resume": (
         ("train", "sample", "audit", "repair", "demo", "data"),
-        "what was interrupted goes on by itself when the same command is given again",
+        "the same command, given again, resumes an interrupted run",
     ),
-    "--epochs": (("train", "demo"), "the length of a run is given as --steps, updates of the weights"),
+    "--epochs": (("train", "demo"), "give the length of a run as --steps, the number of training steps"),
     **dict.fromkeys(
         ("ppl", "perplexity", "ppl_eval"),
-        (("evaluate",), "the perplexity of a model on text is in m2s evaluate bpd, that of its samples by a judge in genppl"),
+        (
+            ("evaluate",),
+            "the perplexity of a model on text is in m2s evaluate bpd, that of its samples under a judge in genppl",
+        ),
     ),
 }
 
-DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair; the figures of the paper.
+DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair models; draw the paper's figures.
 
-Start with `m2s demo`: two models trained, measured and on one page in a few minutes on two cores. `m2s COMMAND --help` explains
-one command; `m2s --version` prints the version."""
+Start with `m2s demo`: it trains and measures two models and writes one page, in a few minutes on two cores. `m2s COMMAND
+--help` explains one command. `m2s --version` prints the version.
+
+Every command accepts `--plugin FILE`, also more than once. FILE is a Python file that registers your own samplers, networks,
+methods, data sets or metrics. It runs before the command is parsed, so that the command knows their names.
+
+Example: m2s train digits --plugin my_method.py --method my-method
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. Bad input is one line on stderr and exit code 2, with nothing written."""
+    """Run one command. Invalid input prints one line on stderr and exits with code 2; nothing is written.
+
+    Args:
+        arguments: The command line, without the name of the program. By default that of this process.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
         print(f"m2s {m2s.__version__}")
         return
     try:
-        parse(given).run()
+        run(given)
     except UserError as error:
         print(f"m2s: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:  # who reads has seen enough, as `m2s cite | head` has
+    except BrokenPipeError:  # the reader closed the pipe, as in `m2s cite | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 
 
-def parse(arguments: list[str]) -> Any:
-    """The command that was asked for, or one line about what was wrong: the nearest names to one that nobody knows."""
-    command, complaint = _ask(arguments)
-    if command is None:
-        raise UserError(_explained(arguments, complaint))
-    return command
+def run(arguments: list[str]) -> None:
+    """Parse and run one command.
 
+    Args:
+        arguments: The command line, without the name of the program.
 
-def _ask(arguments: list[str]) -> tuple[Any, str]:
-    """What tyro makes of `arguments`: a command, or None and its boxed complaint in one line. Help ends the program."""
-    complaint = io.StringIO()
+    Raises:
+        UserError: The input is invalid. The message names options as they are typed.
+    """
+    command = parse(arguments)
     try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="m2s", description=DESCRIPTION, args=arguments), ""
-    except SystemExit as exit_:
-        if exit_.code:
-            return None, one_line(complaint.getvalue())
-        raise
+        command.run()
+    except UserError as error:
+        _, kind = find_command(take_plugins(arguments)[0], commands())
+        options = [] if kind is None else command_options(kind)
+        raise UserError(message(error, options)) from error
 
 
-def _explained(arguments: list[str], complaint: str) -> str:
-    """What to say of the first of `arguments` that is no command, preset or option; else the complaint, and where to look."""
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    _, said = _ask(words)
-    if missing := re.search(r"Expected one of \{(.+?)\}", said):
-        return f"{' '.join(['m2s', *words])} needs one of these before any option: {missing[1]}"
-    if wrong := re.search(r"options: ([^,; ]+).*Available subcommands: ([^;]+)", said):
-        return _unknown(wrong[1], words, wrong[2].split(", "))
-    page = io.StringIO()
-    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        _ask([*words, "--help"])
-    called = re.search(r"usage: (m2s(?: [a-z][\w-]*)*)", page.getvalue())
-    help_ = f"{called[1] if called else 'm2s'} --help"
-    known = sorted(set(re.findall(r"--[\w.-]*\w", page.getvalue())))
-    given = (word.partition("=")[0] for word in arguments if word.startswith("--"))
-    option = next((name for name in given if name.replace("_", "-") not in known), None)
-    if option is None:
-        return f"{complaint} (see {help_})"
-    return f"there is no option {option}: {_habit(option, words[0]) or suggestion(option, known) or f'see {help_}'}"
+def parse(arguments: list[str]) -> Any:
+    """Load the plugins of a command line and return the command that it asks for, ready to run.
+
+    Args:
+        arguments: The command line, without the name of the program.
+
+    Returns:
+        An instance of one of the dataclasses in `COMMANDS`.
+
+    Raises:
+        UserError: A command or option does not exist, or a value is not of its type. The message offers similar names.
+        SystemExit: `--help` was given, or tyro found an error that the check of `m2s.cli.options` does not cover.
+    """
+    words, plugins = take_plugins(arguments)
+    load_plugins(plugins)
+    known = commands()
+    if {"-h", "--help"} & set(words):
+        _print_overview(words, known)
+    else:
+        _check(words, known)
+    return tyro.extras.subcommand_cli_from_dict(known, prog="m2s", description=DESCRIPTION, args=words)
 
 
-def _unknown(word: str, words: list[str], known: list[str]) -> str:
-    """What to say of a word that is no command, measure or preset."""
-    before = words[: words.index(word)]
-    advice = _habit(word, words[0]) or suggest(word, known)
-    if before == ["train"] and (Path(word) / "meta.json").is_file():
-        advice = f"choose from {', '.join(known)}; {word} is a prepared text: m2s train owt --data.folder {word}"
-    return f"{' '.join(['m2s', *before])} knows no {word!r}: {advice}"
+def commands() -> dict[str, Any]:
+    """Return the commands by name, with the options and subcommands that registered samplers and metrics add."""
+    extended = {name: with_sampler_options(COMMANDS[name]) for name in ("sample", "audit", "repair")}
+    return {**COMMANDS, **extended, "evaluate": with_metrics(COMMANDS["evaluate"])}
 
 
-def _habit(word: str, command: str) -> str:
-    commands, habit = HABITS.get(word, ((), ""))
-    return habit if command in commands else ""
+def _print_overview(words: list[str], known: dict[str, Any]) -> None:
+    """Print the help of a command that has subcommands, and exit. Return where tyro has the better help page."""
+    path, command = find_command(words, known)
+    if command is not None or path == ["train"]:  # presets differ in their defaults only
+        return
+    description = DESCRIPTION if not path else str(known[path[0]].__doc__)
+    print(overview(" ".join(["m2s", *path]), description, _choices(path, known)))
+    raise SystemExit(0)
+
+
+def _check(words: list[str], known: dict[str, Any]) -> None:
+    """Raise UserError where a command line names no command, or does not fit the options of its command."""
+    path, command = find_command(words, known)
+    called = " ".join(["m2s", *path])
+    if command is None:
+        choices = list(_choices(path, known))
+        word = words[len(path)] if len(words) > len(path) else "-"
+        if word.startswith("-"):
+            raise UserError(f"{called} needs one of these before any option: {', '.join(choices)}")
+        raise UserError(f"{called} knows no {word!r}: {_advice(word, path, choices)}")
+    try:
+        check_arguments(command, words[len(path) :])
+    except UnknownOptionError as error:
+        advice = _elsewhere(error.name, path[0]) or suggestion(error.name, error.known) or f"see {called} --help"
+        raise UserError(f"{error}: {advice}") from None
+    except UserError as error:
+        raise UserError(f"{error} (see {called} --help)") from None
+
+
+def _choices(path: list[str], known: dict[str, Any]) -> dict[str, Any]:
+    """The commands that may follow those of `path`."""
+    for name in path:
+        known = subcommands(known[name])
+    return known
+
+
+def _advice(word: str, path: list[str], choices: list[str]) -> str:
+    """What to type in place of an unknown command, metric or preset."""
+    if path == ["train"] and (Path(word) / "meta.json").is_file():
+        return f"choose from {', '.join(choices)}; {word} is a prepared text: m2s train owt --data.folder {word}"
+    return _elsewhere(word, path[0] if path else "") or suggest(word, choices)
+
+
+def _elsewhere(word: str, command: str) -> str:
+    """What to do about a name that other projects use, or the empty string."""
+    where, advice = ELSEWHERE.get(word, ((), ""))
+    return advice if command in where else ""

@@ -1,10 +1,12 @@
-"""`m2s audit CHECKPOINT`: does a posterior stand behind the scores of a trained network?"""
+"""`m2s audit CHECKPOINT`: count how many scores of a trained network have a posterior."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m2s.cli.sampling_args import BAR, SamplingArgs, advance, settings
+from m2s.cli.help_text import help_from_source
+from m2s.cli.sample_files import BAR, advance, settings
+from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
 
@@ -15,43 +17,60 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class AuditArgs(SamplingArgs):
-    """What is drawn with an eye on every score, by default as SEDD's release draws."""
+    """What to draw while every score is classified. The defaults are those of SEDD's release."""
 
     sampler: str = "auto"
-    """How to take a step, by any sampler of m2s sample that serves the model. auto: analytic (SEDD's release), or euler where
-    rates are tabulated."""
+    """The rule for one step: any sampler of m2s sample that supports the model. auto is analytic (SEDD's release), or euler
+    where rates are tabulated."""
     grid: str = "linear"
+    """Spacing of the times: linear (as in SEDD's release) or cosine (small steps first)."""
     batch_size: int = 16
+    """Samples drawn together. An interrupted run resumes after the last complete batch."""
     device: str = ""
-    """cpu or cuda; by default the best there is."""
+    """cpu, cuda or cuda:1; by default cuda where there is a GPU, otherwise cpu."""
 
-    def prepare(self) -> "Checkpoint":
-        """The checkpoint, or why there is nothing to audit."""
+    def load_auditable(self) -> "Checkpoint":
+        """Load the checkpoint.
+
+        Raises:
+            UserError: It cannot be read, or has no scores to audit.
+        """
         from m2s.evaluation.audit import check_auditable
 
         checkpoint = self.load()
         try:
             check_auditable(checkpoint.head)
         except TypeError as error:
-            raise UserError(f"{self.checkpoint} cannot be audited: {self.typed(error)}") from error
+            raise UserError(f"{self.checkpoint} cannot be audited: {error}") from error
         return checkpoint
 
     def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "SamplingOptions":
-        """What is asked for; of samplers the audit's own, whatever the head."""
+        """Build the options of `m2s.sample`, with the audit's default sampler."""
         from m2s.evaluation.audit import default_audit_sampler
 
         sampler = default_audit_sampler(checkpoint.head.process) if self.sampler == "auto" else self.sampler
         return SamplingArgs.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
-    def parts(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
-        """Where samples and counts are kept until all are there."""
+    def shards(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
+        """Return the folder that holds samples and counts until all are drawn."""
         from m2s.samplers.shards import SampleShards
 
         return SampleShards(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
 
-    def watch(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", what: str) -> dict[str, Any]:
-        """Draw and audit what is yet missing, with a bar; what audit.json holds."""
+    def audit(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", title: str) -> dict[str, Any]:
+        """Draw and audit the samples that are missing, with a progress bar.
+
+        Args:
+            checkpoint: The model.
+            options: The options of all samples together.
+            parts: Where samples and counts are saved, batch by batch.
+            title: The title of the progress bar.
+
+        Returns:
+            The content of audit.json.
+        """
         from tqdm import tqdm
 
         from m2s.evaluation.audit import audit_parts
@@ -62,14 +81,14 @@ class AuditArgs(SamplingArgs):
         windows = len(list(options.windows()))
         try:
             if done := parts.open():
-                print(f"going on: {done} of {parts.n} samples were drawn before")
-            bar = tqdm(total=float(parts.n - done), desc=what, unit="sample", bar_format=BAR)
+                print(f"resuming: {done} of {parts.n} samples were drawn before")
+            bar = tqdm(total=float(parts.n - done), desc=title, unit="sample", bar_format=BAR)
             with use_backend(self.kernels), bar:
                 found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
         except CorruptShardError as error:
             raise UserError(str(error)) from error
         except (ValueError, TypeError) as error:
-            raise UserError(f"the audit came to a halt: {self.typed(error)}") from error
+            raise UserError(f"the audit failed: {error}") from error
         return {
             **provenance(next(checkpoint.model.parameters()).device),
             "checkpoint": self.checkpoint,
@@ -81,13 +100,16 @@ class AuditArgs(SamplingArgs):
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Audit(AuditArgs):
-    """Draw samples from a checkpoint and look at the score of every position at every step: how many have a posterior.
+    """Draw samples from a checkpoint and classify the score of every position at every step: how many have a posterior?
 
-    Writes audit.json (all counts, overall and step by step), audit.txt (the table of the paper, and the steps) and audit.png
-    (four panels) into a folder. The samples are those of m2s sample by the same sampler and grid; the scores are looked at as
-    they are, and once more after projection. For uniform, absorbing (masked positions only), hybrid and tabulated processes, a
-    free score or a posterior. A killed audit goes on where it stopped when the same command is given again.
+    Writes three files into a folder: audit.json (all counts, overall and for each step), audit.txt (the table of the paper, and
+    the steps) and audit.png (four panels). The samples are those of m2s sample with the same sampler and grid. The scores are
+    measured as they are, and again after projection.
+
+    Supports uniform, absorbing (masked positions only), hybrid and tabulated processes, with an unconstrained score or a
+    posterior. The same command, given again, resumes an interrupted audit.
 
     Example: m2s audit runs/sedd --n 128 --out audit/
     """
@@ -95,19 +117,21 @@ class Audit(AuditArgs):
     out: Path
     """The folder for audit.json, audit.txt and audit.png."""
     n: int = 64
+    """Number of samples."""
 
     def run(self) -> None:
+        """Audit the checkpoint, write the files and print the table."""
         from m2s.report.audit import table, write_figure
 
         files = [self.out / f"audit{suffix}" for suffix in (".json", ".txt", ".png")]
-        require_absent(files[:1] if begun(files[0]) else files, self.overwrite)
-        checkpoint = self.prepare()
+        require_absent(files[:1] if is_unfinished(files[0]) else files, self.overwrite)
+        checkpoint = self.load_auditable()
         options = self.options(checkpoint)
         output_folder(self.out)
         for path in files:
             output_file(path, (path.suffix,))
-        parts = self.parts(files[0], checkpoint, options)
-        found = self.watch(checkpoint, options, parts, "auditing")
+        parts = self.shards(files[0], checkpoint, options)
+        found = self.audit(checkpoint, options, parts, "auditing")
         with atomic_write(files[1]) as temporary:
             temporary.write_text(table(found) + "\n", encoding="utf-8")
         write_figure(found, files[2])
@@ -117,6 +141,10 @@ class Audit(AuditArgs):
         print(f"\n{', '.join(map(str, files))} written")
 
 
-def begun(out: Path) -> bool:
-    """Whether a run that was interrupted has left parts of what is to be joined in `out`."""
+def is_unfinished(out: Path) -> bool:
+    """Return whether an interrupted run has left batches that are to be joined in `out`.
+
+    Args:
+        out: The file that the run was to write.
+    """
     return out.with_name(out.name + ".parts").is_dir()

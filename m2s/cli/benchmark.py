@@ -1,4 +1,4 @@
-"""`m2s benchmark`: how fast, how large, how exact, on this machine."""
+"""`m2s benchmark`: speed, memory and accuracy on this machine."""
 
 import sys
 import traceback
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
+from m2s.cli.options import flag
 from m2s.errors import UserError, suggest
 from m2s.io import output_file, require_absent, write_json
 from m2s.methods import METHODS
@@ -18,14 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Benchmark:
-    """Time the library against other ways to do the same, all in one run: tables, ratios, and the bars that are met or missed.
+    """Time the library against other implementations of the same operations, in one run: tables, ratios, and targets.
 
     loss: the last layer and the loss, forward and backward, against the matrix products alone and against cross-entropy
     (compiled, Liger, Apple's CCE), with errors against float64. projection: against fifty bisection passes and one read and
-    write. audit: the classes of scores. draw: a sampler's step on hidden states. train: a whole update, in tokens a second and
-    MFU. sample: a whole step of m2s.sample. What a machine lacks is skipped, in a line each; bars are judged on a GPU at the
-    default sizes.
+    write. audit: the classification of scores. draw: a sampler's step on hidden states. train: a complete training step, in
+    tokens per second and MFU. sample: a complete step of m2s.sample.
+
+    What a machine does not have is skipped, with a line that says so. Targets are checked on a GPU at the default sizes.
 
     Example: m2s benchmark loss projection --out benchmark.json
 
@@ -33,34 +37,35 @@ class Benchmark:
     """
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """loss, projection, audit, draw, train, sample; all by default."""
+    """What to measure: loss, projection, audit, draw, train, sample; by default all."""
     rows: Count = None
-    """Sites, batch times length: a multiple of 8, from 4,096 on of 512. By default 16,384 on a GPU and few elsewhere;
-    projection and audit take a quarter."""
+    """Sites, that is batch times length: a multiple of 8, and of 512 from 4,096 on. By default 16,384 on a GPU and fewer
+    elsewhere. projection and audit use a quarter of it."""
     vocab: Count = None
-    """Tokens: by default 50,257 on a GPU."""
+    """Size of the vocabulary; by default 50,257 on a GPU and smaller elsewhere."""
     width: Count = None
-    """Of hidden states: 16, 32 or a multiple of 64; by default 768 on a GPU."""
+    """Width of the hidden states: 16, 32 or a multiple of 64; by default 768 on a GPU and smaller elsewhere."""
     repeats: Count = None
-    """Timed calls of every contender, in turns; the median counts."""
+    """Timed calls of each implementation. Calls of different implementations alternate, and the median counts."""
     device: str = ""
-    """cpu, cuda; by default the best there is."""
+    """cpu or cuda; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
-    """Where to write all numbers; without it they are only printed."""
+    """Write all numbers as .json; by default they are only printed."""
     overwrite: bool = False
     """Replace a finished result."""
     quick: bool = False
     """Small sizes and few repeats: a rehearsal, under a minute on two cores."""
     method: str = "m2s"
-    """train: what is trained, as m2s train --method names it; bars are those of m2s."""
+    """train: the method, as in m2s train --method. The targets are those of m2s."""
     against: Number = None
-    """Tokens a second of another implementation's training step, for a ratio."""
+    """train: tokens per second of another implementation, for a ratio."""
     against_step: Number = None
-    """Milliseconds of another implementation's sampler step, for a ratio."""
+    """sample: milliseconds per step of another implementation, for a ratio."""
     tune: bool = False
-    """Instead, time the kernels of the parts over block sizes and numbers of warps."""
+    """Instead, time the kernels of the parts for many block sizes and numbers of warps."""
 
     def run(self) -> None:
+        """Measure the parts, print the tables and write the numbers to --out."""
         from m2s.benchmark import PARTS
 
         chosen = self.parts or tuple(PARTS)
@@ -79,13 +84,13 @@ class Benchmark:
             raise SystemExit(1)
 
     def _setting(self) -> "Setting":
-        """What is to be measured, or why it cannot be."""
+        """The sizes to measure. UserError where an option is invalid."""
         least = {"rows": 8, "vocab": 3, "width": 16, "repeats": 1, "against": 0, "against_step": 0}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and not (value >= low and value > 0):
                 limit = f"at least {low}" if low else "positive"
-                raise UserError(f"--{name.replace('_', '-')} is {value}, but it must be {limit}")
+                raise UserError(option=flag(name), value=value, expected=limit)
         if self.method not in METHODS:
             raise UserError(f"there is no method {self.method!r}: {suggest(self.method, METHODS)}")
         if self.rows is not None and self.rows % (512 if self.rows >= 4096 else 8):
@@ -103,7 +108,7 @@ class Benchmark:
         return Setting.of(device, self.quick, **{name: getattr(self, name) for name in names})
 
     def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
-        """Every part, printed and written as soon as it is there. One that fails leaves the others alone."""
+        """The results of all parts. Each is printed and written as soon as it is measured; a part that fails stops no other."""
         from m2s.benchmark import PARTS
         from m2s.benchmark.comparison import release, said
         from m2s.benchmark.format import bar_words, words
@@ -133,6 +138,7 @@ class Benchmark:
         return results
 
     def _about(self, setting: "Setting") -> dict[str, Any]:
+        """The machine, the versions and the sizes."""
         from importlib.metadata import distributions
 
         import torch

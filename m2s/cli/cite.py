@@ -5,23 +5,26 @@ from typing import Annotated
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError, suggest
 from m2s.methods import METHODS
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Cite:
-    """Print BibTeX of the paper and of the methods it builds on.
+    """Print the BibTeX entries of the paper and of the methods it builds on.
 
-    NAME is what `m2s train --method` takes (m2s, sedd, md4, ...); without one, all of them.
+    Without NAME it prints all entries.
 
     Example: m2s cite sedd
     """
 
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[NAME]")] = None
-    """Which one."""
+    """A method, as in `m2s train --method`: m2s, sedd, md4, ...; by default all."""
 
     def run(self) -> None:
+        """Print the entries."""
         if self.name is not None and self.name.lower() not in METHODS:
             raise UserError(f"there is no reference {self.name!r}: {suggest(self.name, METHODS)}")
         chosen = METHODS.values() if self.name is None else [METHODS[self.name.lower()]]

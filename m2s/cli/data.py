@@ -1,6 +1,4 @@
-"""`m2s data prepare | check | list`: pack text into token files, verify data, say what there is."""
-
-from __future__ import annotations
+"""`m2s data prepare | check | list`: pack text into token files, verify data, list data sets."""
 
 import shlex
 from dataclasses import dataclass
@@ -9,52 +7,55 @@ from typing import Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Prepare:
-    """Encode text and pack it into token files that training reads, with a meta.json of counts and checksums.
+    """Encode text and pack it into token files for training, with a meta.json of counts and checksums.
 
-    SOURCE is a folder (searched at any depth) or a file of .txt (documents separated by a line <|endoftext|>; without such a
-    line the file is one document), .jsonl or .parquet (field or column `text`, or --text-field); or a data set of the Hugging
-    Face hub: openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
+    SOURCE is a folder (searched at any depth) or a file. A .txt holds documents separated by lines <|endoftext|>, or one
+    document. A .jsonl or .parquet has the documents in the field or column `text`, or --text-field. SOURCE may also be a data
+    set of the Hugging Face hub: openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
 
-    Of each file, or train split of the hub, documents 0, 100, 200, ... go to validation; files of one document each are counted
-    together, in the order of their names. If all there is is one document, its last tokens go there, one in 100. A data set
-    of the hub keeps its own validation split where it has one.
+    Documents 0, 100, 200, ... of each file, or of the train split of the hub, go to validation. Files of one document each are
+    counted together, in the order of their names. If there is only one document, its last tokens go to validation, one in 100.
+    A data set of the hub keeps its validation split where it has one.
 
-    Interrupt it at any time: the same command goes on where it was, and the result is the same to the byte. A folder that
-    holds another preparation is refused.
+    The same command, given again, resumes an interrupted preparation. The result is the same to the byte. A folder that holds
+    a different preparation is an error.
 
     Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """A folder, a file, or the name of a data set on the hub."""
+    """The text: a folder, a file, or the name of a data set on the hub."""
     out: Path
-    """The folder to write: a new or an empty one, or the same as before to go on."""
+    """The folder to write: new, empty, or that of an interrupted run to resume."""
     tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars|PATH|OWNER/NAME")] = "gpt2"
-    """gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of --alphabet. Or a
-    tokenizer.json, a folder with one, or the name of a tokenizer on the Hugging Face hub. A copy is stored with the tokens."""
+    """The tokenizer. gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of
+    --alphabet. Or a tokenizer.json, a folder with one, or a tokenizer on the Hugging Face hub. A copy is saved beside."""
     merges: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """For gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2. A copy is kept with the tokens."""
+    """gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2. A copy is saved with the tokens."""
     alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """For chars: all characters, in the order of their ids; by default text8's, a space and a to z."""
+    """chars: all characters, in the order of their ids; by default those of text8, a space and a to z."""
     text_field: Annotated[str, tyro.conf.arg(metavar="NAME")] = "text"
-    """Of .jsonl, .parquet and the hub: the field or column that holds the document."""
+    """The field or column of .jsonl, .parquet and the hub that holds the document."""
     validation_every: int = 100
-    """One document in so many goes to validation or, of a single document, one token; 0: none goes there."""
+    """One document in so many goes to validation (for a single document, one token in so many); 0: no validation."""
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
-    """Files with such a name go to the test split as a whole."""
+    """Files whose names match this pattern form the test split."""
     shard_tokens: int = 2**27
-    """How many tokens go into one file. A token takes two bytes, or four where there are more than 65,536 tokens."""
+    """Tokens in one file. A token takes two bytes, or four where the vocabulary has more than 65,536 tokens."""
 
     def run(self) -> None:
+        """Prepare the text, print the counts and the next command."""
         if self.shard_tokens < 1:
-            raise UserError(f"--shard-tokens is {self.shard_tokens}, but it must be at least 1")
+            raise UserError(option="--shard-tokens", value=self.shard_tokens, expected="at least 1")
         if self.validation_every < 0:
-            raise UserError(f"--validation-every is {self.validation_every}, but it must be 0 or more")
+            raise UserError(option="--validation-every", value=self.validation_every, expected="0 or more")
         from m2s.data import prepare_text
         from m2s.data.tokenizer import make_tokenizer
 
@@ -65,6 +66,7 @@ class Prepare:
                 hint = "--merges FILE says where the merges are; --tokenizer bytes needs none"
                 raise UserError(f"{error}. {hint}") from error
             raise
+
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )
@@ -73,16 +75,18 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Check:
-    """Verify the SHA-256 of every file of a prepared text, or of an image data set, and print what it holds.
+    """Verify the SHA-256 of every file of a prepared text or an image data set, and print its size.
 
     Example: m2s data check packed/
     """
 
     what: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|NAME")]
-    """The folder of a prepared text, or the name of an image data set: digits, mnist, cifar10."""
+    """The folder of a prepared text, or the name of an image data set: digits, mnist or cifar10."""
 
     def run(self) -> None:
+        """Verify the files and print the counts."""
         from m2s.data import check_text, image_sets
 
         if self.what in image_sets():
@@ -99,19 +103,21 @@ class Check:
 
 
 @dataclass(frozen=True)
+@help_from_source
 class List:
-    """Say which data sets there are, where they are looked for, and whether they are there.
+    """List the data sets, their folders, and which of them are on this machine.
 
     Example: m2s data list
     """
 
     def run(self) -> None:
+        """Print the list."""
         from importlib.util import find_spec
 
         from m2s.data import image_sets, root
         from m2s.data.hub import HUB_TEXTS
 
-        print(f"Data lies in {root()} (set M2S_DATA to change that).\n\nImages:")
+        print(f"Data folder: {root()} (set M2S_DATA to change it).\n\nImages:")
         for name, entry in image_sets().items():
             missing = entry.missing(entry.folder)
             print(f"  {'missing' if missing else 'here   '}  {name:8s} {entry.summary}")
@@ -128,7 +134,7 @@ class List:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Data:
-    """Pack text into token files (prepare), verify data (check), or say what there is (list).
+    """Pack text into token files (prepare), verify data (check), or list the data sets (list).
 
     Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
     """
@@ -138,13 +144,24 @@ class Data:
         | Annotated[Check, tyro.conf.subcommand("check")]
         | Annotated[List, tyro.conf.subcommand("list")]
     )
+    """What to do."""
 
     def run(self) -> None:
+        """Run the subcommand."""
         self.action.run()
 
 
 def next_command(out: Path, meta: dict[str, Any]) -> str:
-    """How to train on it, in windows no longer than the text; without text to train or to validate on, what else it is for."""
+    """Return the command that uses a prepared text next.
+
+    Args:
+        out: The folder of the text.
+        meta: Its meta.json.
+
+    Returns:
+        The command to train on it, with windows no longer than the text; without training or validation text, the command to
+        evaluate on it.
+    """
     from m2s.presets import PRESETS
 
     tokens = min(meta["splits"][split]["tokens"] for split in ("train", "validation"))
@@ -156,7 +173,14 @@ def next_command(out: Path, meta: dict[str, Any]) -> str:
 
 
 def counts(meta: dict[str, Any]) -> list[str]:
-    """Documents, tokens and files of each split, for people."""
+    """Return a table of the documents, tokens and files of each split.
+
+    Args:
+        meta: The meta.json of a prepared text.
+
+    Returns:
+        The lines of the table, with notes.
+    """
     lines = [f"{'':12s}{'documents':>12s}{'tokens':>16s}{'files':>7s}"]
     for split, entry in meta["splits"].items():
         lines.append(f"{split:12s}{entry['documents']:>12,}{entry['tokens']:>16,}{len(entry['shards']):>7}")

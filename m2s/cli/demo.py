@@ -1,4 +1,4 @@
-"""`m2s demo`: the whole library on 8 x 8 digits, as commands that one can give oneself, and a page that shows what came out."""
+"""`m2s demo`: the complete library on 8 x 8 digits, as commands that a user can repeat, and a page with the results."""
 
 import shlex
 import sys
@@ -6,21 +6,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "m2s on 8 x 8 digits"
-STORY = """Two networks learn the same digits from the same batches and the same noise. M2S says what it believes the clean
-image to be; SEDD says how much likelier each change would make the noisy one. Every belief has a score, but not every score
-has a belief behind it: the audit counts SEDD's scores that have none, and the repair puts the nearest one that has in their
-place."""
+STORY = """Two networks learn the same digits from the same batches and the same noise. M2S predicts the posterior of the clean
+image. SEDD predicts a score: how much more likely each change would make the noisy image. Every posterior has a score, but not
+every score has a posterior. The audit counts the scores of SEDD that have none. The repair replaces each by the nearest score
+that has one."""
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Demo:
     """Train M2S and SEDD on 8 x 8 digits, sample, measure, audit and repair them: one page in under four minutes on two cores.
 
-    Every step is a command of m2s, printed before it runs. Given again, finished training is not repeated.
+    Every step is a command of m2s, printed before it runs. The same command, given again, does not repeat finished training.
 
     Example: m2s demo --out out/demo
     """
@@ -28,66 +30,72 @@ class Demo:
     out: Path = Path("out/demo")
     """The folder for both runs and the page, index.html."""
     steps: int = 600
-    """Updates of each network."""
+    """Training steps of each network."""
     n: int = 36
-    """Samples of each."""
+    """Samples of each network."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of all randomness."""
 
     def run(self) -> None:
+        """Run the commands and write the page."""
         from m2s.cli import parse
         from m2s.report.page import write
 
         if self.steps < 1 or self.n < 1 or not 0 <= self.seed < 2**31:
-            raise UserError(f"--steps {self.steps} and --n {self.n} must be at least 1, --seed {self.seed} in 0..{2**31 - 1}")
+            raise UserError(
+                f"--steps is {self.steps}, --n is {self.n} and --seed is {self.seed}, but --steps and --n must be at least 1, "
+                f"and --seed in 0..{2**31 - 1}"
+            )
         output_folder(self.out)
         begin = time.monotonic()
-        for what, command in self.commands():
-            print(f"\n{what}\n$ m2s {shlex.join(command)}", flush=True)
+        for title, command in self.commands():
+            print(f"\n{title}\n$ m2s {shlex.join(command)}", flush=True)
             parse(command).run()
             sys.stdout.flush()
         runs = [self.out / "m2s", self.out / "sedd"]
-        print(f"\nPut it all on one page.\n$ m2s report {runs[0]} {runs[1]} --out {self.out / PAGE}")
+        print(f"\nPut everything on one page.\n$ m2s report {runs[0]} {runs[1]} --out {self.out / PAGE}")
         for problem in write(runs, self.out / PAGE, TITLE, STORY):
             print(f"left out: {problem}")
-        print(f"\n{time.monotonic() - begin:.0f} seconds. Open {self.out / PAGE} in a browser: everything above is on it.")
+        print(f"\n{time.monotonic() - begin:.0f} seconds. Open {self.out / PAGE} in a browser: it shows everything above.")
 
     def commands(self) -> list[tuple[str, list[str]]]:
-        """What is done, and the command that does it."""
+        """Return each step as a title and the command that does it."""
         ours, theirs, seed = str(self.out / "m2s"), str(self.out / "sedd"), ["--seed", str(self.seed)]
         training = ["--steps", str(self.steps), "--log-every", "100", "--validate-every", "0", *seed]
-        drawing = ["--n", str(self.n), "--steps", "64", *seed]
+        sampling = ["--n", str(self.n), "--steps", "64", *seed]
         return [
-            ("Train M2S: the network's output is a belief about the clean image.", train(ours, "m2s-offset", training)),
-            ("Train SEDD on the same batches and noise: the output is a free score.", train(theirs, "sedd", training)),
+            (
+                "Train M2S: the network predicts the posterior of the clean image.",
+                ["train", "digits", "--method", "m2s-offset", *training, "--out", ours],
+            ),
+            (
+                "Train SEDD on the same batches and noise: the network predicts an unconstrained score.",
+                ["train", "digits", "--method", "sedd", *training, "--out", theirs],
+            ),
             *[
                 (
-                    "Draw from both, on the same noise.",
-                    ["sample", run, "--sampler", "analytic", "--overwrite", *drawing, "--out", f"{run}/samples.png"],
+                    "Sample from both with the same noise.",
+                    ["sample", run, "--sampler", "analytic", "--overwrite", *sampling, "--out", f"{run}/samples.png"],
                 )
                 for run in (ours, theirs)
             ],
             *[
-                ("Bound the likelihood of images that neither has seen.", ["evaluate", "bpd", run, "--out", f"{run}/bpd.json"])
+                ("Bound the likelihood of held-out images.", ["evaluate", "bpd", run, "--out", f"{run}/bpd.json"])
                 for run in (ours, theirs)
             ],
             *[
                 (
-                    "Audit: is there a belief behind every score that the sampler was given?",
-                    ["audit", run, "--overwrite", *drawing, "--out", f"{run}/audit"],
+                    "Audit: does every score that the sampler uses have a posterior?",
+                    ["audit", run, "--overwrite", *sampling, "--out", f"{run}/audit"],
                 )
                 for run in (theirs, ours)
             ],
             (
-                "Repair SEDD: the nearest score that has a belief, at every step, on the same noise.",
-                ["repair", theirs, "--measure", "none", "--overwrite", *drawing, "--out", f"{theirs}/repair"],
+                "Repair SEDD: at every step use the nearest score that has a posterior, with the same noise.",
+                ["repair", theirs, "--measure", "none", "--overwrite", *sampling, "--out", f"{theirs}/repair"],
             ),
             *[
-                ("Watch the digits appear.", ["figure", "film", "--source", run, "--out", f"{run}/film.png", *seed])
+                ("Show how the digits appear.", ["figure", "film", "--source", run, "--out", f"{run}/film.png", *seed])
                 for run in (ours, theirs)
             ],
         ]
-
-
-def train(out: str, method: str, options: list[str]) -> list[str]:
-    return ["train", "digits", "--method", method, *options, "--out", out]

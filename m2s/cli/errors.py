@@ -1,72 +1,98 @@
-"""What tyro says of bad arguments, and the library of bad values, in words of the command line."""
+"""Error messages in words of the command line: options as they are typed, and what to type instead."""
 
-import ast
-import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from m2s.errors import suggestion
-from m2s.training.config import CLASSES, rename
+from m2s.cli.options import flag
+from m2s.errors import UserError
 
-KINDS = {"INT": "whole number", "FLOAT": "number"}
+GENERAL = ("bayes", "analytic", "euler", "tau_leaping")  # the general samplers, which error messages offer first
 
-
-def one_line(boxed: str) -> str:
-    """What tyro's box says, without the box, its title and its pointers to the help."""
-    paragraphs = [""]
-    for line in boxed.splitlines()[1:]:
-        text = line.strip("│|╭╮╰╯+ ")
-        if text.startswith(("For full helptext", "Argument helptext")):
-            break
-        if text and not text.strip("─-"):
-            paragraphs.append("")
-        else:
-            paragraphs[-1] += f" {text}"
-    said = [" ".join(paragraph.split()).rstrip(".") for paragraph in paragraphs]
-    return _plain("; ".join(filter(None, said)), boxed) or "the arguments could not be read"
+if TYPE_CHECKING:
+    from m2s.heads import Head
+    from m2s.process import Process
+    from m2s.samplers import Sampler
 
 
-def _plain(said: str, boxed: str) -> str:
-    """The commonest complaints without Python in them; others as they are."""
-    if missing := re.fullmatch(r"Missing value for argument '(\S+)'\. Expected \d+ values", said):
-        return f"{missing[1]} needs a value"
-    if choice := re.fullmatch(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of (\(.*\))", said):
-        known = [str(value) for value in ast.literal_eval(choice[3])]
-        hint = suggestion(choice[1], known)
-        return f"{choice[2]} is {choice[1]!r}, but it must be one of {', '.join(known)}" + (f": {hint}" if hint else "")
-    if wrong := re.match(r"Error parsing (\S+): ", said):
-        kind = re.search(rf"{re.escape(wrong[1])} \[?(INT|FLOAT)", boxed)
-        if kind and (one := re.search(r"(?:with base 10|string to float): ('.*')", said)):
-            return f"{wrong[1]} is {one[1]}, but it must be a {KINDS[kind[1]]}"
-        if kind and (some := re.search(r"valid parse for arguments: (\[.*\])", said)):
-            return f"{wrong[1]} is {' '.join(ast.literal_eval(some[1]))!r}, but it must be {KINDS[kind[1]]}s"
-    return said
+def message(error: UserError, options: Collection[str]) -> str:
+    """Return the message of an error, with an argument's name replaced by the option that sets it.
 
+    Args:
+        error: The error. Its attribute `option` may name a Python argument, such as "top_k".
+        options: The options of the command, such as "--top-k".
 
-def typed(said: str, options: Collection[str]) -> str:
-    """What the library says of its arguments, as who typed a command with these options must type it.
-
-    sampler='bayes' or 'euler' is --sampler bayes or euler, m2s.Projected(head) is --project, a condition is --labels,
-    m2s.Hybrid or m2s.Uniform is m2s train --process.kind hybrid or uniform, and a bare LogScore is log-score.
+    Returns:
+        The message with "--top-k" in place of "top_k". It is the plain message where the command has no such option.
     """
-    said = re.sub(r"m2s\.Projected\((?:head\)|.*\)$)", "--project" if "project" in options else "m2s sample --project", said)
-    if "labels" in options:
-        said = said.replace("there is no condition", "there are no --labels")
-    said = rename(said, lambda _, option: f"m2s train {option}")
-    said = re.sub(r"(,| or) m2s train --(?:process|head)\.kind", r"\1", said)
-    said = re.sub(r"(?<![\w.])([A-Z]\w+)\b(?!\()", lambda found: CLASSES.get(found[1], found[1]).rpartition(" ")[2], said)
-    if "sampler" in options:
-        said = re.sub(r"\buse '(\w+)'", r"use --sampler \1", said)
-
-    def given(found: re.Match[str]) -> str:
-        return f"{_option(found[1])} {found[2].replace(chr(39), '')}" if found[1] in options else found[0]
-
-    said = re.sub(r"\b(\w+)=('\w+'(?:(?:, | or )'\w+')*|[\w.]+)", given, said)
-    for name in options:
-        said = re.sub(rf"^{name} is ", f"{_option(name)} is ", said)
-        if "_" in name:
-            said = re.sub(rf"(?<!')\b{name}\b(?!')", _option(name), said)
-    return said
+    typed = None if error.option is None else flag(error.option)
+    return error.describe(typed) if typed in options else str(error)
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def supports(sampler: "str | Sampler", head: "Head") -> bool:
+    """Return whether a sampler can draw from a head.
+
+    Args:
+        sampler: The sampler, or its name.
+        head: The head.
+    """
+    from m2s.samplers.options import SamplingOptions
+
+    try:
+        SamplingOptions(head, (1, 2), sampler=sampler)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def unsupported_sampler(sampler: "Sampler", head: "Head", checkpoint: str, project: str) -> UserError:
+    """Return the error for a sampler that cannot draw from a checkpoint, with the samplers that can.
+
+    Args:
+        sampler: The sampler that was chosen.
+        head: The head of the checkpoint.
+        checkpoint: The checkpoint, as it was typed.
+        project: What to type to project scores, "--project" or "m2s sample --project".
+
+    Returns:
+        The error. Its hint names the samplers that support the head, the processes that the sampler supports where the process
+        is what it does not support, and projection where the head predicts an unconstrained score.
+    """
+    from m2s.realizability import Projected
+    from m2s.samplers.registry import SAMPLERS, default_sampler
+
+    output = "a posterior" if head.has_posterior else "an unconstrained score"
+    reason = f"sampler {sampler.name!r} does not support {checkpoint}, which predicts {output}, {head}"
+    kinds = {name: process for name, process in _processes().items() if supports(sampler, _like(head, process))}
+    if kinds and type(head.process) not in {type(process) for process in kinds.values()}:
+        reason += f"; it needs a model trained with --process.kind {_either(list(kinds))}"
+    supported = [name for name in SAMPLERS if supports(name, head)] or [default_sampler(head)]
+    first = [name for name in GENERAL if name in supported] or supported
+    others = [name for name in supported if name not in first]
+    advice = f"use --sampler {_either(first)}"
+    if not head.has_posterior and head.process.chain is None and supports(sampler, Projected(head)):
+        advice += f", or {project}, which gives the score a posterior"
+    return UserError(f"{reason}: {advice}" + (f"; also supported: {', '.join(others)}" if others else ""))
+
+
+def _processes() -> "dict[str, Process]":
+    """A small process of each kind that samplers distinguish, by its --process.kind."""
+    import m2s
+
+    return {
+        "uniform": m2s.Uniform(2, m2s.Linear()),
+        "absorbing": m2s.Absorbing(2, m2s.Linear()),
+        "hybrid": m2s.Hybrid(2, p_uniform=0.1),
+        "gaussian": m2s.RateMatrix.uniform(2, m2s.Linear()),
+    }
+
+
+def _like(head: "Head", process: "Process") -> "Head":
+    """A head of the same kind over another process."""
+    import m2s
+
+    return m2s.Posterior(process) if head.has_posterior else m2s.LogScore(process)
+
+
+def _either(names: list[str]) -> str:
+    """Names as a choice: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,4 +1,4 @@
-"""`m2s repair CHECKPOINT`: the same samples with and without projection, measured."""
+"""`m2s repair CHECKPOINT`: draw the same samples with and without projection, and measure both."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.audit import AuditArgs, begun
-from m2s.cli.sampling_args import write_samples
+from m2s.cli.audit import AuditArgs, is_unfinished
+from m2s.cli.help_text import help_from_source
+from m2s.cli.sample_files import write_samples
 from m2s.devices import resolve_device
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     from m2s.samplers.shards import SampleShards
 
 MEASURES = ("genppl", "fid", "none")
-PAIRS = 32  # at most so many in the picture
+MAX_PAIRS = 32  # in the picture
 
-Measure = Callable[[dict[str, Path]], dict[str, Any] | None]  # of the samples of both kinds
+Measure = Callable[[dict[str, Path]], dict[str, Any] | None]  # from the files of both arms to the content of repair.json
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Repair(AuditArgs):
-    """Sample a free score twice from the same noise, once as it is and once projected, and measure both.
+    """Sample an unconstrained score twice from the same noise, once as it is and once projected, and measure both.
 
-    The measure is generative perplexity for text (with intervals over pairs of sequences), FID for images, or none: what is
-    counted without a judge is the classes of the scores, negative weights, and the tokens that changed. Into the folder go
-    repair.json, repair.txt, free.npz and projected.npz, and pairs.png (images) or free.txt and projected.txt (text). A killed
-    run goes on where it stopped when the same command is given again.
+    The measure is generative perplexity for text (with intervals over pairs of sequences), FID for images, or none. Without a
+    measure the command still counts the classes of the scores, negative weights, and the tokens that changed.
+
+    Writes repair.json, repair.txt, free.npz and projected.npz into a folder, and pairs.png (images) or free.txt and
+    projected.txt (text). The same command, given again, resumes an interrupted run.
 
     Example: m2s repair runs/sedd --n 1024 --judge gpt2-large --protocol mdlm --out repair/
 
@@ -41,52 +44,54 @@ class Repair(AuditArgs):
     """
 
     out: Path
-    """The folder for everything."""
+    """The folder for all files."""
     n: int = 1024
-    """How many pairs."""
+    """Number of pairs of samples."""
     measure: Annotated[str, tyro.conf.arg(metavar="genppl|fid|none")] = ""
-    """By default genppl for text and fid for images."""
+    """What is measured: genppl, fid or none; by default genppl for text and fid for images."""
     protocol: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
-    """Of the measure, as in m2s evaluate: paper (the default), sedd or mdlm; mnist-5k or cifar10-50k."""
+    """Protocol of the measure, as in m2s evaluate. genppl: paper (the default), sedd or mdlm. fid: mnist-5k or
+    cifar10-50k."""
     judge: Annotated[str, tyro.conf.arg(metavar="NAME|FOLDER|FILE")] = ""
-    """genppl: a causal language model; by default the protocol's."""
+    """genppl: the causal language model that scores the text; by default the protocol's."""
     against: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT")] = ""
-    """fid: the data, where there is no protocol, such as mnist:test."""
+    """fid: the data to compare with, instead of a protocol, such as mnist:test."""
     inception: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """fid: Inception's weights, as in m2s evaluate fid."""
+    """fid: weights of Inception, as in m2s evaluate fid."""
     few: bool = False
-    """fid: go on with too few samples, for a rehearsal."""
+    """fid: accept too few samples for a covariance of full rank, for a rehearsal."""
     resamples: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Of the pairs, for the intervals; by default 2,000, for FID 100."""
+    """Bootstrap resamples of the pairs, for the intervals; by default 2,000, and 100 for FID."""
 
     def run(self) -> None:
+        """Draw both arms, measure them, write the files and print the table."""
         from m2s.data.tokenizer import check_tokenizer
         from m2s.evaluation.repair import ARMS, changes, table
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
-        others = [path for path in samples.values() if not begun(path)]
+        others = [path for path in samples.values() if not is_unfinished(path)]
         require_absent([numbers, *others, *([words] if len(others) == len(samples) else [])], self.overwrite)
-        checkpoint = self.prepare()
+        checkpoint = self.load_auditable()
         if checkpoint.head.has_posterior:
             raise UserError(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
         if checkpoint.tokenizer is not None:
             check_tokenizer(checkpoint.tokenizer)
         options = {arm: self.options(checkpoint, project=arm == "projected") for arm in ARMS}
-        measure = self._measure(checkpoint)
+        measure = self._find_measure(checkpoint)
         output_folder(self.out)
         for path in (numbers, words, *samples.values()):
             output_file(path, (path.suffix,))
         tokens: dict[str, Tensor] = {}
         audits: dict[str, Any] = {}
-        kept: list[SampleShards] = []
+        shards: list[SampleShards] = []
         for arm in ARMS:
-            parts = self.parts(samples[arm], checkpoint, options[arm])
-            audits[arm] = self.watch(checkpoint, options[arm], parts, arm)
+            parts = self.shards(samples[arm], checkpoint, options[arm])
+            audits[arm] = self.audit(checkpoint, options[arm], parts, arm)
             tokens[arm] = parts.join()
             write_samples(samples[arm], tokens[arm], checkpoint, parts.settings)
-            kept.append(parts)
-        self._show(checkpoint, tokens)
+            shards.append(parts)
+        self._write_pairs(checkpoint, tokens)
         result = {
             **{name: audits["free"][name] for name in ("command", "device", "versions", "checkpoint", "head", "process")},
             "changes": changes(tokens["free"], tokens["projected"]),
@@ -96,48 +101,49 @@ class Repair(AuditArgs):
         with atomic_write(words) as temporary:
             temporary.write_text(table(result) + "\n", encoding="utf-8")
         write_json(numbers, result)
-        for parts in kept:
+        for parts in shards:
             parts.close()
         print(f"\n{table(result)}\n\n{numbers} and {words} written")
 
-    def _show(self, checkpoint: "Checkpoint", tokens: "dict[str, Tensor]") -> None:
-        """Pairs side by side, or the texts."""
+    def _write_pairs(self, checkpoint: "Checkpoint", tokens: "dict[str, Tensor]") -> None:
+        """Write the images of both arms side by side, or their texts."""
         import torch
 
         from m2s.report.samples import write_pictures, write_text
 
         data = checkpoint.data or {}
         if data.get("kind") == "image":
-            shown = max(1, 2 * math.isqrt(min(self.n, PAIRS) // 2) ** 2)  # so that the square grid is even in width
-            pairs = torch.stack([tokens["free"][:shown], tokens["projected"][:shown]], 1).flatten(0, 1)
+            count = max(1, 2 * math.isqrt(min(self.n, MAX_PAIRS) // 2) ** 2)  # an even width keeps pairs in one row
+            pairs = torch.stack([tokens["free"][:count], tokens["projected"][:count]], 1).flatten(0, 1)
             write_pictures(self.out / "pairs.png", pairs, tuple(data["shape"]), data["levels"])
         elif checkpoint.tokenizer is not None:
             for arm, rows in tokens.items():
                 write_text(self.out / f"{arm}.txt", rows, checkpoint.tokenizer)
 
-    def _measure(self, checkpoint: "Checkpoint") -> Measure:
-        """What will be done with the samples; all that it needs is there, or this says what is not."""
+    def _find_measure(self, checkpoint: "Checkpoint") -> Measure:
+        """The function that measures the samples. Everything it needs is loaded here, before samples are drawn."""
         kind = (checkpoint.data or {}).get("kind")
         chosen = self.measure or {"image": "fid", "text": "genppl"}.get(str(kind), "none")
         if chosen not in MEASURES:
-            raise UserError(f"--measure is {chosen!r}, but it must be one of {', '.join(MEASURES)}")
+            raise UserError(option="--measure", value=chosen, expected=f"one of {', '.join(MEASURES)}")
         if chosen == "none":
             return lambda _: None
         if self.resamples is not None and self.resamples < 100:
             raise UserError(f"--resamples is {self.resamples}, but an interval needs at least 100")
         try:
-            return self._genppl(checkpoint) if chosen == "genppl" else self._fid(checkpoint)
+            return self._generative_perplexity(checkpoint) if chosen == "genppl" else self._fid(checkpoint)
         except UserError as error:
             raise UserError(f"{error} (--measure none does without)") from error
 
-    def _genppl(self, checkpoint: "Checkpoint") -> Measure:
+    def _generative_perplexity(self, checkpoint: "Checkpoint") -> Measure:
+        """The perplexity of both arms under a judge."""
         from m2s.evaluation.genppl import PROTOCOLS, read_samples
         from m2s.evaluation.judge import load_judge
         from m2s.evaluation.repair import judged
 
         tokenizer = checkpoint.tokenizer
         if tokenizer is None:
-            raise UserError(f"{self.checkpoint} has no tokenizer, so its samples are no text to judge")
+            raise UserError(f"{self.checkpoint} has no tokenizer, so that its samples are not text")
         if (name := self.protocol or "paper") not in PROTOCOLS:
             raise UserError(f"there is no protocol {name!r} of genppl: choose from {', '.join(PROTOCOLS)}")
         if self.n < 2:
@@ -152,14 +158,17 @@ class Repair(AuditArgs):
         return measure
 
     def _fid(self, checkpoint: "Checkpoint") -> Measure:
-        from m2s.cli.evaluate.fid import about, find_protocol, read, refuse_few, split, statistics
+        """The FID of both arms."""
+        from m2s.cli.evaluate.fid import check_count, describe, find_protocol
+        from m2s.cli.evaluate.images import load_split, read
+        from m2s.cli.evaluate.statistics import statistics
         from m2s.evaluation import inception
         from m2s.evaluation.fid import ROWS, frechet
         from m2s.evaluation.repair import ARMS, fid_difference
 
         data = checkpoint.data or {}
         protocol = find_protocol(self.protocol, self.against)
-        reference = split(protocol.against).first(protocol.count)
+        reference = load_split(protocol.against).first(protocol.count)
         network = inception.load(self.inception, resolve_device(self.device))
         if (list(reference.shape), reference.levels) != (list(data.get("shape", ())), data.get("levels")):
             raise UserError(
@@ -169,7 +178,7 @@ class Repair(AuditArgs):
         least = 2 if self.few else max(protocol.samples or 0, network.width + 1)
         if self.n < least:
             raise UserError(f"--n is {self.n}, but this FID needs at least {least:,} samples")
-        refuse_few(reference, network, self.few)
+        check_count(reference, network, self.few)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:
             images = {arm: read(str(path), reference).first(protocol.samples) for arm, path in samples.items()}
@@ -183,8 +192,8 @@ class Repair(AuditArgs):
                 **{arm: frechet(found[arm], theirs) for arm in ARMS},
                 "difference": gap,
                 "samples": found["free"].count,
-                "reference": about(reference),
-                "network": about(network),
+                "reference": describe(reference),
+                "network": describe(network),
             }
 
         return measure

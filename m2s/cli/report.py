@@ -1,4 +1,4 @@
-"""m2s report: one page about runs."""
+"""`m2s report RUN ...`: one HTML page about runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,36 +6,41 @@ from typing import Annotated
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.io import require_absent
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Report:
-    """Put all that is known about runs on one HTML page that opens from the disk, with no network: curves, samples, tables,
-    audits, and the commands and versions that made them.
+    """Write one HTML page about runs: curves, samples, tables, audits, and the commands and versions that made them. The page
+    opens from the disk, without a network.
 
-    Beside what m2s train leaves in its folder, results are found there, or one folder below, by what they hold:
+    The page shows the log of m2s train, and every result in the folder of a run or one folder below. Results are recognized
+    by their content. Commands that write results there:
 
     m2s evaluate bpd RUN --out RUN/bpd.json, m2s evaluate fid|genppl SAMPLES --out RUN/fid.json, m2s sample RUN --out
     RUN/samples.png, m2s audit RUN --out RUN/audit, m2s repair RUN --out RUN/repair.
 
-    What a run does not have is left out; what cannot be read is named. The same files give the same page.
+    The page omits results that a run does not have. The command prints the files that it cannot read. The same files give the
+    same page.
 
     Example: m2s report runs/m2s runs/sedd --out report.html
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
-    """Folders that m2s train made."""
+    """Folders of m2s train."""
     out: Path
-    """The page to write: .html."""
+    """The page to write, .html."""
     title: str = "Runs of discrete diffusion"
-    """Of the page."""
+    """Title of the page."""
     notes: str = ""
-    """Words of your own for the opening; an empty line ends a paragraph."""
+    """Your text for the start of the page. An empty line ends a paragraph."""
     overwrite: bool = False
-    """Replace a page that is there."""
+    """Replace an existing page."""
 
     def run(self) -> None:
+        """Write the page, and print what was left out."""
         from m2s.report.page import write
 
         require_absent([self.out] if self.out.is_file() else [], self.overwrite)

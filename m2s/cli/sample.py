@@ -1,13 +1,15 @@
-"""m2s sample: draw from a trained network."""
+"""`m2s sample CHECKPOINT`: draw samples from a trained network."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from m2s.cli.sampling_args import BAR, SamplingArgs, advance, drawn, settings, write_beside, write_samples
+from m2s.cli.help_text import help_from_source
+from m2s.cli.sample_files import BAR, advance, read_finished, settings, write_picture_or_text, write_samples
+from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError
 from m2s.io import output_file, require_absent
 
@@ -22,54 +24,60 @@ SUFFIXES = (".npz", ".png", ".txt")
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Sample(SamplingArgs):
-    """Draw samples from a checkpoint: tokens as .npz, and a picture grid (.png) or text (.txt) beside them.
+    """Draw samples from a checkpoint. Writes tokens as .npz, and a grid of pictures (.png) or text (.txt) beside them.
 
-    Sample number i depends on the seed and i alone: not on the batch, on how many processes share the work, or on an
-    interruption. A killed run goes on where it stopped when the same command is given again; so does one that drew all and
-    could not write the picture or the text.
+    Sample number i depends on the seed and on i only. It does not depend on the batch size, on the number of processes, or on
+    an interruption. The same command, given again, resumes an interrupted run. It also writes a picture or text that is
+    missing beside finished tokens.
+
+    The last options below belong to single samplers. They come from the samplers that are registered, also by a --plugin.
 
     Example: m2s sample runs/digits --n 64 --steps 100 --out digits.png
+
+    Example: m2s sample runs/owt --sampler forward_backward --corrections 2 --prompt "Once upon" --out story.txt
     """
 
     out: Path
-    """Where to write: .npz for tokens; .png (images) or .txt (text) puts the tokens beside it as .npz."""
+    """The file to write: .npz for tokens; .png (images) or .txt (text), with the tokens beside it as .npz."""
     start: int = 0
-    """The number of the first sample: 0..63 and then 64..127 are the same as 0..127."""
+    """Number of the first sample. Samples 0..63 and then 64..127 are the same as 0..127."""
     prompt: str = ""
-    """Text that every sample begins with."""
+    """Text at the start of every sample."""
     clamp: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A .npy of integers [n, length] or [length]: tokens that stay as they are, -1 where free (infilling)."""
+    """A .npy of integers, [n, length] or [length]: tokens that stay as they are, and -1 at positions to fill (infilling)."""
     labels: tuple[int, ...] = ()
-    """Classes to draw, in turns, from a network that takes them."""
+    """Classes to draw, cyclically, from a network that was trained with labels: --labels 0 1 2."""
     guidance: float = 1.0
-    """Strength g of classifier-free guidance: above 1 exaggerates the labels, 1 is no guidance."""
+    """Strength g of classifier-free guidance: above 1 exaggerates the labels, 1 is no guidance. Needs --labels."""
     guide: Literal["posterior", "rates", "step"] = "posterior"
-    """What guidance combines, as p_c^g p_u^(1-g) of the predictions with and without labels: posteriors, reverse rates (always
-    for an unconstrained score), or the distributions of one step (D-CFG of UDLM; samplers bayes, ancestral, analytic)."""
+    """What guidance combines, as p_c^g p_u^(1-g) of the predictions with and without labels: posteriors; reverse rates (always
+    for an unconstrained score); or the distributions of one step (D-CFG of UDLM; samplers bayes, ancestral, analytic)."""
     temperature: float = 1.0
-    """Below one sharpens the posterior."""
+    """Temperature of the posterior: below 1 sharpens it."""
     top_p: float = 1.0
-    """Keep the likeliest tokens that hold this much of the posterior."""
+    """Keep the smallest set of most likely tokens that has this much of the posterior; 1 keeps all."""
     top_k: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Keep this many of the likeliest tokens."""
+    """Keep this many of the most likely tokens; by default all."""
     on: Literal["posterior", "leave_one_out"] = "posterior"
-    """Which law temperature, top-k and top-p sharpen."""
+    """The distribution that temperature, top-k and top-p sharpen."""
     project: bool = False
-    """Replace a free score by the nearest one that has a posterior (repair of SEDD checkpoints)."""
+    """Replace an unconstrained score by the nearest one that has a posterior (repair of SEDD checkpoints)."""
     micro_batch: int = 16
-    """Rows of every call of the network. Part of what a sample is: another number may round differently."""
+    """Samples in each call of the network. Samples depend on it: with another number the network may round differently."""
     shard: str = ""
-    """i/k: draw every k-th batch only, beginning with the i-th (from 0); whoever draws the last writes the result. Under
-    torchrun each process takes its share by itself."""
+    """I/K: draw only every K-th batch, starting with the I-th (counted from 0), to divide the work. The process that draws the
+    last batch writes the result. Under torchrun each process takes its part by itself."""
 
     def run(self) -> None:
+        """Draw the samples that are missing, and write all of them."""
         from m2s.samplers.shards import CorruptShardError, SampleShards
 
         out = output_file(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
         require_absent([out], self.overwrite)
-        shard, shards = self._share()
+        shard, shards = self._shard()
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
@@ -77,14 +85,16 @@ class Sample(SamplingArgs):
             tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels)
         )
         if tokens_file.exists() and not self.overwrite:
-            write_beside(out, drawn(tokens_file, parts.settings), checkpoint, parts.settings)
+            write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)
             parts.close()
             return
         try:
             done = parts.open()
-            self._draw(checkpoint, parts, options, done, (shard, shards))
+            if done:
+                print(f"resuming: {done} of {self.n} samples were drawn before")
+            self._draw(checkpoint, parts, options, (shard, shards))
             if not parts.whole():
-                print(f"shard {shard} of {shards} is drawn; the others are not all there yet")
+                print(f"shard {shard} of {shards} is drawn; other shards are missing")
                 return
             tokens = parts.join()
         except CorruptShardError as error:
@@ -92,52 +102,51 @@ class Sample(SamplingArgs):
         write_samples(out, tokens, checkpoint, parts.settings)
         parts.close()
 
-    def _share(self) -> tuple[int, int]:
+    def _shard(self) -> tuple[int, int]:
+        """The number of this shard, and how many there are."""
         text = self.shard or f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}"
         try:
             shard, shards = map(int, text.split("/"))
         except ValueError:
-            raise UserError(f"--shard is {text!r}, but it must be like 0/2") from None
+            raise UserError(option="--shard", value=text, expected="like 0/2") from None
         if not 0 <= shard < shards:
             raise UserError(f"--shard is {text!r}, but the first number must lie in 0..{shards - 1}")
         return shard, shards
 
     def _check(self, checkpoint: "Checkpoint") -> None:
-        """The checkpoint can do what was asked of it."""
+        """Raise UserError where the checkpoint cannot do what the options ask for."""
         from m2s.data.tokenizer import check_tokenizer
 
         if self.out.suffix == ".png" and (checkpoint.data or {}).get("kind") != "image":
-            raise UserError(f"{self.checkpoint} does not hold a model of images: write .txt or .npz")
+            raise UserError(f"{self.checkpoint} is not a model of images: write .txt or .npz")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
             raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
         if self.prompt and checkpoint.tokenizer is None:
-            raise UserError(f"{self.checkpoint} has no tokenizer to read --prompt with: use --clamp")
+            raise UserError(f"{self.checkpoint} has no tokenizer to encode --prompt: use --clamp")
         if (self.out.suffix == ".txt" or self.prompt) and checkpoint.tokenizer is not None:
             check_tokenizer(checkpoint.tokenizer)
         if self.project and checkpoint.head.has_posterior:
-            raise UserError(f"--project repairs a free score, but {self.checkpoint} predicts a posterior already")
+            raise UserError(f"--project is for an unconstrained score, but {self.checkpoint} predicts a posterior already")
+        if self.guidance != 1 and not self.labels:
+            raise UserError(f"--guidance is {self.guidance}, but there are no --labels: give the classes to draw")
+        sharpens = (self.temperature, self.top_p, self.top_k) != (1, 1, None)
+        if sharpens and not checkpoint.head.has_posterior and not self.project:
+            raise UserError(
+                f"--temperature, --top-k and --top-p sharpen a posterior, but {self.checkpoint} predicts an unconstrained "
+                "score, which need not have one: use --project, or leave them out"
+            )
         classes = checkpoint.config["model"].get("classes")
         if self.labels and (classes is None or not all(0 <= label < classes for label in self.labels)):
             known = "takes no labels" if classes is None else f"knows the classes 0..{classes - 1}"
             raise UserError(f"--labels are {' '.join(map(str, self.labels))}, but {self.checkpoint} {known}")
 
     def _clamp(self, checkpoint: "Checkpoint", length: int) -> "Tensor | None":
-        import numpy as np
+        """Fixed tokens of all samples, [n, length], with -1 at positions to fill; None where nothing is fixed."""
         import torch
 
         if not self.prompt and self.clamp is None:
             return None
-        clamp = torch.full((self.n, length), -1)
-        if self.clamp is not None:
-            try:
-                given = torch.from_numpy(np.load(self.clamp, allow_pickle=False).astype(np.int64))
-            except (OSError, ValueError) as error:
-                raise UserError(f"--clamp {self.clamp} cannot be read as a .npy file of integers: {error}") from error
-            if given.shape not in ((length,), (self.n, length)):
-                raise UserError(
-                    f"--clamp {self.clamp} has shape {list(given.shape)}, expected [{length}] or [{self.n}, {length}]"
-                )
-            clamp = given.expand(self.n, length).clone()
+        clamp = torch.full((self.n, length), -1) if self.clamp is None else self._read_clamp(self.clamp, length)
         if self.prompt:
             assert checkpoint.tokenizer is not None
             try:
@@ -149,13 +158,27 @@ class Sample(SamplingArgs):
             clamp[:, : len(ids)] = torch.tensor(ids)
         return clamp
 
+    def _read_clamp(self, path: Path, length: int) -> "Tensor":
+        """The tokens of --clamp, [n, length]."""
+        import numpy as np
+        import torch
+
+        try:
+            given = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.int64))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--clamp {path} cannot be read as a .npy file of integers: {error}") from error
+        if given.shape not in ((length,), (self.n, length)):
+            raise UserError(f"--clamp {path} has shape {list(given.shape)}, expected [{length}] or [{self.n}, {length}]")
+        return given.expand(self.n, length).clone()
+
     def _options(self, checkpoint: "Checkpoint") -> "SamplingOptions":
+        """The options of all samples together."""
         import torch
 
         return self.options(
             checkpoint,
             self.project,
-            clamp=self._clamp(checkpoint, self.tokens(checkpoint)),
+            clamp=self._clamp(checkpoint, self.sample_length(checkpoint)),
             condition=torch.tensor([self.labels[i % len(self.labels)] for i in range(self.n)]) if self.labels else None,
             guidance=self.guidance,
             guide=self.guide,
@@ -168,25 +191,28 @@ class Sample(SamplingArgs):
         )
 
     def _draw(
-        self, checkpoint: "Checkpoint", parts: "SampleShards", options: "SamplingOptions", done: int, share: tuple[int, int]
+        self, checkpoint: "Checkpoint", parts: "SampleShards", options: "SamplingOptions", shard: tuple[int, int]
     ) -> None:
+        """Draw the batches of this shard that are missing, and save each."""
         from tqdm import tqdm
 
         import m2s
         from m2s.ops import use_backend
 
-        missing = list(parts.missing(*share))
-        if done:
-            print(f"going on: {done} of {self.n} samples were drawn before")
-        same = {field.name: getattr(options, field.name) for field in fields(options)}
+        missing = list(parts.missing(*shard))
         windows, network = len(list(options.windows())), self.network(checkpoint)
         with (
             use_backend(self.kernels),
             tqdm(total=float(sum(count for _, count in missing)), desc="sampling", unit="sample", bar_format=BAR) as bar,
         ):
             for first, count in missing:
-                at = slice(first, first + count)
-                mine = {name: None if same[name] is None else same[name][at] for name in ("clamp", "condition")}
-                mine |= {"shape": (count, parts.length), "start": self.start + first}
-                tokens = m2s.sample(network, callback=lambda step: advance(bar, step, windows), **{**same, **mine})
-                parts.put(first, tokens)
+                rows = slice(first, first + count)
+                batch = replace(
+                    options,
+                    shape=(count, parts.length),
+                    start=self.start + first,
+                    clamp=None if options.clamp is None else options.clamp[rows],
+                    condition=None if options.condition is None else options.condition[rows],
+                )
+                given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+                parts.put(first, m2s.sample(network, callback=lambda step: advance(bar, step, windows), **given))

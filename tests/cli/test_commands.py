@@ -1,4 +1,4 @@
-"""The command line: what it writes, what it says, and what it refuses."""
+"""The command line: the files it writes, what it prints, and its errors."""
 
 import json
 import os
@@ -24,13 +24,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
-    """The integrator takes longer steps here: the numbers are tested elsewhere."""
+    """Longer steps of the integrator: its numbers are tested elsewhere."""
     exact = toy.toy_data
     monkeypatch.setattr(toy, "toy_data", lambda distribution=toy.DATA_DISTRIBUTION: exact(distribution, points=15, step=0.2))
 
 
-def refused(capsys, *arguments: str) -> str:
-    """The one line that bad input gives."""
+def error_line(capsys, *arguments: str) -> str:
+    """Run a command that must fail, and return its one line on stderr."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
@@ -46,24 +46,24 @@ def test_figure_writes_a_picture_and_its_numbers(tmp_path, capsys):
     width = int.from_bytes(out.read_bytes()[16:20], "big")
     assert width == 3900
     numbers = json.loads(out.with_suffix(".json").read_text())
-    assert numbers["law"] == list(toy.DATA_DISTRIBUTION) and len(numbers["tv"]) == len(numbers["c"])
+    assert numbers["distribution"] == list(toy.DATA_DISTRIBUTION) and len(numbers["tv"]) == len(numbers["c"])
     assert sorted(path.name for path in out.parent.iterdir()) == ["toy.json", "toy.png"]
     assert "toy.png" in capsys.readouterr().out
 
 
-def test_figure_seed_draws_another_law_and_replaces_what_was_there(tmp_path):
+def test_figure_seed_changes_the_distribution_and_replaces_the_file(tmp_path):
     out = tmp_path / "toy.svg"
     out.write_text("old")
     main(["figure", "toy", "--out", str(out), "--seed", "1"])
     assert "<svg" in out.read_text()
-    assert json.loads(out.with_suffix(".json").read_text())["law"] == list(toy.random_distribution(1))
+    assert json.loads(out.with_suffix(".json").read_text())["distribution"] == list(toy.random_distribution(1))
 
 
-def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monkeypatch):
+def test_demo_writes_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monkeypatch):
     """With samplers of 8 steps in place of 64."""
-    whole = Demo.commands
+    original = Demo.commands
     monkeypatch.setattr(
-        Demo, "commands", lambda self: [(what, ["8" if x == "64" else x for x in words]) for what, words in whole(self)]
+        Demo, "commands", lambda self: [(what, ["8" if x == "64" else x for x in words]) for what, words in original(self)]
     )
     out = tmp_path / "demo"
     main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])
@@ -77,7 +77,7 @@ def test_demo_leaves_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monk
     assert page.count("<img") >= 6 and audit["overall"]
 
 
-def test_demo_goes_on_over_what_is_there(tmp_path, capsys, monkeypatch):
+def test_demo_does_not_repeat_finished_training(tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise UserError("enough")
 
@@ -103,7 +103,7 @@ def test_help_names_every_method(capsys):
     assert set(METHODS) <= words
 
 
-def test_help_names_a_method_that_was_added_to_the_list(monkeypatch):
+def test_help_names_a_new_method():
     METHODS.add("brand-new", METHODS["m2s"])
     try:
         assert "brand-new" in runpy.run_path(m2s.cli.train.__file__)["Train"].__doc__
@@ -112,7 +112,7 @@ def test_help_names_a_method_that_was_added_to_the_list(monkeypatch):
 
 
 def test_cite_all(capsys):
-    """Every reference once, under a key of its own."""
+    """Every reference appears once, with its key."""
     main(["cite"])
     keys = re.findall(r"^@\w+\{([^,]+),", capsys.readouterr().out, re.M)
     assert len(keys) == len(set(keys)) and set(keys) == set(
@@ -121,7 +121,7 @@ def test_cite_all(capsys):
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
-def test_help_teaches(command, capsys):
+def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])
     text = capsys.readouterr().out
@@ -166,24 +166,24 @@ def test_version(capsys):
     ],
     ids=" ".join,
 )
-def test_bad_input_is_one_line_and_writes_nothing(arguments, said, tmp_path, monkeypatch, capsys):
+def test_invalid_input_prints_one_line_and_writes_nothing(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
     (tmp_path / "taken.json").mkdir()
-    monkeypatch.setattr(toy, "toy_data", lambda *_: pytest.fail("computed before it looked"))
+    monkeypatch.setattr(toy, "toy_data", lambda *_: pytest.fail("computed before the check"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert said in refused(capsys, *arguments)
+    assert said in error_line(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.json"]
     assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_refused(tmp_path, capsys):
+def test_folder_without_permission(tmp_path, capsys):
     tmp_path.chmod(0o500)
-    assert "cannot write" in refused(capsys, "figure", "toy", "--out", str(tmp_path / "x.png"))
+    assert "cannot write" in error_line(capsys, "figure", "toy", "--out", str(tmp_path / "x.png"))
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
+def test_atomic_write_leaves_no_partial_file(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("old")
 
@@ -197,7 +197,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_target_and_folder_leave_nothing_behind(tmp_path):
+def test_output_checks_leave_no_file(tmp_path):
     assert output_file(tmp_path / "a" / "x.png", (".png",)) == tmp_path / "a" / "x.png"
     assert list(output_folder(tmp_path / "a").iterdir()) == []
     with pytest.raises(UserError, match="folder"):
@@ -215,7 +215,7 @@ def test_as_a_program(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_gpu_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+def test_out_of_memory_prints_one_line(tmp_path, monkeypatch, capsys):
     def full(config: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -227,7 +227,7 @@ def test_a_full_gpu_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     assert "66 of a step's 1584" in said and "--micro-batch" in said
 
 
-def test_who_stops_reading_is_told_nothing():
+def test_closed_pipe_prints_no_traceback():
     done = subprocess.run(
         f"{sys.executable} -m m2s.cli cite | true", shell=True, capture_output=True, text=True, timeout=120, check=False
     )

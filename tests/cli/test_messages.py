@@ -1,4 +1,4 @@
-"""What is said of common mistakes: each message names what was typed and what to type instead, in one line."""
+"""Error messages of the command line: each names what was typed and what to type instead, in one line."""
 
 import json
 import re
@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import m2s
 import m2s.hub
 from m2s.cli import main
-from m2s.cli.errors import typed
+from m2s.cli.errors import message
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.evaluation.judge import load_judge
@@ -40,8 +39,8 @@ def free(tmp_path: Path) -> str:
     return saved(tmp_path / "runs" / "free", m2s.LogScore(m2s.Uniform(5, m2s.Linear())))
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that bad input gives."""
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail, and return its one line on stderr."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
@@ -55,14 +54,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", [["audit"], ["audit", "--sampler", "autoregressive"], ["repair", "--measure", "none"]])
-def test_what_corrupts_nothing_is_not_audited(ar, command, tmp_path, capsys):
-    said = refused(capsys, command[0], ar, *command[1:], "--out", str(tmp_path / "new"))
+def test_autoregressive_models_have_no_scores_to_audit(ar, command, tmp_path, capsys):
+    said = error_line(capsys, command[0], ar, *command[1:], "--out", str(tmp_path / "new"))
     assert "cannot be audited" in said and "no scores to audit" in said and "--sampler" not in said
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("command", ["audit", "sample"])
-def test_weights_are_not_told_apart_by_their_digits(command, free, tmp_path, monkeypatch, capsys):
+def test_other_weights_are_named_without_checksums(command, free, tmp_path, monkeypatch, capsys):
     other = saved(tmp_path / "other", m2s.LogScore(m2s.Uniform(5, m2s.Linear())), seed=1)
     place = tmp_path / ("out" if command == "audit" else "out.npz")
     options = ("--n", "2", "--steps", "2", "--device", "cpu", "--out", str(place))
@@ -73,7 +72,7 @@ def test_weights_are_not_told_apart_by_their_digits(command, free, tmp_path, mon
     monkeypatch.setattr(SampleShards, "put", killed)
     with pytest.raises(KeyboardInterrupt):
         main([command, free, *options])
-    said = refused(capsys, command, other, *options)
+    said = error_line(capsys, command, other, *options)
     assert "(other weights)" in said and not re.search("[0-9a-f]{64}", said)
 
 
@@ -89,18 +88,18 @@ def bare(monkeypatch):
 
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "abacus"])
-def test_a_device_that_is_not_there(device, free, tmp_path, capsys):
+def test_missing_device(device, free, tmp_path, capsys):
     for command in (
         ["train", "digits", "--out", str(tmp_path / "new")],
         ["sample", free, "--out", str(tmp_path / "new.npz")],
         ["evaluate", "bpd", free],
     ):
-        said = refused(capsys, *command, "--device", device)
+        said = error_line(capsys, *command, "--device", device)
         assert device in said and "leave it out for the best there is, or give cpu" in said and len(said) < 200
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
-def test_training_does_not_begin_where_it_cannot_sum(monkeypatch):
+def test_training_needs_float64(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     with pytest.raises(UserError, match=r"float64.*give cpu"):
         World.start("mps")
@@ -112,16 +111,21 @@ def test_training_does_not_begin_where_it_cannot_sum(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("train digits --resume", "there is no option --resume: what was interrupted goes on by itself when the same command"),
-        ("sample run --out x --resume", "goes on by itself"),
+        ("train digits --resume", "there is no option --resume: the same command, given again, resumes an interrupted run"),
+        ("sample run --out x --resume", "resumes an interrupted run"),
         ("train digits --epochs 3", "--steps"),
         ("train digits --zzzz", "there is no option --zzzz: see m2s train digits --help"),
         ("sample run --zzzz 3 --out x", "there is no option --zzzz: see m2s sample --help"),
         ("evaluate bpd run --zzzz", "see m2s evaluate bpd --help"),
-        ("sample --n 3 --out x", "CHECKPOINT"),
+        ("sample --n 3 --out x", "CHECKPOINT is missing"),
+        ("sample run", "--out is missing (see m2s sample --help)"),
         ("sample --n 3 --out x", "(see m2s sample --help)"),
         ("data prepare", "(see m2s data prepare --help)"),
-        ("sample run extra --out x", "extra (see m2s sample --help)"),
+        ("sample run extra --out x", "unexpected argument extra (see m2s sample --help)"),
+        ("sample run --out", "--out needs a value (see m2s sample --help)"),
+        ("sample run --out x --kernels=fast", "--kernels is 'fast', but it must be one of auto, fused, reference"),
+        ("sample run --out x --corrections few", "--corrections is 'few', but it must be a whole number"),
+        ("evaluate bpd run --data digits --no-limit", "there is no option --no-limit: did you mean --limit?"),
         ("train digits --steps", "--steps needs a value (see m2s train digits --help)"),
         ("train digits --steps abc", "--steps is 'abc', but it must be a whole number (see m2s train digits --help)"),
         ("train digits --micro-batch 1.5", "--micro-batch is '1.5', but it must be a whole number"),
@@ -135,35 +139,47 @@ def test_training_does_not_begin_where_it_cannot_sum(monkeypatch):
         ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --process.kind?"),
     ],
 )
-def test_an_option_that_cannot_be_read(arguments, said, tmp_path, monkeypatch, capsys):
+def test_invalid_option(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = refused(capsys, *arguments.split())
+    line = error_line(capsys, *arguments.split())
     assert said in line and len(line) < 250
     assert not any(word in line for word in ("literal", "convert", "<class", "instantiated", "process.eps"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_guessed_where_nothing_is_near(capsys):
-    line = refused(capsys, "train", "digits", "--process.schedule", "zzz")
+def test_no_suggestion_where_no_name_is_close(capsys):
+    line = error_line(capsys, "train", "digits", "--process.schedule", "zzz")
     assert "choose from linear, exponential" in line and "did you mean" not in line
 
 
-# --- the library's words on the command line -------------------------------------------------------------------------------
+# --- errors of the library -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("command", "option", "value", "advice"),
     [
-        ("sample", "--sampler", "bayes", "use --sampler analytic, euler or tau_leaping, or --project"),
+        ("sample", "--sampler", "bayes", "use --sampler analytic, euler or tau_leaping, or --project, which gives"),
         ("audit", "--sampler", "bayes", "use --sampler analytic, euler or tau_leaping, or m2s sample --project"),
         ("repair", "--sampler", "bayes", "use --sampler analytic, euler or tau_leaping, or m2s sample --project"),
-        ("sample", "--top-k", "3", "use --project"),
     ],
 )
-def test_a_free_score_is_answered_in_options(command, option, value, advice, free, tmp_path, capsys):
-    said = refused(capsys, command, free, option, value, "--out", str(tmp_path / "new.npz"))
-    assert advice in said
+def test_sampler_that_needs_a_posterior(command, option, value, advice, free, tmp_path, capsys):
+    said = error_line(capsys, command, free, option, value, "--out", str(tmp_path / "new.npz"))
+    assert advice in said and "an unconstrained score" in said
+    assert "also supported: " in said and "forward_backward" in said
     assert not any(word in said for word in ("m2s.Projected", "sampler=", "top_k"))
+
+
+def test_sharpening_needs_a_posterior(free, tmp_path, capsys):
+    said = error_line(capsys, "sample", free, "--top-k", "3", "--out", str(tmp_path / "new.npz"))
+    assert "--top-k" in said and "use --project" in said and "m2s.Projected" not in said
+
+
+def advised(said: str) -> list[str]:
+    """The samplers that an error message offers."""
+    found = re.search(r"use --sampler (.*?)(?:; also supported: (.*))?$", said)
+    assert found is not None
+    return re.split(", | or ", ", ".join(filter(None, found.groups())))
 
 
 CHAINS = {"uniform": m2s.Chain.uniform, "absorbing": m2s.Chain.absorbing}
@@ -171,55 +187,60 @@ CHAINS = {"uniform": m2s.Chain.uniform, "absorbing": m2s.Chain.absorbing}
 
 @pytest.mark.parametrize("kind", CHAINS)
 @pytest.mark.parametrize("sampler", ["analytic", "ancestral", "euler", "adaptive", "remasking", "forward_backward"])
-def test_a_chain_is_answered_with_what_serves_it(kind, sampler, tmp_path, capsys):
+def test_chain_error_names_its_sampler(kind, sampler, tmp_path, capsys):
     chain = saved(tmp_path / "chain", m2s.Posterior(CHAINS[kind](5, torch.full((4,), 0.3)), "exact"))
     options = ("--n", "2", "--steps", "2", "--device", "cpu", "--out", str(tmp_path / "new.npz"))
-    said = refused(capsys, "sample", chain, "--sampler", sampler, *options)
-    advice = re.search(r"use --sampler (.*)$", said)
-    assert advice is not None and advice[1] == "bayes"
-    main(["sample", chain, "--sampler", advice[1], *options])
+    said = error_line(capsys, "sample", chain, "--sampler", sampler, *options)
+    names = advised(said)
+    assert "bayes" in names and sampler not in names
+    for name in names:
+        main(["sample", chain, "--sampler", name, "--overwrite", *options])
 
 
 @pytest.mark.parametrize(
-    ("process", "sampler", "advice"),
+    ("process", "sampler", "needs", "use"),
     [
-        (
-            m2s.Uniform(5, m2s.Linear()),
-            "confidence",
-            "it needs m2s train --process.kind absorbing; use --sampler bayes or euler",
-        ),
-        (m2s.RateMatrix.uniform(5, m2s.Linear()), "analytic", "(uniform, absorbing, hybrid)"),
-        (m2s.RateMatrix.uniform(5, m2s.Linear()), "analytic", "use --sampler euler"),
-        (
-            m2s.Absorbing(5, m2s.Linear()),
-            "self_correcting",
-            "m2s train --process.kind hybrid or uniform; use --sampler remasking",
-        ),
+        (m2s.Uniform(5, m2s.Linear()), "confidence", "absorbing", {"bayes", "euler"}),
+        (m2s.RateMatrix.uniform(5, m2s.Linear()), "analytic", "uniform, absorbing or hybrid", {"euler"}),
+        (m2s.Absorbing(5, m2s.Linear()), "self_correcting", "uniform or hybrid", {"remasking"}),
     ],
 )
-def test_no_sampler_is_refused_with_a_class(process, sampler, advice, tmp_path, capsys):
+def test_sampler_that_needs_another_process(process, sampler, needs, use, tmp_path, capsys):
     run = saved(tmp_path / "run", m2s.Posterior(process))
-    said = refused(capsys, "sample", run, "--sampler", sampler, "--out", str(tmp_path / "new.npz"))
-    assert advice in said and not re.search(r"m2s\.[A-Z]", said)
+    said = error_line(capsys, "sample", run, "--sampler", sampler, "--out", str(tmp_path / "new.npz"))
+    assert f"sampler {sampler!r} does not support" in said
+    assert f"it needs a model trained with --process.kind {needs}: use --sampler " in said
+    assert use <= set(advised(said)) and not re.search(r"m2s\.[A-Z]", said)
 
 
-def test_every_option_is_named_as_it_is_typed():
-    options = {"sampler", "top_k", "steps", "project"}
-    assert typed("steps is 0: use top_k=1", options) == "--steps is 0: use --top-k 1"
-    assert typed("use sampler='bayes' or 'euler'", options) == "use --sampler bayes or euler"
-    assert typed("did you mean 'top_k'?", options) == "did you mean 'top_k'?"
-    nested = m2s.LogScore(m2s.Uniform(5, m2s.Linear()))
-    assert typed(f"use m2s.Projected({nested})", options) == "use --project"
-    assert typed("it needs m2s.Hybrid or m2s.Uniform", options) == "it needs m2s train --process.kind hybrid or uniform"
-    assert typed("LogScore has none, but Uniform(5, Linear()) has: use 'euler'", options) == (
-        "log-score has none, but Uniform(5, Linear()) has: use --sampler euler"
-    )
+def test_next_token_model_has_one_sampler(ar, tmp_path, capsys):
+    said = error_line(capsys, "sample", ar, "--sampler", "bayes", "--out", str(tmp_path / "new.npz"))
+    assert said.endswith("use --sampler autoregressive")
+
+
+def test_arguments_are_named_as_options():
+    error = UserError(option="top_k", value=0, expected="at least 1")
+    assert str(error) == "top_k is 0, but it must be at least 1"
+    assert message(error, ["--top-k"]) == "--top-k is 0, but it must be at least 1"
+    assert message(error, ["--steps"]) == str(error)
+    assert message(UserError("top_k is not used"), ["--top-k"]) == "top_k is not used"
+    nested = UserError(option="optimizer.weight_decay", value=-1, expected="at least 0")
+    assert message(nested, ["--optimizer.weight-decay"]).startswith("--optimizer.weight-decay is -1")
+
+
+def test_structured_errors_of_a_command_name_its_options(monkeypatch, capsys):
+    def fail(self):
+        raise UserError(option="validation_every", value=3, expected="even")
+
+    monkeypatch.setattr("m2s.cli.data.Prepare.run", fail)
+    said = error_line(capsys, "data", "prepare", "texts", "--out", "x", "--validation-every", "3")
+    assert said == "m2s: --validation-every is 3, but it must be even"
 
 
 @pytest.mark.parametrize(
     ("method", "said"), [("ar", "exact NLL of held-out data"), ("m2s", "upper bound on the NLL of held-out data")]
 )
-def test_training_says_whether_it_ends_with_a_bound(method, said, tmp_path, capsys):
+def test_training_prints_whether_its_result_is_a_bound(method, said, tmp_path, capsys):
     less = ("--steps", "1", "--batch", "8", "--validation-samples", "4", "--validate-every", "0", "--device", "cpu")
     main(["train", "digits", "--method", method, *less, "--out", str(tmp_path / "run")])
     line = capsys.readouterr().out.splitlines()[-1]
@@ -230,69 +251,31 @@ def test_training_says_whether_it_ends_with_a_bound(method, said, tmp_path, caps
 # --- checkpoints -----------------------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_of_others(tmp_path):
+def test_checkpoints_of_other_projects(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mdlm", "hidden_dim": 768}')
-    with pytest.raises(ValueError, match=r"m2s's own .* SEDD .* not those of other projects, such as MDLM"):
+    with pytest.raises(ValueError, match=r"m2s.* SEDD .*other projects, such as MDLM"):
         m2s.load(tmp_path)
 
 
-def test_a_run_is_no_judge(ar, tmp_path, capsys, monkeypatch):
+def test_run_given_as_judge(ar, tmp_path, capsys, monkeypatch):
     (tmp_path / "samples.jsonl").write_text('{"text": "a b c"}\n' * 3)
-    monkeypatch.setitem(sys.modules, "transformers", None)  # nobody need install anything to learn this
-    said = refused(capsys, "evaluate", "genppl", str(tmp_path / "samples.jsonl"), "--judge", ar)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # the error does not need the package
+    said = error_line(capsys, "evaluate", "genppl", str(tmp_path / "samples.jsonl"), "--judge", ar)
     assert "no judge" in said and "m2s evaluate bpd RUN --data FILE" in said and "hf download" not in said
     (Path(ar) / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(UserError, match="pip install transformers"):
         load_judge(ar)
 
 
-def test_a_mistyped_folder_is_answered_with_its_neighbours(ar, free, tmp_path, monkeypatch, capsys):
+def test_mistyped_folder_lists_similar_ones(ar, free, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("x1", "x2", "x3", ".hidden"):
         (tmp_path / "runs" / name).mkdir()
     (tmp_path / "runs" / "fre.txt").touch()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for typed_ in ("runs/fre", str(tmp_path / "runs" / "fre")):
-        said = refused(capsys, "sample", typed_, "--out", "a.npz")
+        said = error_line(capsys, "sample", typed_, "--out", "a.npz")
         parent = typed_.rpartition("/")[0]
         assert said.startswith(f"m2s: there is no folder {typed_} ({parent} holds free, ") and "and 1 more)" in said
         assert ".hidden" not in said and "fre.txt" not in said
-    assert "holds" not in refused(capsys, "sample", "nowhere/fre", "--out", "a.npz")
-
-
-# --- processes and objectives ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("without_shape_hook")
-@pytest.mark.parametrize("kind", [m2s.Uniform, m2s.Absorbing])
-def test_a_schedule_is_asked_for_by_name(kind):
-    with pytest.raises(TypeError) as error:
-        kind(10)
-    advice = re.search(r"m2s\.\w+\(10, m2s\.\w+\(\)\)", str(error.value))
-    assert advice is not None and "_Scheduled" not in str(error.value)
-    assert isinstance(eval(advice[0]), kind)
-
-
-class Table(nn.Module):
-    """A network that embeds its tokens under a name of its own."""
-
-    def __init__(self, rows: int, name: str) -> None:
-        super().__init__()
-        setattr(self, name, nn.Embedding(rows, 11))
-        self.name = name
-
-    def forward(self, x_t: Tensor, t: Tensor) -> Tensor:
-        return getattr(self, self.name)(x_t)
-
-
-def test_a_network_without_a_row_for_the_mask():
-    head = m2s.Posterior(m2s.Absorbing(10, m2s.Linear()))
-    x_0, t = torch.zeros(2, 8, dtype=torch.long), torch.full((2,), 0.9)
-    generator = torch.Generator().manual_seed(0)
-    with pytest.raises(ValueError, match=r"has 10 rows: .* process.states = 11 states, 0\.\.10, the last one the mask"):
-        m2s.Objective(Table(10, "embedding"), head)
-    with pytest.raises(IndexError, match=r"process.states = 11 states, 0\.\.10, the last one the mask") as error:
-        m2s.Objective(Table(10, "tokens"), head, generator=generator)(x_0, t)
-    assert isinstance(error.value.__cause__, IndexError)
-    for name in ("embedding", "tokens"):
-        assert m2s.Objective(Table(11, name), head, generator=generator)(x_0, t).shape == x_0.shape
+    assert "holds" not in error_line(capsys, "sample", "nowhere/fre", "--out", "a.npz")

@@ -1,4 +1,4 @@
-"""`m2s sample`: what it writes, that a killed or shared run ends as an undisturbed one, and what it refuses."""
+"""`m2s sample`: the files it writes, interrupted and divided runs, and its errors."""
 
 import json
 import os
@@ -59,8 +59,8 @@ def draw(checkpoint: str, out: Path, *more: str) -> np.ndarray:
         return file["tokens"]
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
-    """The one line that bad input gives; nothing new lies in the folder."""
+def error_line(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    """Run a command that must fail and write nothing, and return its one line on stderr."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(SystemExit) as exit_:
         main(["sample", *arguments])
@@ -80,7 +80,7 @@ def test_tokens_are_those_of_the_library(images: str, tmp_path: Path) -> None:
     assert settings["seed"] == 5 and settings["sampler"] == "bayes" and len(settings["weights"]) == 64
 
 
-def test_a_grid_of_pictures(images: str, tmp_path: Path) -> None:
+def test_grid_of_pictures(images: str, tmp_path: Path) -> None:
     tokens = draw(images, tmp_path / "a.png", "--n", "5")
     page = imread(tmp_path / "a.png")
     scale = 19  # three rows of pixels enlarged to at least 56
@@ -117,7 +117,7 @@ def test_clamp_from_a_file_and_labels(images: str, tmp_path: Path) -> None:
     assert np.array_equal(tokens, m2s.sample(model, head, (4, 12), steps=4, clamp=both, condition=condition, guidance=2.0))
 
 
-def test_a_free_score_is_repaired_on_request(free: str, tmp_path: Path) -> None:
+def test_project_repairs_an_unconstrained_score(free: str, tmp_path: Path) -> None:
     plain = draw(free, tmp_path / "a.npz", "--n", "4", "--sampler", "analytic")
     repaired = draw(free, tmp_path / "b.npz", "--n", "4", "--sampler", "analytic", "--project")
     model, head = m2s.hub.load(free)
@@ -131,8 +131,8 @@ def program(checkpoint: str, out: Path, *more: str, **environment: str) -> subpr
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
 
 
-def test_killed_and_given_again(images: str, tmp_path: Path) -> None:
-    """Killed whenever a part has appeared, three times; nothing half-done looks finished; the end is the same."""
+def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
+    """A run killed three times, each time after a new shard: no incomplete file, and the samples of an uninterrupted run."""
     more = ("--n", "40", "--steps", "100", "--batch-size", "8")
     out = tmp_path / "a.npz"
     for least in (1, 2, 4):
@@ -144,14 +144,14 @@ def test_killed_and_given_again(images: str, tmp_path: Path) -> None:
         assert not out.exists()
     run = program(images, out, *more)
     said, _ = run.communicate()
-    assert run.returncode == 0 and "going on: " in said and not out.with_name("a.npz.parts").exists()
+    assert run.returncode == 0 and "resuming: " in said and not out.with_name("a.npz.parts").exists()
     model, head = m2s.hub.load(images)
     torch.set_num_threads(1)
     with np.load(out) as file:
         assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100).numpy())
 
 
-def test_two_processes_share_the_work(images: str, tmp_path: Path) -> None:
+def test_two_processes_divide_the_work(images: str, tmp_path: Path) -> None:
     more = ("--n", "21", "--steps", "4", "--batch-size", "4")
     both = [program(images, tmp_path / "a.npz", *more, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
     assert [run.wait() for run in both] == [0, 0]
@@ -165,7 +165,7 @@ def unfinished(checkpoint: str, out: Path) -> Path:
     return out.with_name(out.name + ".parts")
 
 
-def test_a_damaged_part_is_named(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_shard_is_named(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a.npz"
     parts = unfinished(images, out)
     part = next(parts.glob("*.npz"))
@@ -192,8 +192,8 @@ def test_a_damaged_part_is_named(images: str, tmp_path: Path, capsys: pytest.Cap
         ("adaptive --sites 2", Adaptive(sites=2)),
     ],
 )
-def test_the_numbers_of_a_sampler(text: str, tmp_path: Path, options: str, sampler: Sampler) -> None:
-    """On masks, by the command and by the library."""
+def test_options_of_a_sampler(text: str, tmp_path: Path, options: str, sampler: Sampler) -> None:
+    """The command and the library give the same samples."""
     tokens = draw(text, tmp_path / "a.npz", "--n", "5", "--sampler", *options.split())
     model, head = m2s.hub.load(text)
     assert np.array_equal(tokens, m2s.sample(model, head, (5, 10), steps=4, sampler=sampler).numpy())
@@ -204,7 +204,9 @@ def test_the_numbers_of_a_sampler(text: str, tmp_path: Path, options: str, sampl
         assert settings.get(name) == getattr(sampler, name, None)
 
 
-def test_the_numbers_of_a_sampler_decide_what_goes_on(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_only_with_the_same_sampler_options(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, more = tmp_path / "a.npz", ("--n", "8", "--steps", "4", "--batch-size", "4", "--sampler", "forward_backward")
     main(["sample", text, "--out", str(out), *more, "--shard", "0/2"])
     capsys.readouterr()
@@ -213,19 +215,19 @@ def test_the_numbers_of_a_sampler_decide_what_goes_on(text: str, tmp_path: Path,
         ("--leap", "0.01", "leap 0.003 there and 0.01 here"),
         ("--entry", "0.5", "entry 0.1 there and 0.5 here"),
     ):
-        assert said in refused(capsys, tmp_path, text, "--out", str(out), *more, option, value)
-    main(["sample", text, "--out", str(out), *more, "--corrections", "10", "--entry", "0.1"])  # what it has by itself
-    assert "going on: 4 of 8" in capsys.readouterr().out
+        assert said in error_line(capsys, tmp_path, text, "--out", str(out), *more, option, value)
+    main(["sample", text, "--out", str(out), *more, "--corrections", "10", "--entry", "0.1"])  # its defaults
+    assert "resuming: 4 of 8" in capsys.readouterr().out
     model, head = m2s.hub.load(text)
     with np.load(out) as file:
         assert np.array_equal(file["tokens"], m2s.sample(model, head, (8, 10), steps=4, sampler="forward_backward").numpy())
 
 
-def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_of_another_run_are_an_error(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a.npz"
     unfinished(images, out)
     capsys.readouterr()
-    err = refused(capsys, tmp_path, images, "--out", str(out), "--steps", "5", "--n", "8", "--batch-size", "4")
+    err = error_line(capsys, tmp_path, images, "--out", str(out), "--steps", "5", "--n", "8", "--batch-size", "4")
     assert "steps 4 there and 5 here" in err
 
 
@@ -236,14 +238,17 @@ def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, caps
         (("--steps", "-3"), "steps is -3"),
         (("--n", "0"), "--n is 0"),
         (("--sampler", "eulr"), "did you mean 'euler'?"),
-        (("--sampler", "ancestral"), "needs m2s train --process.kind absorbing; use --sampler bayes or euler"),
-        (("--leap", "0.1"), "--leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
-        (("--sampler", "predictor_corrector", "--entry", "0.5"), "--entry is 0.5, but sampler 'predictor_corrector' does not"),
+        (
+            ("--sampler", "ancestral"),
+            "it needs a model trained with --process.kind absorbing: use --sampler bayes, analytic, euler or tau",
+        ),
+        (("--leap", "0.1"), "leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
+        (("--sampler", "predictor_corrector", "--entry", "0.5"), "entry is 0.5, but sampler 'predictor_corrector' does not"),
         (("--sampler", "euler", "--corrections", "2"), "only forward_backward, predictor_corrector, self_correcting"),
-        (("--sampler", "forward_backward", "--sites", "2"), "--sites is 2, but sampler 'forward_backward' does not read it"),
-        (("--sampler", "forward_backward", "--corrections", "0"), "--corrections is 0, but it must be at least 1"),
-        (("--sampler", "forward_backward", "--leap", "nan"), "--leap is nan, but it must be a positive number"),
-        (("--sampler", "forward_backward", "--entry", "1.5"), "--entry is 1.5, but it must lie in (0, 1]"),
+        (("--sampler", "forward_backward", "--sites", "2"), "sites is 2, but sampler 'forward_backward' does not read it"),
+        (("--sampler", "forward_backward", "--corrections", "0"), "corrections is 0, but it must be at least 1"),
+        (("--sampler", "forward_backward", "--leap", "nan"), "leap is nan, but it must be a positive number"),
+        (("--sampler", "forward_backward", "--entry", "1.5"), "entry is 1.5, but it must lie in (0, 1]"),
         (("--grid", "log"), "linear, cosine"),
         (("--temperature", "0"), "temperature is 0"),
         (("--seed", "-1"), "seed is -1"),
@@ -258,38 +263,40 @@ def test_parts_of_another_run_are_not_mixed_in(images: str, tmp_path: Path, caps
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_refusals(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str) -> None:
-    assert message in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.npz"), *more)
+def test_invalid_options(
+    images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str
+) -> None:
+    assert message in error_line(capsys, tmp_path, images, "--out", str(tmp_path / "a.npz"), *more)
 
 
-def test_refusals_of_place(images: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "must end in" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.gif"))
-    assert "no folder" in refused(capsys, tmp_path, str(tmp_path / "no"), "--out", str(tmp_path / "a.npz"))
-    assert "model of images" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.png"))
-    assert "no tokenizer" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.txt"))
-    assert "10 tokens" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "abababababab"[:10])
-    assert "--prompt" in refused(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "ABC")
+def test_invalid_files(images: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "must end in" in error_line(capsys, tmp_path, images, "--out", str(tmp_path / "a.gif"))
+    assert "no folder" in error_line(capsys, tmp_path, str(tmp_path / "no"), "--out", str(tmp_path / "a.npz"))
+    assert "model of images" in error_line(capsys, tmp_path, text, "--out", str(tmp_path / "a.png"))
+    assert "no tokenizer" in error_line(capsys, tmp_path, images, "--out", str(tmp_path / "a.txt"))
+    assert "10 tokens" in error_line(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "abababababab"[:10])
+    assert "--prompt" in error_line(capsys, tmp_path, text, "--out", str(tmp_path / "a.txt"), "--prompt", "ABC")
     (tmp_path / "a.npz").write_bytes(b"mine")
-    assert "is there already" in refused(capsys, tmp_path, images, "--out", str(tmp_path / "a.png"))
+    assert "is there already" in error_line(capsys, tmp_path, images, "--out", str(tmp_path / "a.png"))
     assert (tmp_path / "a.npz").read_bytes() == b"mine"
     draw(images, tmp_path / "a.png", "--overwrite")
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model of GPT-2's tokens whose merges are nowhere."""
+    """A model of GPT-2's tokens without the merges."""
     head = m2s.Posterior(m2s.Absorbing(50_257, m2s.Linear()))
     data = {"kind": "text", "length": 4}
     return str(m2s.hub.save(tmp_path_factory.mktemp("gpt2"), network(50_258, 4), head, data, tokenizer=GPT2("/nowhere")))
 
 
-def test_a_tokenizer_that_lacks_something_is_refused_before_the_first_sample(
+def test_missing_files_of_a_tokenizer_are_an_error_before_the_first_sample(
     gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     asked = (("a.txt",), ("a.npz", "--prompt", "a"))
     for out, *more in asked:
-        err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+        err = error_line(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
         assert (
             err.startswith("m2s: GPT-2's merges are not at ") and f"into {tmp_path}/data/gpt2" in err and "prepare" not in err
         )
@@ -299,17 +306,17 @@ def test_a_tokenizer_that_lacks_something_is_refused_before_the_first_sample(
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tiktoken", None)
         for out, *more in asked:
-            err = refused(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
+            err = error_line(capsys, tmp_path, gpt2, "--out", str(tmp_path / out), "--n", "1", "--steps", "1", *more)
             assert "pip install tiktoken" in err
     pytest.importorskip("tiktoken")
     draw(gpt2, tmp_path / "a.txt", "--n", "1", "--prompt", "a ")
     assert (tmp_path / "a.txt").read_text().startswith("--- sample 0 ---\na ")
 
 
-def test_merges_given_once_are_found_by_all_that_follows(
+def test_merges_are_saved_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By training, and then by the checkpoint's samples and its bound, with nothing in the data folder."""
+    """Training, sampling and evaluation find them with an empty data folder."""
     pytest.importorskip("tiktoken")
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
@@ -328,36 +335,36 @@ def test_merges_given_once_are_found_by_all_that_follows(
 
 
 @pytest.mark.parametrize("suffix", [".png", ".txt"])
-def test_what_is_missing_beside_whole_tokens_is_written(
+def test_missing_picture_or_text_of_finished_tokens_is_written(
     images: str, text: str, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same command, without a call of the network; tokens of any other are not touched."""
+    """The same command writes it without calling the network. Tokens with other settings stay as they are."""
     checkpoint, out = (images if suffix == ".png" else text), tmp_path / f"a{suffix}"
     tokens = draw(checkpoint, out, "--n", "3")
     whole, before = out.read_bytes(), out.with_suffix(".npz").read_bytes()
     out.unlink()
-    unfinished(checkpoint, tmp_path / "b.npz").rename(tmp_path / "a.npz.parts")  # killed before they were tidied away
+    unfinished(checkpoint, tmp_path / "b.npz").rename(tmp_path / "a.npz.parts")  # killed before they were removed
     with monkeypatch.context() as patch:
         patch.setattr(m2s, "sample", lambda *_, **__: pytest.fail("the network was called"))
         assert np.array_equal(draw(checkpoint, out, "--n", "3"), tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", out.name]
     assert out.read_bytes() == whole and out.with_suffix(".npz").read_bytes() == before
     capsys.readouterr()
-    assert "is there already: give another" in refused(
+    assert "is there already: give another" in error_line(
         capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4"
     )
     out.unlink()
-    err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4", "--seed", "1")
+    err = error_line(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4", "--seed", "1")
     assert "a.npz is there already, drawn with other settings (seed): give another --out, or --overwrite" in err
     for bad in (before[: len(before) // 2], before[:200] + b"?" * 20 + before[220:], b""):
         out.with_suffix(".npz").write_bytes(bad)
-        err = refused(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4")
-        assert "a.npz is there already, and is no whole file of samples: give another" in err
+        err = error_line(capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4")
+        assert "a.npz is there already, and is not a complete file of samples: give another" in err
     assert not np.array_equal(draw(checkpoint, out, "--n", "3", "--seed", "1", "--overwrite"), tokens)
 
 
-def test_a_free_score_has_a_sampler_of_its_own(tmp_path):
-    """Without --sampler: SEDD's release, and with --project the exact step of the posterior that then stands behind it."""
+def test_default_sampler_of_an_unconstrained_score(tmp_path):
+    """Without --sampler it is that of SEDD's release, and with --project the exact step of the posterior."""
     run = tmp_path / "run"
     main(["train", "digits", "--method", "sedd", "--steps", "1", "--validate-every", "0", "--device", "cpu", "--out", str(run)])
     for options, sampler in (([], "analytic"), (["--project"], "bayes")):

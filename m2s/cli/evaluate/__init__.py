@@ -1,21 +1,28 @@
-"""`m2s evaluate bpd | fid | genppl`: measure a model or its samples. One file per measure, one line per measure below."""
+"""`m2s evaluate bpd | fid | genppl`: measure a model or its samples. One file and one line per metric."""
 
-from dataclasses import dataclass
-from typing import Annotated
+import importlib.util
+from dataclasses import dataclass, make_dataclass
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any
 
 import tyro
 
 from m2s.cli.evaluate.bpd import Bpd
 from m2s.cli.evaluate.fid import Fid
 from m2s.cli.evaluate.genppl import GenPPL
+from m2s.cli.evaluate.metric import metric_command
+
+BUILT_IN: dict[str, Any] = {"bpd": Bpd, "fid": Fid, "genppl": GenPPL}
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model on held-out data (bpd; of text its perplexity too), or its samples: images (fid) or text (genppl).
+    """Measure a model on held-out data (bpd, and the perplexity of text), or its samples: images (fid) or text (genppl).
 
-    Every measure prints its errors, and writes all that it depends on with --out result.json.
+    Every metric prints its standard errors. With --out result.json it also writes everything that the result depends on. A
+    --plugin can register more metrics.
 
     Example: m2s evaluate bpd runs/digits
     """
@@ -25,6 +32,36 @@ class Evaluate:
         | Annotated[Fid, tyro.conf.subcommand("fid")]
         | Annotated[GenPPL, tyro.conf.subcommand("genppl")]
     )
+    """The metric."""
 
     def run(self) -> None:
+        """Compute the metric."""
         self.measure.run()
+
+
+def with_metrics(command: type) -> type:
+    """Return `m2s evaluate` with one more subcommand for every registered metric.
+
+    Args:
+        command: The dataclass `Evaluate`.
+
+    Returns:
+        A subclass of it, or itself where no metric is registered that it does not have.
+    """
+    registered = {name: metric for name, metric in _registered().items() if name not in BUILT_IN}
+    if not registered:
+        return command
+    choices = BUILT_IN | {name: metric_command(name, metric) for name, metric in registered.items()}
+    annotations = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in choices.items()]
+    namespace = {"__doc__": command.__doc__}
+    extended = make_dataclass(
+        command.__name__, [("measure", reduce(or_, annotations))], bases=(command,), frozen=True, namespace=namespace
+    )
+    return tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)(extended)
+
+
+def _registered() -> dict[str, Any]:
+    """The metrics in the registry of m2s.evaluation, empty where this version has none."""
+    if importlib.util.find_spec("m2s.evaluation.registry") is None:
+        return {}
+    return dict(importlib.import_module("m2s.evaluation.registry").METRICS)

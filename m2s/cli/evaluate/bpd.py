@@ -1,14 +1,16 @@
-"""`m2s evaluate bpd CHECKPOINT`: the bound on the likelihood of held-out data."""
+"""`m2s evaluate bpd CHECKPOINT`: the NELBO of held-out data, an upper bound on its negative log-likelihood."""
 
-import json
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same_data
+from m2s.cli.help_text import help_from_source
+from m2s.cli.sampling_args import load_checkpoint
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, write_json
 
@@ -16,43 +18,47 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from m2s.distributed import World
-    from m2s.evaluation.bpd import EvaluationSet
+    from m2s.evaluation.bpd import DatasetNelbo
     from m2s.hub import Checkpoint
 
-SPLITS = ("test", "validation", "train")
-ROWS, LOGITS = 64, 2**28  # greatest numbers of rows and of logits in a call, unless --batch-size says otherwise
+# Largest numbers of examples and of logits in a call of the network, unless --batch-size is given.
+MAX_EXAMPLES, MAX_LOGITS = 64, 2**28
 
 
 @dataclass(frozen=True)
-class Held:
-    """The rows to evaluate on, and what they are."""
+class _Setup:
+    """What one evaluation runs on: the models, the data, and how the network is called."""
 
-    name: str
-    split: str | None
-    rows: "EvaluationSet"
-    labels: "Tensor | None" = None
-    left_out: int = 0  # tokens at the end of a text, less than a window
+    checkpoint: "Checkpoint"
+    other: "Checkpoint | None"
+    held_out: HeldOut
+    text: "dict[str, Tensor] | None"  # bytes and characters of each example; None for images
+    batch_size: int
+    bf16: bool
 
-    def __str__(self) -> str:
-        return self.name if self.split is None else f"{self.name} ({self.split})"
+    @property
+    def unit(self) -> str:
+        """What a site is called."""
+        return "dimension" if self.text is None else "token"
 
 
 @dataclass(frozen=True)
+@help_from_source
 class Bpd:
-    """Bound the likelihood of held-out data: bits per dimension of images; of text bits per token, byte and character, and
-    perplexity.
+    """Estimate the negative ELBO of held-out data: bits per dimension of images; bits per token, byte and character and the
+    perplexity of text.
 
-    The bound is integral + prior + reconstruction. All three are printed, and the integral alone, which is what most papers
-    report and no bound by itself. Each pass gives every row a time of its own, stratified over the whole set and denser near
-    0, where the loss is noisy, with the weight corrected.
+    The NELBO bounds the negative log-likelihood from above. It is integral + prior + reconstruction. All three are printed,
+    and so is the integral alone, which most papers report and which is not a bound by itself. Each pass draws one time per
+    example. The times are stratified over all examples, and denser near 0, where the loss is noisy; the weights correct this.
 
-    Two standard errors are given: "times" over the passes (other times and noise, the same rows; with Student's 95% interval)
-    and "rows" over the rows (other rows too, each independent of the others). Figures do not depend on --batch-size but for
-    rounding; under torchrun processes share the rows. Of an autoregressive network (ar) the likelihood itself is known: it is
-    printed in place of the bound, and neither passes nor times matter.
+    Two standard errors are printed: "times" over the passes (other times and noise, same examples; with Student's 95%
+    interval) and "rows" over the examples. Results do not depend on --batch-size, except for rounding. Under torchrun the
+    processes divide the examples. An autoregressive network (ar) has an exact likelihood: it is printed in place of the bound,
+    and passes and times do not matter.
 
-    Of text, documents are joined by the end-of-text token and cut into windows of the trained length. Bytes and characters
-    are those of the text without these tokens, though their nats count.
+    Text: documents are joined by the end-of-text token and cut into windows of the trained length. Bytes and characters are
+    those of the text without these tokens, but the nats of these tokens count.
 
     Example: m2s evaluate bpd runs/digits --out bpd.json
 
@@ -62,283 +68,171 @@ class Bpd:
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A folder with config.json and model.safetensors, such as that of a run, or a repository of the Hugging Face hub."""
+    """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
+    Hugging Face hub."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|PATH")] = ""
-    """By default what the run was trained on. Else digits, mnist, cifar10; or text: a folder of m2s data prepare, a file or
-    folder of .txt, .jsonl or .parquet, or a data set of the hub, such as lm1b or OWNER/NAME."""
+    """The data; by default what the run was trained on. Images: digits, mnist, cifar10. Text: a folder of m2s data prepare, a
+    file or folder of .txt, .jsonl or .parquet, or a data set of the hub, such as lm1b or OWNER/NAME."""
     split: Annotated[str, tyro.conf.arg(metavar="test|validation|train")] = ""
-    """By default test or, where a text has none, validation. A file or folder of plain text is taken as a whole."""
+    """The split of the data; by default test or, where a text has none, validation. A file or folder of plain text has none."""
     against: Annotated[str | None, tyro.conf.arg(metavar="CHECKPOINT")] = None
-    """Another one, bounded on the same rows, times and noise: the difference with its own, smaller, errors."""
+    """Another model to compare with, on the same examples, times and noise. The error of the difference is smaller than those
+    of its two parts."""
     passes: int = 4
-    """Times drawn for each row. The error over times needs at least 2."""
+    """Times drawn for each example. The error over times needs at least 2."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Take so many rows only, spread evenly over all."""
+    """Use only so many examples, spread evenly over all; by default all."""
     seed: int = 0
-    """Of times and noise. Two models with the same seed are compared on the same noise."""
+    """Seed of times and noise. Two models with the same seed are evaluated on the same noise."""
     t_min: float = 1e-3
-    """The ends of time that are cut off the integral, and where the reconstruction takes over; a finite chain
-    is summed as it is."""
+    """The integral runs over [t_min, 1 - t_min], and the reconstruction term starts from t_min. A finite chain is summed
+    completely."""
     bins: int = 20
-    """Of the curve of the loss over t."""
+    """Bins of the curve of the loss over t."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Rows of each call of the network; by default at most 64, and fewer where the vocabulary is large."""
+    """Examples in each call of the network; by default at most 64, and fewer where the vocabulary is large."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere."""
+    """Precision of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere."""
     device: str = ""
-    """cpu, cuda; by default the best there is."""
+    """cpu or cuda; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the result as .json, with all that it depends on, and the curve of the loss over t beside it as .png."""
+    """Write the result and everything it depends on as .json, and the curve of the loss over t beside it as .png; by default
+    the result is only printed."""
 
     def run(self) -> None:
+        """Estimate the NELBO, print it and write it to --out."""
         from m2s.distributed import World
 
         self._check()
         with World.start(self.device) as world:
-            self._measure(world)
+            self._evaluate(world)
 
-    def _measure(self, world: "World") -> None:
+    def _check(self) -> None:
+        """Raise UserError for numbers that are out of range."""
+        smallest = {"passes": 1, "bins": 1, "limit": 1, "batch_size": 1, "seed": 0}
+        for name, least in smallest.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(option=f"--{name.replace('_', '-')}", value=value, expected=f"at least {least}")
+        if not 0 < self.t_min < 0.5:
+            raise UserError(f"--t-min is {self.t_min}, but it must lie in (0, 0.5)")
+        if self.split and self.split not in SPLITS:
+            raise UserError(option="--split", value=self.split, expected=f"one of {', '.join(SPLITS)}")
+
+    def _evaluate(self, world: "World") -> None:
+        """Evaluate on all processes; the first one prints and writes."""
         import torch
 
-        from m2s.evaluation.bpd import IMPORTANCE, Shard, curve, dataset_nelbo, difference, measured, summary, table
+        from m2s.evaluation.bpd import dataset_nelbo
 
         started = time.monotonic()
         out = None
         if self.out is not None and world.first:
             out = output_file(self.out, (".json",))
             output_file(out.with_suffix(".png"), (".png",))
-        checkpoint = self._load(self.checkpoint, world.device)
-        other = None if self.against is None else self._load(self.against, world.device)
-        if other is not None:
-            self._compare(checkpoint, other)
+        setup = self._set_up(world)
+        torch.backends.cudnn.allow_tf32 = setup.bf16
+        held_out = setup.held_out
+        settings = (held_out.rows, self.passes, self.t_min, self.seed, setup.batch_size, held_out.labels, setup.bf16, world)
         try:
-            held = self._held(checkpoint)
-            if self.limit is not None and self.limit < len(held.rows):
-                labels = None if held.labels is None else Shard(held.labels, self.limit)[torch.arange(self.limit)]
-                held = replace(held, rows=Shard(held.rows, self.limit), labels=labels)
+            found, *theirs = [
+                dataset_nelbo(each.model, each.head, *settings) for each in (setup.checkpoint, setup.other) if each is not None
+            ]
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{setup.batch_size} examples per call do not fit into the memory of {world.device}: give --batch-size"
+            ) from error
+        if not world.first:
+            return
+        numbers = self._report(setup, found, theirs)
+        if out is not None:
+            seconds = round(time.monotonic() - started, 1)
+            self._write(out, finite({**numbers, **self._settings(setup, world, seconds)}))
+
+    def _set_up(self, world: "World") -> _Setup:
+        """Load the models and the data."""
+        from m2s.evaluation.bpd import measured
+
+        checkpoint = _load(self.checkpoint, world.device)
+        other = None if self.against is None else _load(self.against, world.device)
+        if other is not None:
+            check_same_data((self.checkpoint, checkpoint), (str(self.against), other))
+        try:
+            held_out = HeldOutSource(self.checkpoint, checkpoint, self.data, self.split).load().evenly(self.limit)
             text: dict[str, Tensor] | None = None if (checkpoint.data or {})["kind"] == "image" else {}
             if text is not None and checkpoint.tokenizer is not None:
-                text = measured(held.rows, checkpoint.tokenizer)
+                text = measured(held_out.rows, checkpoint.tokenizer)
         except UserError:
             raise
         except (OSError, ValueError, ImportError) as error:
             raise UserError(str(error)) from error
         bf16 = self.precision == "bf16" or (self.precision == "auto" and world.device.type == "cuda")
-        torch.backends.cudnn.allow_tf32 = bf16
-        size = self.batch_size or self._batch_size(checkpoint, held)
-        settings = (held.rows, self.passes, self.t_min, self.seed, size, held.labels, bf16, world)
-        try:
-            found, *theirs = [
-                dataset_nelbo(each.model, each.head, *settings) for each in (checkpoint, other) if each is not None
-            ]
-        except torch.OutOfMemoryError as error:
-            raise UserError(f"calls of {size} rows do not fit into the memory of {world.device}: give --batch-size") from error
-        if not world.first:
-            return
-        result = summary(found, text)
-        unit = "dimension" if text is None else "token"
-        print("\n".join([*self._about(checkpoint, held), *table(result, unit, found.exact)]))
+        largest = max(1, min(MAX_EXAMPLES, MAX_LOGITS // (held_out.sites * checkpoint.head.process.states)))
+        return _Setup(checkpoint, other, held_out, text, self.batch_size or largest, bf16)
+
+    def _report(self, setup: _Setup, found: "DatasetNelbo", theirs: "list[DatasetNelbo]") -> dict[str, Any]:
+        """Print the result, and return its numbers."""
+        from m2s.evaluation.bpd import IMPORTANCE, curve, difference, summary, table
+
+        result, unit = summary(found, setup.text), setup.unit
+        print("\n".join([*self._heading(setup), *table(result, unit, found.exact)]))
         compared: dict[str, Any] = {}
-        if other is not None:
-            bounds, gaps = summary(theirs[0], text), summary(found.minus(theirs[0]), text)
+        if setup.other is not None:
+            bounds, gaps = summary(theirs[0], setup.text), summary(found.minus(theirs[0]), setup.text)
             exact = (found.exact, theirs[0].exact)
-            if any(exact):  # whose terms are not those of a bound
+            if any(exact):  # an exact likelihood has no integral, prior and reconstruction to compare
                 bounds, gaps = ({"bound": each["bound"]} for each in (bounds, gaps))
-            compared = {"against": {**self._described(other), **bounds, "difference": gaps}}
+            compared = {"against": {**_describe(setup.other), **bounds, "difference": gaps}}
             print("\n".join(difference(str(self.against), bounds, gaps, unit, exact)))
-        if out is not None:
-            seconds = round(time.monotonic() - started, 1)
-            numbers = {
-                "unit": unit,
-                **result,
-                **compared,
-                "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
-                "exact": found.exact,
-                "curve": curve(found, self.bins),
-                "rows": len(held.rows),
-                "sites": int(found.sites.sum()),
-                **{f"{unit}s": int(counts.sum()) for unit, counts in (text or {}).items()},
-                "times": {"from": found.t_min, "to": found.end, "density": f"1/(t + {IMPORTANCE})"},
-                **self._settings(checkpoint, held, world, bf16, size, seconds),
-            }
-            self._write(out, finite(numbers))
+        return {
+            "unit": unit,
+            **result,
+            **compared,
+            "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
+            "exact": found.exact,
+            "curve": curve(found, self.bins),
+            "rows": len(setup.held_out.rows),
+            "sites": int(found.sites.sum()),
+            **{f"{unit}s": int(counts.sum()) for unit, counts in (setup.text or {}).items()},
+            "times": {"from": found.t_min, "to": found.end, "density": f"1/(t + {IMPORTANCE})"},
+        }
 
-    def _check(self) -> None:
-        counts = {"--passes": self.passes, "--bins": self.bins, "--limit": self.limit, "--batch-size": self.batch_size}
-        least = {**{name: (value, 1) for name, value in counts.items()}, "--seed": (self.seed, 0)}
-        for name, (value, smallest) in least.items():
-            if value is not None and value < smallest:
-                raise UserError(f"{name} is {value}, but it must be at least {smallest}")
-        if not 0 < self.t_min < 0.5:
-            raise UserError(f"--t-min is {self.t_min}, but it must lie in (0, 0.5)")
-        if self.split and self.split not in SPLITS:
-            raise UserError(f"--split is {self.split!r}, but it must be one of {', '.join(SPLITS)}")
-
-    def _compare(self, checkpoint: "Checkpoint", other: "Checkpoint") -> None:
-        """Both read the same rows, given as much."""
-        from m2s.data.encode import named
-
-        def read(each: "Checkpoint") -> dict[str, Any]:
-            labels = each.config["model"].get("classes") is not None
-            vocab = each.head.process.vocab
-            return {**(each.data or {}), "tokens": vocab, "tokenizer": named(each.tokenizer), "labels": labels}
-
-        ours, theirs = read(checkpoint), read(other)
-        for key in ours | theirs:
-            if ours.get(key) != theirs.get(key):
-                raise UserError(
-                    f"{self.checkpoint} and {self.against} do not read the same data: {key} is {ours.get(key)} and "
-                    f"{theirs.get(key)}"
-                )
-
-    def _load(self, place: str, device: Any) -> "Checkpoint":
-        from m2s.hub import load
-
-        try:
-            checkpoint = load(place, device)
-        except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-            raise UserError(str(error)) from error
-        if (checkpoint.data or {}).get("kind") not in ("image", "text"):
-            raise UserError(
-                f'{place} does not describe its data: "data" of its config.json must be like '
-                '{"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}; save it again with that'
-            )
-        return checkpoint
-
-    def _held(self, checkpoint: "Checkpoint") -> Held:
-        """The data that was asked for, if the model can read it."""
-        from m2s.data import image_sets
-        from m2s.training.config import DataConfig
-
-        config = DataConfig(self.data) if self.data in image_sets() else None
-        if not self.data:
-            config = trained_on(self.checkpoint)
-        kind = (checkpoint.data or {})["kind"]
-        if config is not None and config.name in image_sets():
-            if kind != "image":
-                raise UserError(f"{self.checkpoint} is a model of text, but {config.name} holds images: give --data with text")
-            return self._images(checkpoint, config)
-        if kind != "text":
-            raise UserError(
-                f"{self.checkpoint} is a model of images, but {self.data or 'what it was trained on'} is none of "
-                f"{', '.join(image_sets())}: give --data with one of these"
-            )
-        length = (checkpoint.data or {}).get("length")
-        if not isinstance(length, int) or length < 1:
-            raise UserError(
-                f'{self.checkpoint} does not say how long its texts are: "length" is missing in "data" of config.json'
-            )
-        if config is not None:
-            return self._prepared(checkpoint, length, text_folder(config.folder, self.checkpoint))
-        return self._text(checkpoint, length, self.data)
-
-    def _images(self, checkpoint: "Checkpoint", config: Any) -> Held:
-        from m2s.data import load
-
-        images = load(config.name, config.folder, config.hub)
-        described = checkpoint.data or {}
-        trained = (described.get("shape"), described.get("levels"))
-        if trained != (list(images.shape), images.vocab) or checkpoint.head.process.vocab != images.vocab:
-            raise UserError(
-                f"{self.checkpoint} is a model of images {trained[0]} in {trained[1]} levels, but {config.name} has "
-                f"{list(images.shape)} in {images.vocab}: give --data with the data it was trained on"
-            )
-        split = self.split or "test"
-        if split == "validation":
-            raise UserError(f"{config.name} has no validation split: give --split test or train")
-        labels = getattr(images, f"{split}_labels")
-        takes_labels = checkpoint.config["model"].get("classes") is not None
-        return Held(config.name, split, getattr(images, split), labels if takes_labels else None)
-
-    def _text(self, checkpoint: "Checkpoint", length: int, name: str) -> Held:
-        """Windows of a prepared text, or of text that is tokenised now."""
-        from m2s.data.documents import find_sources
-        from m2s.evaluation.bpd import windows
-
-        path = Path(name).expanduser()
-        if (path / "meta.json").exists() or (path / "plan.json").exists():
-            return self._prepared(checkpoint, length, path)
-        if checkpoint.tokenizer is None:
-            raise UserError(
-                f"{self.checkpoint} has no tokenizer to read {name} with: give a folder that m2s data prepare made with its own"
-            )
-        sources, split = find_sources(name, test=""), None
-        if not path.exists():
-            there = {source.name.rpartition("/")[2]: source for source in sources}
-            split = self.split or next((split for split in SPLITS[:2] if split in there), None)
-            if split not in there:
-                asked = f"no split {split}" if split else "neither test nor validation"
-                raise UserError(f"{name} has {asked}: give --split {' or '.join(there)}")
-            sources = [there[split]]
-        elif self.split:
-            raise UserError(f"{name} is plain text, which is taken as a whole: leave out --split")
-        rows, left_out = windows(sources, checkpoint.tokenizer, length)
-        return Held(name, split, rows, left_out=left_out)
-
-    def _prepared(self, checkpoint: "Checkpoint", length: int, path: Path) -> Held:
-        from m2s.data.encode import named
-        from m2s.data.tokens import Tokens, read_meta
-
-        meta = read_meta(path)
-        described = named(checkpoint.tokenizer)
-        if meta["vocab"] != checkpoint.head.process.vocab or described not in ({}, meta["tokenizer"]):
-            raise UserError(
-                f"{path} was prepared with {meta['tokenizer']} ({meta['vocab']} tokens), but {self.checkpoint} reads "
-                f"{described or 'unnamed tokens'} ({checkpoint.head.process.vocab}): prepare the text with that tokenizer"
-            )
-        held = {split: entry["tokens"] for split, entry in meta["splits"].items()}
-        split = self.split or next((split for split in SPLITS[:2] if held.get(split, 0) >= length), None)
-        if split is None:
-            raise UserError(
-                f"{path} holds {held.get('test', 0)} test and {held.get('validation', 0)} validation tokens, too few for one "
-                f"window of {length}: give --split train, or --data"
-            )
-        return Held(str(path), split, Tokens(path, split, length), left_out=held.get(split, 0) % length)
-
-    def _batch_size(self, checkpoint: "Checkpoint", held: Held) -> int:
-        import torch
-
-        sites = held.rows[torch.arange(1)].shape[1]
-        return max(1, min(ROWS, LOGITS // (sites * checkpoint.head.process.states)))
-
-    def _about(self, checkpoint: "Checkpoint", held: Held) -> list[str]:
-        import torch
-
-        shape = (checkpoint.data or {}).get("shape")
-        sites = held.rows[torch.arange(1)].shape[1]
-        what = f"images of {' x '.join(map(str, shape))}" if shape else f"windows of {sites} tokens"
-        passes = "" if checkpoint.head.exact else f", {self.passes} passes"
-        lines = [f"{self.checkpoint} on {held}: {len(held.rows):,} {what}{passes}"]
-        if held.labels is not None:
+    def _heading(self, setup: _Setup) -> list[str]:
+        """What is evaluated on which data."""
+        held_out, shape = setup.held_out, (setup.checkpoint.data or {}).get("shape")
+        what = f"images of {' x '.join(map(str, shape))}" if shape else f"windows of {held_out.sites} tokens"
+        passes = "" if setup.checkpoint.head.exact else f", {self.passes} passes"
+        lines = [f"{self.checkpoint} on {held_out}: {len(held_out.rows):,} {what}{passes}"]
+        if held_out.labels is not None:
             lines.append("the network is given the labels: this bounds the likelihood given the label")
-        if held.left_out:
-            lines.append(f"the last {held.left_out} tokens, less than a window, are left out")
+        if held_out.left_out:
+            lines.append(f"the last {held_out.left_out} tokens, less than a window, are left out")
         return lines
 
-    def _settings(
-        self, checkpoint: "Checkpoint", held: Held, world: "World", bf16: bool, size: int, seconds: float
-    ) -> dict[str, Any]:
+    def _settings(self, setup: _Setup, world: "World", seconds: float) -> dict[str, Any]:
+        """What the result depends on."""
         from m2s.provenance import provenance
 
+        held_out = setup.held_out
+        data = {
+            "name": held_out.name,
+            "split": held_out.split,
+            "labels": held_out.labels is not None,
+            "left_out": held_out.left_out,
+        }
         return {
-            **self._described(checkpoint),
-            "data": {"name": held.name, "split": held.split, "labels": held.labels is not None, "left_out": held.left_out},
+            **_describe(setup.checkpoint),
+            "data": data,
             "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()},
-            "batch_size": size,
-            "precision": "bf16" if bf16 else "float32",
+            "batch_size": setup.batch_size,
+            "precision": "bf16" if setup.bf16 else "float32",
             "processes": world.size,
             "seconds": seconds,
             **provenance(world.device),
         }
 
-    @staticmethod
-    def _described(checkpoint: "Checkpoint") -> dict[str, Any]:
-        from m2s.provenance import fingerprint
-
-        described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
-        return {"checkpoint": {**described, "weights": fingerprint(checkpoint.model)}}
-
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:
+        """Write the numbers and, for a bound, the curve of the loss over t."""
         from m2s.evaluation.bpd import draw
 
         picture = out.with_suffix(".png")
@@ -349,35 +243,34 @@ class Bpd:
         print(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 
 
-def trained_on(checkpoint: str) -> Any:
-    """The data of the run whose folder this is, as its train.json has it."""
-    from m2s.data import image_sets
-    from m2s.training.config import DataConfig
-    from m2s.training.run_folder import RECORD
-
-    path = Path(checkpoint).expanduser() / RECORD
-    if not path.is_file():
+def _load(place: str, device: Any) -> "Checkpoint":
+    """A checkpoint that describes its data."""
+    checkpoint = load_checkpoint(place, device)
+    if (checkpoint.data or {}).get("kind") not in ("image", "text"):
         raise UserError(
-            f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
-            f"{', '.join(image_sets())} or a text"
+            f'{place} does not describe its data: "data" of its config.json must be like '
+            '{"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}; save it again with that'
         )
-    try:
-        return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
+    return checkpoint
 
 
-def text_folder(folder: str | None, checkpoint: str) -> Path:
-    """Where a prepared text lies, as open_source reads it."""
-    from m2s.data import root
+def _describe(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """What a result records of a checkpoint."""
+    from m2s.provenance import fingerprint
 
-    if folder is None:
-        raise UserError(f"{checkpoint} does not say where the text lies that it was trained on: give --data")
-    return Path(folder.replace("$M2S_DATA", str(root()), 1)).expanduser()
+    described = {key: checkpoint.config.get(key) for key in ("head", "model", "data", "tokenizer", "extra")}
+    return {"checkpoint": {**described, "weights": fingerprint(checkpoint.model)}}
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for what JSON cannot hold: an infinite or undefined number."""
+    """Replace infinite and undefined numbers, which JSON cannot hold, by None.
+
+    Args:
+        value: A number, or dictionaries and lists of numbers.
+
+    Returns:
+        The same structure.
+    """
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`m2s evaluate genppl SAMPLES ...`: generative perplexity, next to the entropy of the samples."""
+"""`m2s evaluate genppl SAMPLES ...`: generative perplexity, and the entropy of the samples."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, write_json
 
@@ -18,12 +19,13 @@ PICTURES = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
+@help_from_source
 class GenPPL:
-    """Let a language model judge samples: perplexity with its 95% interval, beside the entropy and the distinct sequences.
+    """Score samples with a language model, the judge: perplexity with its 95% interval, entropy, and distinct sequences.
 
-    Protocols: paper (Gemma2-9B, 1,024 samples, 512 tokens, exp of the mean NLL), sedd (GPT-2 large on the samples' own tokens,
-    mean of each sequence's perplexity), mdlm (and DUO: GPT-2 large, text read anew, only the first end of a document counts).
-    What is done otherwise, such as another judge, is said in the result.
+    Protocols: paper (Gemma2-9B, 1,024 samples, 512 tokens, exp of the mean NLL); sedd (GPT-2 large on the tokens of the
+    samples, mean of the perplexities of the sequences); mdlm (also DUO's: GPT-2 large on the decoded text, only the first end
+    of a document counts). The result lists every departure from the protocol, such as another judge.
 
     Several files, such as samples at several temperatures, give the frontier of perplexity against entropy: a table and, with
     --out frontier.png, a figure.
@@ -32,33 +34,37 @@ class GenPPL:
     """
 
     samples: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SAMPLES")]
-    """Files of samples: .npz or .txt of m2s sample, or .jsonl with a field text."""
+    """Files of samples: .npz or .txt of m2s sample, or .jsonl with a field "text"."""
     judge: Annotated[str, tyro.conf.arg(metavar="NAME|FOLDER|FILE")] = ""
-    """A causal language model: a name on the Hugging Face hub, a folder, or a .gguf file; by default the protocol's."""
+    """The causal language model that scores the text: a name on the Hugging Face hub, a folder, or a .gguf file; by default
+    the protocol's."""
     protocol: Annotated[str, tyro.conf.arg(metavar="paper|sedd|mdlm")] = "paper"
-    """What is scored, and how it is averaged; see above."""
+    """What is scored and how it is averaged: paper, sedd or mdlm, as described above."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
-    """The checkpoint that a .npz was drawn from: its tokenizer decodes the tokens, by default the one that the .npz names."""
+    """The checkpoint that an .npz was drawn from, whose tokenizer decodes the tokens; by default the tokenizer that the .npz
+    names."""
     tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars")] = ""
-    """Or the tokenizer itself."""
+    """The tokenizer that decodes the tokens of an .npz, instead of --checkpoint."""
     against: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Samples to compare with: sample i of one is paired with sample i of the other."""
+    """Samples to compare with, in pairs: sample i of one file with sample i of the other."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """How many samples of each file; by default as many as the protocol has."""
+    """Samples of each file that are scored; by default the number of the protocol."""
     resamples: int = 2000
-    """Of the sequences, for the intervals."""
+    """Bootstrap resamples of the sequences, for the intervals."""
     seed: int = 0
-    """Of the resampling."""
+    """Seed of the resampling."""
     batch_size: int = 8
-    """Sequences that the judge reads at once."""
+    """Sequences in each call of the judge."""
     dtype: Annotated[str, tyro.conf.arg(metavar="float32|bfloat16|float16")] = ""
-    """Of the judge's weights; by default float32 on the CPU, and as they were stored elsewhere."""
+    """Dtype of the judge's weights; by default float32 on the CPU, and the stored one elsewhere."""
     device: str = ""
-    """cpu, cuda, mps; by default the best there is."""
+    """cpu, cuda, cuda:1 or mps; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write the result as .json, or a figure of the frontier as .png, .pdf or .svg with the .json beside it."""
+    """Write the result as .json, or a figure of the frontier as .png, .pdf or .svg with the .json beside it; by default the
+    result is only printed."""
 
     def run(self) -> None:
+        """Score the samples, print the table and write it to --out."""
         from m2s.evaluation.genppl import difference, in_order, notes, read_samples, score, summary, table
         from m2s.evaluation.judge import load_judge
 
@@ -66,7 +72,7 @@ class GenPPL:
         out = None if self.out is None else output_file(self.out, (".json", *PICTURES))
         tokenizer = self._tokenizer()
         files = self._files()
-        read = [read_samples(path, protocol, tokenizer or recorded(path), self.limit) for path in files]
+        read = [read_samples(path, protocol, tokenizer or recorded_tokenizer(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
             raise UserError(
                 f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
@@ -84,26 +90,26 @@ class GenPPL:
         except ValueError as error:
             raise UserError(str(error)) from error
         ordered = in_order(results)
-        print("\n".join([*table(ordered), *notes(ordered), *(said(gap) for gap in gaps)]))
+        print("\n".join([*table(ordered), *notes(ordered), *(_difference(gap) for gap in gaps)]))
         if out is not None:
             self._write(out, ordered, gaps, judge)
 
     def _files(self) -> list[Path]:
-        """Every file that is read, once."""
+        """Every file to read, once."""
         return list(dict.fromkeys([*self.samples, *([] if self.against is None else [self.against])]))
 
     def _protocol(self) -> "Protocol":
-        """The protocol that was named, if the rest of what was asked makes sense."""
+        """The protocol. UserError where options are invalid or do not fit together."""
         from m2s.evaluation.genppl import PROTOCOLS
 
         if self.protocol not in PROTOCOLS:
             raise UserError(f"there is no protocol {self.protocol!r}: choose from {', '.join(PROTOCOLS)}")
         if not self.samples:
-            raise UserError("no file of samples was given, such as samples.npz")
+            raise UserError("there is no file of samples: give one, such as samples.npz")
         least = {"--limit": (self.limit, 2), "--batch-size": (self.batch_size, 1), "--resamples": (self.resamples, 100)}
         for name, (value, smallest) in (least | {"--seed": (self.seed, 0)}).items():
             if value is not None and value < smallest:
-                raise UserError(f"{name} is {value}, but it must be at least {smallest}")
+                raise UserError(option=name, value=value, expected=f"at least {smallest}")
         if self.against is not None and self._files() == [self.against]:
             raise UserError(f"--against is {self.against} itself: give other samples to compare with it")
         if self.out is not None and self.out.suffix in PICTURES and len(self._files()) < 2:
@@ -111,13 +117,14 @@ class GenPPL:
         return PROTOCOLS[self.protocol]
 
     def _tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer of --tokenizer or --checkpoint, None where neither is given."""
         from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
         from m2s.hub.remote import locate
 
         if self.checkpoint and self.tokenizer:
-            raise UserError("--checkpoint and --tokenizer both say how to decode tokens: give one of them")
+            raise UserError("--checkpoint and --tokenizer both choose the tokenizer: give one of them")
         if self.tokenizer:
             return make_tokenizer(self.tokenizer)
         if not self.checkpoint:
@@ -126,12 +133,13 @@ class GenPPL:
             folder = locate(self.checkpoint, (CONFIG, *KEPT))
             described = read_config(folder).get("tokenizer")
             if described is None:
-                raise UserError(f"{self.checkpoint} has no tokenizer, so its samples are no text")
+                raise UserError(f"{self.checkpoint} has no tokenizer, so that its samples are not text")
             return from_dict(described, folder)
         except (OSError, ValueError, ImportError) as error:
             raise UserError(str(error)) from error
 
     def _write(self, out: Path, results: list[Any], gaps: list[Any], judge: "Judge") -> None:
+        """Write the .json and, where asked for, the figure."""
         from m2s.evaluation.genppl import draw
         from m2s.provenance import provenance
 
@@ -143,8 +151,18 @@ class GenPPL:
         print(f"{out}{'' if out == numbers else f' and {numbers}'} written")
 
 
-def recorded(path: Path) -> "Tokenizer | None":
-    """The tokenizer that a .npz of `m2s sample` names in its settings; None where it names none or cannot be read."""
+def recorded_tokenizer(path: Path) -> "Tokenizer | None":
+    """Return the tokenizer that an .npz of `m2s sample` names in its settings.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tokenizer; None where the file names none or cannot be read.
+
+    Raises:
+        UserError: A file of the tokenizer is missing.
+    """
     import json
     import zipfile
 
@@ -163,16 +181,16 @@ def recorded(path: Path) -> "Tokenizer | None":
         raise UserError(f"{path} names a tokenizer: {error}; or give --checkpoint RUN, from which it was drawn") from error
 
 
-def said(gap: dict[str, Any]) -> str:
-    """A paired difference in words."""
+def _difference(gap: dict[str, Any]) -> str:
+    """A line about a paired difference."""
     nats, perplexity = (
         f"{gap[name]['value']:+.4f} [{gap[name]['low']:+.4f}, {gap[name]['high']:+.4f}]"
         for name in ("nats_per_token", "perplexity")
     )
     noise = {
         True: "drawn from the same noise",
-        False: "drawn from other noise",
-        None: "whether from the same noise is not known",
+        False: "drawn from different noise",
+        None: "it is unknown whether their noise is the same",
     }
     pair = f"{Path(gap['file']).name} less {Path(gap['against']).name}"
-    return f"{pair}: {nats} nats a token, {perplexity} of perplexity; sequences in pairs, {noise[gap['same_noise']]}"
+    return f"{pair}: {nats} nats a token, {perplexity} of perplexity; paired sequences, {noise[gap['same_noise']]}"

@@ -1,10 +1,11 @@
-"""Bad input is met at the door by an error that names the argument and the value."""
+"""Invalid arguments of the library raise errors that name the argument and the value."""
 
 import re
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import m2s
 from m2s import validation
@@ -203,7 +204,7 @@ def test_error_names_argument_and_value(case: str) -> None:
     assert type(caught.value) is error
 
 
-def test_nan_is_looked_for_only_in_checked_mode() -> None:
+def test_nan_is_checked_in_checked_mode_only() -> None:
     broken = half(torch.nan, (0, 0, 0), output)
     assert head.posterior(broken, x, t)[0, 0].isnan().all()
     with m2s.checked(), pytest.raises(ValueError, match="NaN"):
@@ -213,38 +214,38 @@ def test_nan_is_looked_for_only_in_checked_mode() -> None:
 
 
 @pytest.mark.parametrize("process", [uniform, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=["rank-one", "tabulated"])
-def test_a_score_that_is_no_number_is_outside_the_box(process: m2s.Process) -> None:
+def test_nan_and_infinite_scores_are_outside_the_box(process: m2s.Process) -> None:
     for value in (torch.nan, torch.inf):
         broken = half(value, (0, 1, 3), score).double()
         classes = m2s.classify(broken, x, t.double(), process)
         assert classes[0, 1] == 0 and (classes.flatten()[[0, 2, 3, 4, 5]] == 3).all()
 
 
-JUDGES = (m2s.classify, m2s.diagnose, m2s.project, m2s.affine_inverse)
+CLASSIFIERS = (m2s.classify, m2s.diagnose, m2s.project, m2s.affine_inverse)
 
 
-@pytest.mark.parametrize("judge", JUDGES, ids=lambda judge: judge.__name__)
+@pytest.mark.parametrize("function", CLASSIFIERS, ids=lambda function: function.__name__)
 @pytest.mark.parametrize(
     "process", [uniform, absorbing, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=["uniform", "absorbing", "tabulated"]
 )
-def test_log_scores_are_refused_where_looking_is_free(judge: Callable, process: m2s.Process) -> None:
-    """SEDD's network returns log s; without checked mode too nobody is told that all of it is unrealizable."""
+def test_log_scores_are_an_error_on_the_cpu(function: Callable, process: m2s.Process) -> None:
+    """SEDD's network returns log s, all of which would count as unrealizable: an error on the CPU without checked mode too."""
     free, noisy, said = m2s.LogScore(process), torch.full((B, L), process.states - 1), torch.randn(B, L, process.states)
     log_score = free.log_score(said, noisy, t)
     for wrong in (log_score, log_score.half(), log_score.where(log_score > -1, -torch.inf)):
         with pytest.raises(ValueError, match=r"score\[\d, \d, \d\] is -.* is this log s\?"):
-            judge(wrong, noisy, t, process)
-    judge(log_score.exp(), noisy, t, process)
+            function(wrong, noisy, t, process)
+    function(log_score.exp(), noisy, t, process)
 
 
-@pytest.mark.parametrize("judge", JUDGES, ids=lambda judge: judge.__name__)
-def test_rounding_and_the_entry_at_the_current_token_are_no_log_scores(judge: Callable) -> None:
+@pytest.mark.parametrize("function", CLASSIFIERS, ids=lambda function: function.__name__)
+def test_rounding_errors_and_the_entry_at_the_current_token_are_ignored(function: Callable) -> None:
     for harmless in (half(-1e-7, (0, 0, 3), score), half(-3.0, (0, 0, 1), score), half(-1e-2, (0, 0, 3), 1e4 * score)):
-        judge(harmless, x, t, uniform)
+        function(harmless, x, t, uniform)
 
 
-def test_on_an_accelerator_the_sign_of_a_score_is_looked_at_in_checked_mode_only() -> None:
-    """Of tensors on `meta` nothing can be read: who looks is caught."""
+def test_accelerator_scores_are_checked_in_checked_mode_only() -> None:
+    """Reading a value of a tensor on `meta` raises an error."""
     away = torch.empty(B, L, K, device="meta")
     validation.score("score", away, x)
     with m2s.checked(), pytest.raises((RuntimeError, NotImplementedError)):
@@ -252,8 +253,8 @@ def test_on_an_accelerator_the_sign_of_a_score_is_looked_at_in_checked_mode_only
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_narrow_tokens_are_what_they_say(dtype: torch.dtype) -> None:
-    """A vocabulary that fills the dtype, and a mask beyond it: nothing wraps around."""
+def test_small_integer_dtypes(dtype: torch.dtype) -> None:
+    """A vocabulary that fills the dtype, with a mask beyond it: no value wraps around."""
     vocab = 256 if dtype == torch.uint8 else 300
     tokens = torch.tensor([[0, 1, 255]])
     for process in (m2s.Uniform(vocab, m2s.Linear()), m2s.Absorbing(vocab, m2s.Linear()), m2s.Hybrid(vocab, p_uniform=0.1)):
@@ -272,7 +273,7 @@ def test_narrow_tokens_are_what_they_say(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "process", [uniform, absorbing, m2s.RateMatrix.uniform(K, m2s.Linear())], ids=lambda p: type(p).__name__
 )
-def test_nothing_in_nothing_out(process: m2s.Process, shape: tuple[int, int]) -> None:
+def test_empty_input_gives_empty_output(process: m2s.Process, shape: tuple[int, int]) -> None:
     none, times = torch.zeros(shape, dtype=torch.long), torch.full(shape[:1], 0.5)
     values = torch.zeros(*shape, process.states, requires_grad=True)
     assert process.corrupt(none, times).shape == shape
@@ -284,8 +285,8 @@ def test_nothing_in_nothing_out(process: m2s.Process, shape: tuple[int, int]) ->
     assert m2s.classify(values.detach(), none, times, process).shape == shape
 
 
-def test_a_network_is_shown_times_in_its_own_dtype() -> None:
-    """`stratified_times` are float64; a float32 network takes what `Objective` and `elbo` hand it."""
+def test_network_receives_times_in_the_default_dtype() -> None:
+    """`stratified_times` are float64; `Objective` and `elbo` convert them for a float32 network."""
     seen = []
 
     def network(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -297,8 +298,8 @@ def test_a_network_is_shown_times_in_its_own_dtype() -> None:
     assert set(seen) == {torch.get_default_dtype()}
 
 
-def test_padding_of_the_output_is_ignored() -> None:
-    """Columns beyond the states change nothing, whatever they hold."""
+def test_padding_columns_of_the_output_are_ignored() -> None:
+    """Columns beyond the states have no effect."""
     padded = torch.cat([torch.randn(B, L, K), torch.full((B, L, 3), torch.inf)], -1)
     assert torch.equal(head.posterior(padded, x, t), head.posterior(padded[..., :K], x, t))
     assert m2s.score_entropy(head, padded, x * 0, x, t).isfinite().all()
@@ -314,3 +315,37 @@ def test_unprojected_is_accepted_wherever_an_output_is() -> None:
         )
     half_precision = m2s.Unprojected(hidden.bfloat16(), weight.bfloat16())
     assert head.posterior(half_precision, x, t).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [m2s.Uniform, m2s.Absorbing])
+def test_missing_schedule_error_has_an_example(kind):
+    with pytest.raises(TypeError) as error:
+        kind(10)
+    advice = re.search(r"m2s\.\w+\(10, m2s\.\w+\(\)\)", str(error.value))
+    assert advice is not None and "_Scheduled" not in str(error.value)
+    assert isinstance(eval(advice[0]), kind)
+
+
+class Table(nn.Module):
+    """A network whose embedding has the given name."""
+
+    def __init__(self, rows: int, name: str) -> None:
+        super().__init__()
+        setattr(self, name, nn.Embedding(rows, 11))
+        self.name = name
+
+    def forward(self, x_t: Tensor, t: Tensor) -> Tensor:
+        return getattr(self, self.name)(x_t)
+
+
+def test_network_without_an_embedding_of_the_mask():
+    head = m2s.Posterior(m2s.Absorbing(10, m2s.Linear()))
+    x_0, t = torch.zeros(2, 8, dtype=torch.long), torch.full((2,), 0.9)
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"has 10 rows: .* process.states = 11 states, 0\.\.10, the last one the mask"):
+        m2s.Objective(Table(10, "embedding"), head)
+    with pytest.raises(IndexError, match=r"process.states = 11 states, 0\.\.10, the last one the mask") as error:
+        m2s.Objective(Table(10, "tokens"), head, generator=generator)(x_0, t)
+    assert isinstance(error.value.__cause__, IndexError)
+    for name in ("embedding", "tokens"):
+        assert m2s.Objective(Table(11, name), head, generator=generator)(x_0, t).shape == x_0.shape
