@@ -43,7 +43,7 @@ def measure(run: Path) -> list[dict[str, float | None]]:
         gradients = []
         for step in range(STEPS):
             learner.progress.step = step
-            share = learner.share(step)
+            share = learner.local_batch(step)
             assert share is not None
             learner.gradient(share)
             gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))

@@ -27,12 +27,12 @@ def times(*values: float) -> tuple[torch.Tensor, ...]:
 
 def transition(process: m2s.Process, t: float) -> np.ndarray:
     """P_t, [S, S]."""
-    return process.kernel(*times(t)).numpy()
+    return process.transition_matrix(*times(t)).numpy()
 
 
 def step_transition(process: m2s.Process, s: float, t: float) -> np.ndarray:
     """P_{t|s}, [S, S]."""
-    return process.step_kernel(*times(s, t)).numpy()
+    return process.step_transition_matrix(*times(s, t)).numpy()
 
 
 def forward_rates(process: m2s.Process, t: float) -> np.ndarray:

@@ -28,7 +28,7 @@ def derivative(function: Callable, t: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Noise:
-    """How one site is corrupted: `kernel(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean tokens come first."""
+    """How one site is corrupted: `transition_matrix(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean tokens come first."""
 
     vocab: int
     states: int
@@ -37,7 +37,7 @@ class Noise:
 
     def step(self, s: float, t: float) -> np.ndarray:
         """P_{t|s}, from P_s P_{t|s} = P_t."""
-        return np.linalg.solve(self.kernel(s), self.kernel(t))
+        return np.linalg.solve(self.transition_matrix(s), self.transition_matrix(t))
 
 
 def tabulated(rates: np.ndarray, sigma: Callable, vocab: int | None = None) -> Noise:

@@ -310,8 +310,8 @@ MUTANTS = {
     ),
     "ranking: confidence by what temperature and top-k leave": Mutant(
         "samplers/confidence.py",
-        "prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.share",
-        "drawn.share",
+        "prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.probability",
+        "drawn.probability",
         "samplers/test_perfect_networks.py::test_sites_are_ranked_by_the_unsharpened_prediction[confidence-greedy]",
     ),
     "ranking: adaptive by what temperature and top-k leave": Mutant(

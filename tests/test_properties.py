@@ -112,7 +112,7 @@ def test_schedules_keep_their_digits_in_float32_near_both_ends(schedule: m2s.Sch
 def test_transition_matrices_are_stochastic_and_compose(process: m2s.Process, end: float, fraction: float) -> None:
     t = torch.tensor([end], dtype=torch.float64)
     s = t * fraction
-    early, step, late = process.kernel(s), process.step_kernel(s, t), process.kernel(t)
+    early, step, late = process.transition_matrix(s), process.step_transition_matrix(s, t), process.transition_matrix(t)
     for kernel in (early, step, late):
         assert (kernel >= 0).all()
         close(kernel.sum(-1), torch.ones(1, process.states, dtype=torch.float64))
@@ -128,7 +128,7 @@ def test_transition_matrices_are_stochastic_and_compose(process: m2s.Process, en
 @given(situations())
 def test_rows_columns_and_rates_are_those_of_the_matrices(situation: tuple) -> None:
     process, x_0, x_t, t, _ = situation
-    kernel, rates = process.kernel(t), process.rates(t)
+    kernel, rates = process.transition_matrix(t), process.rates(t)
     for b in range(SITES[0]):
         for i in range(SITES[1]):
             start, end = int(x_0[b, i]), int(x_t[b, i])

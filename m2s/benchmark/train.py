@@ -186,7 +186,7 @@ def trainer(config: Config, source: Source) -> tuple[Step, torch.nn.Module]:
     world = World.start(config.run.device)
     model, head, description = make_objects(config, source)
     training = Trainer(config, source, world, model, head, description)
-    local_batch = training.share(0)
+    local_batch = training.local_batch(0)
 
     def step() -> float:
         nonlocal local_batch

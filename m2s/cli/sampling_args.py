@@ -121,6 +121,7 @@ class SamplingArgs:
             UserError: The model cannot be sampled in this way.
         """
         from m2s.realizability import Projected
+        from m2s.samplers.base import Sampler
         from m2s.samplers.options import SamplingOptions
         from m2s.samplers.registry import default_sampler, make_sampler
 
@@ -143,7 +144,7 @@ class SamplingArgs:
         except UserError:
             raise
         except (ValueError, TypeError) as error:
-            if sampler is not None and not supports(sampler, head):
+            if isinstance(sampler, Sampler) and not supports(sampler, head):
                 raise unsupported_sampler(sampler, head, self.checkpoint, self._projection()) from error
             raise UserError(str(error)) from error
 

@@ -195,7 +195,7 @@ def score_from_leave_one_out(
         site = site_coefficients(rank_one, x_t, t, leave_one_out.dtype)
         marginal = site.alpha.unsqueeze(-1) * leave_one_out + mixing_vector(rank_one, site)
     else:
-        kernel = process.kernel(to_float64(t))
+        kernel = process.transition_matrix(to_float64(t))
         marginal = apply_transition(leave_one_out.to(kernel.dtype), kernel)
     return scatter_at(marginal / gather_at(marginal, x_t), x_t, 1.0).to(leave_one_out.dtype)
 
@@ -255,7 +255,7 @@ def _rank_one_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: RankOne
 
 def _matrix_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
     """Return the bridge by the transition matrix: the product of mu_z / P_t(k|z) with P_t, in O(S^2)."""
-    kernel = process.kernel(to_float64(t))
+    kernel = process.transition_matrix(to_float64(t))
     likelihood = select_rows(kernel, x_t, -1)
     check_support(posterior, likelihood, x_t, t)
     # Division by infinity makes the weight of an unreachable token 0, without NaN in the gradient.
@@ -277,7 +277,7 @@ def bridge_matrix(x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Pr
         The matrices, [*site, S, K]. The columns of tokens z from which k cannot be reached are 0.
     """
     validation.tokens("x_t", x_t, process.states)
-    kernel = process.kernel(t)[..., : process.vocab, :]
+    kernel = process.transition_matrix(t)[..., : process.vocab, :]
     batch = kernel.shape[:-2]
     likelihood = process.columns(x_t, t)[..., : process.vocab]
     ratio = 1 / likelihood.where(likelihood > 0, torch.inf)

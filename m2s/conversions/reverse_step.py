@@ -50,7 +50,7 @@ def bayes_probabilities(
         at_s = rank_one.at(x_t, s)
         noised = at_s.alpha.unsqueeze(-1) * w + mixing_vector(rank_one, at_s) * w.sum(-1, keepdim=True)
     else:
-        noised = apply_transition(w, process.kernel(s))
+        noised = apply_transition(w, process.transition_matrix(s))
     probabilities = (noised * process.step_columns(x_t, s, t)).to(posterior.dtype)
     # At s = 0 the result is mu exactly, also where sigma(0) > 0 and P_s is not the identity.
     return torch.where((validation.align("s", s, x_t) > 0).unsqueeze(-1), probabilities, posterior)
@@ -119,7 +119,7 @@ def denoising_weights(
     if process.rank_one is not None:
         return analytic_weights(score, x_t, torch.zeros_like(t), t, process)
     validate_inputs("score", score, x_t, t, process)
-    kernel = process.kernel(promote_to(t, score)).to(score.dtype)
+    kernel = process.transition_matrix(promote_to(t, score)).to(score.dtype)
     rows = scatter_at(score, x_t, 1.0).reshape(*kernel.shape[:-2], -1, process.states)
     leave_one_out = torch.linalg.solve(kernel, rows, left=False).reshape(score.shape)
     return leave_one_out * select_rows(kernel, x_t, -1)

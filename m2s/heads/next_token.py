@@ -21,7 +21,7 @@ class Shifted(Process):
     """
 
     has_transitions = False
-    kernel = step_kernel = rates = None  # type: ignore[assignment]  # there are none: see `has_transitions`
+    transition_matrix = step_transition_matrix = rates = None  # type: ignore[assignment]  # there are none: see `has_transitions`
 
     def __init__(self, vocab: int) -> None:
         validation.positive_int("vocab", vocab, low=2)

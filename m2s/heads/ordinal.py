@@ -42,7 +42,7 @@ class Ordinal(Head):
     def __repr__(self) -> str:
         return f"Ordinal({self.process}, offset={self.offset!r})"
 
-    def log_law(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+    def log_probabilities(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Return log Pr(z), [*site, S]; -inf at the mask.
 
         By F(b) - F(a) = F(b) F(-a) (1 - e^{a-b}), so that nothing cancels in the tails.
@@ -64,18 +64,18 @@ class Ordinal(Head):
     # A categorical head whose logits are log Pr(z) has the same posterior, score and last step.
 
     def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
-        return self._categorical.posterior_logits(self.log_law(output, x_t, t), x_t, t)
+        return self._categorical.posterior_logits(self.log_probabilities(output, x_t, t), x_t, t)
 
     def log_network_distribution(
         self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
     ) -> Float[Tensor, "*site K"]:
-        return self._categorical.log_network_distribution(self.log_law(output, x_t, t), x_t, t)
+        return self._categorical.log_network_distribution(self.log_probabilities(output, x_t, t), x_t, t)
 
     def posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        return self._categorical.posterior(self.log_law(output, x_t, t), x_t, t)
+        return self._categorical.posterior(self.log_probabilities(output, x_t, t), x_t, t)
 
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        return self._categorical.last_step(self.log_law(output, x_t, t), x_t, t)
+        return self._categorical.last_step(self.log_probabilities(output, x_t, t), x_t, t)
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        return self._categorical.log_score(self.log_law(output, x_t, t), x_t, t)
+        return self._categorical.log_score(self.log_probabilities(output, x_t, t), x_t, t)

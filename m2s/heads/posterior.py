@@ -142,7 +142,7 @@ class Posterior(Head):
         In float64, since transition probabilities go far below float32's range.
         """
         logits = self.posterior_logits(output, x_t, t)
-        kernel = self.process.kernel(to_float64(t))
+        kernel = self.process.transition_matrix(to_float64(t))
         likelihood = select_rows(kernel, x_t, -1)[..., : self.process.vocab]
         # A logit of -inf (unreachable) stays -inf: subtract 0 there and not -inf.
         log_nu = logits.to(kernel.dtype) - safe_log(likelihood).where(likelihood > 0, 0)

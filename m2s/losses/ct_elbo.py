@@ -61,6 +61,6 @@ def _seen_from(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> F
     weight = posterior / likelihood.where(likelihood > 0, torch.inf)
     rank_one = process.rank_one
     if rank_one is None:
-        return apply_transition(weight, process.kernel(t))
+        return apply_transition(weight, process.transition_matrix(t))
     site = rank_one.at(x_t, t)
     return site.alpha.unsqueeze(-1) * weight + mixing_vector(rank_one, site) * weight.sum(-1, keepdim=True)

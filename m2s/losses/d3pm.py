@@ -112,7 +112,7 @@ def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor)
     before = process.before(t)
     arrival, truth = process.arrivals(x_t, t), process.rows(x_0, before)
     others = torch.nn.functional.pad(scatter_at(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
-    others = safe_log(apply_transition(others, process.kernel(before)))
+    others = safe_log(apply_transition(others, process.transition_matrix(before)))
     certain = gather_at(log_nu, x_0) + torch.log(truth.where(truth > 0, 1))
     distribution = torch.where(truth > 0, torch.logaddexp(others, certain), others)
     joint = truth * arrival

@@ -111,7 +111,7 @@ def prior_nats(
     if rank_one is not None:  # its reference is the mask, so the closed form for absorbing noise holds
         survival = validation.align("t", rank_one.alpha(t), x_0)
         return -survival * log_mu.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1).double()
-    return kl_terms(process.rows(x_0, t), apply_transition(log_mu.double().exp(), process.kernel(t))).sum(-1)
+    return kl_terms(process.rows(x_0, t), apply_transition(log_mu.double().exp(), process.transition_matrix(t))).sum(-1)
 
 
 def nelbo_integrand(head: Head) -> Loss:

@@ -135,19 +135,19 @@ class Embedding(nn.Embedding):
 class Dense(nn.Linear):
     """torch.nn.Linear whose products and gradients use kernels where the fused backend is used.
 
-    `narrow` is a copy of the weight in bf16 that the optimizer keeps up to date (`m2s.training.bf16_weights`). Where it
+    `bf16_weight` is a copy of the weight in bf16 that the optimizer keeps up to date (`m2s.training.bf16_weights`). Where it
     exists the
     forward pass reads it, so that the weight is not converted in every step.
     """
 
-    narrow: Tensor | None = None
+    bf16_weight: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
-        return dense(x, self.weight, self.bias, fused, self.narrow)
+        return dense(x, self.weight, self.bias, fused, self.bf16_weight)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the bf16 copy, which no optimizer would keep up to date in a copy of the layer."""
-        return {**self.__dict__, "narrow": None}
+        return {**self.__dict__, "bf16_weight": None}
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
@@ -215,7 +215,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         if cache is None or at is None:
             if is_plain(self.qkv):
-                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.narrow)
+                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.bf16_weight)
             else:
                 q, k, v = rotary(called(self.qkv, x, fused), cos, sin, self.heads)
             mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
@@ -285,7 +285,7 @@ class Block(nn.Module):
     def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
         first, gelu, last = self.mlp
         if is_plain(first):
-            return called(last, linear_gelu(y, first.weight, first.bias, fused, first.narrow), fused)
+            return called(last, linear_gelu(y, first.weight, first.bias, fused, first.bf16_weight), fused)
         return called(last, gelu(called(first, y, fused)), fused)
 
 

@@ -41,9 +41,9 @@ class Process(ABC):
     """A Markov chain in continuous or discrete time that corrupts every site independently (Definition 3.2).
 
     States 0..vocab-1 are the clean tokens. A process with a mask has one state more, the last one. Matrices are indexed
-    [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k). Time runs from 0 (clean) to 1.
+    [start, end]: `transition_matrix(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k). Time runs from 0 (clean) to 1.
 
-    A subclass defines `vocab`, `states`, `mask`, `kernel` and `step_kernel`, and `rates` if it runs in continuous time. The
+    A subclass defines `vocab`, `states`, `mask`, `transition_matrix` and `step_transition_matrix`, and `rates` if it runs in continuous time. The
     other methods follow from these; a subclass overrides them where it has a closed form.
 
     What a process can do is a property, so that no caller tests for a class: `rank_one`, `tabulated`, `chain`, `has_rates`.
@@ -58,7 +58,7 @@ class Process(ABC):
     states: int
     mask: int | None
     has_transitions: ClassVar[bool] = True
-    """Whether there are transition matrices and rates. False for next-token prediction, where `kernel`, `step_kernel` and
+    """Whether there are transition matrices and rates. False for next-token prediction, where `transition_matrix`, `step_transition_matrix` and
     `rates` are None: there is no reverse process."""
 
     @property
@@ -82,7 +82,7 @@ class Process(ABC):
         return type(self).rates is not Process.rates
 
     @abstractmethod
-    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def transition_matrix(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         """Return the transition matrix P_t(y|z) from time 0 to t.
 
         It takes O(states^2) memory for each time. Code for large vocabularies uses `rows`, `columns` or `rank_one`.
@@ -95,7 +95,7 @@ class Process(ABC):
         """
 
     @abstractmethod
-    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def step_transition_matrix(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         """Return the transition matrix P_{t|s}(y|z) from time s to time t.
 
         Args:
@@ -137,7 +137,7 @@ class Process(ABC):
             t: Times, [*b], where *b is the start of *site.
         """
         validation.align("t", t, x_0)
-        return select_rows(self.kernel(t), x_0, -2)
+        return select_rows(self.transition_matrix(t), x_0, -2)
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Return the column P_t(x_t | .) of the transition matrix at every site: the likelihood of each clean token.
@@ -147,7 +147,7 @@ class Process(ABC):
             t: Times, [*b].
         """
         validation.align("t", t, x_t)
-        return select_rows(self.kernel(t), x_t, -1)
+        return select_rows(self.transition_matrix(t), x_t, -1)
 
     def step_columns(
         self, x_t: Int[Tensor, "*site"], s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]
@@ -159,7 +159,7 @@ class Process(ABC):
             s: Earlier times, [*b].
             t: Times of `x_t`, [*b].
         """
-        return select_rows(self.step_kernel(s, t), x_t, -1)
+        return select_rows(self.step_transition_matrix(s, t), x_t, -1)
 
     def rates_into(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Return Q_t(y -> x_t) for y != x_t and 0 at x_t: the weight of each candidate y in score entropy (Eq. 8).
@@ -178,7 +178,7 @@ class Process(ABC):
         If the mask is absorbing, it is the mask, also under a schedule with alpha_1 > 0 (`has_clean_tokens_at_end`). Otherwise
         it is the distribution at t = 1 of a clean token drawn uniformly: the uniform distribution for uniform noise.
         """
-        end = self.kernel(torch.ones((), dtype=torch.float64))
+        end = self.transition_matrix(torch.ones((), dtype=torch.float64))
         if self.mask is not None and bool(end[self.mask, self.mask] == 1):
             return end[self.mask]
         return end[: self.vocab].mean(0)

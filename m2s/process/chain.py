@@ -83,7 +83,7 @@ class Chain(Process):
             self._tables[device] = (self.products.to(device), self.matrices.to(device))
         return self._tables[device]
 
-    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def transition_matrix(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         products, _ = self.tables(t.device)
         return products[self.index(t)].to(t.dtype)
 
@@ -100,7 +100,7 @@ class Chain(Process):
         _, matrices = self.tables(t.device)
         return matrices.transpose(1, 2)[validation.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
 
-    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def step_transition_matrix(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         _, matrices = self.tables(t.device)
         # A batch has few different pairs of steps, often one: multiply each pair's matrices once.
         pairs, place = torch.unique(torch.stack([self.index(s), self.index(t)]).reshape(2, -1), dim=1, return_inverse=True)

@@ -117,10 +117,10 @@ class RankOne(Process):
         eye = torch.eye(self.states, dtype=diagonal.dtype, device=diagonal.device)
         return diagonal[..., None, None] * eye + mixing_vector(self, mixing).unsqueeze(-2)
 
-    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def transition_matrix(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         return self._matrix(self.alpha(t), self.mixing(t))
 
-    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def step_transition_matrix(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         return self._matrix(*self.step(s, t))
 
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:

@@ -89,11 +89,11 @@ class RateMatrix(Process):
         self._recent = [(sigma.clone(), matrix), *self._recent[: CACHED_MATRICES - 1]]
         return matrix
 
-    def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def transition_matrix(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         # A copy, since a caller may write to the result and `_expm` returns it again.
         return self._expm(self.schedule.sigma(t.double())).to(t.dtype, copy=True)
 
-    def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
+    def step_transition_matrix(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         # sigma_t - sigma_s without cancellation for a short step
         sigma = -torch.log1p(-self.schedule.one_minus_alpha_ratio(s.double(), t.double()))
         return self._expm(sigma).to(t.dtype, copy=True)

@@ -43,7 +43,7 @@ class Confidence(Sampler):
         assert move.reveal is not None
         drawn = prediction.draw(noise("token"))
         sharpens = prediction.logits_processor.sharpens
-        probability = prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.share
+        probability = prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.probability
         confidence = torch.log(probability)
         if self.noise:
             confidence = confidence - self.noise * torch.log(-torch.log(noise("order")))

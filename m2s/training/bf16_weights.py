@@ -21,14 +21,14 @@ class BF16Weights:
         self.layers = [module for module in model.modules() if isinstance(module, Dense)]
         self.weights: dict[Tensor, Tensor] = {}
         for layer in self.layers:  # layers may have a weight in common
-            layer.narrow = self.weights.setdefault(layer.weight, torch.empty_like(layer.weight, dtype=torch.bfloat16))
+            layer.bf16_weight = self.weights.setdefault(layer.weight, torch.empty_like(layer.weight, dtype=torch.bfloat16))
         self.seen: list[tuple[int, int]] = []
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the weights where torch has changed one since the last call."""
-        pairs = [(layer.weight, layer.narrow) for layer in self.layers if layer.narrow is not None]
+        pairs = [(layer.weight, layer.bf16_weight) for layer in self.layers if layer.bf16_weight is not None]
         # torch counts its changes of a tensor; the optimizer's kernel writes by address and is not counted.
         seen = [(weight._version, weight.data_ptr()) for weight, _ in pairs]
         if pairs and seen != self.seen:
@@ -38,4 +38,4 @@ class BF16Weights:
     def close(self) -> None:
         """Remove the copies from the layers."""
         for layer in self.layers:
-            layer.narrow = None
+            layer.bf16_weight = None

@@ -24,7 +24,7 @@ class EMA:
         self.weights = dict(model.named_parameters())
         self.values: dict[str, Tensor] = {name: weight.detach().clone().float() for name, weight in self.weights.items()}
 
-    def share(self, step: int) -> float:
+    def new_weight_fraction(self, step: int) -> float:
         """Return 1 - d, the fraction of the new weight in the average, at a step."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 

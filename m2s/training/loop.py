@@ -89,7 +89,7 @@ def train(config: Config, source: Source | None = None) -> Result:
             log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb)
             stack.callback(log.close)
         clock = Clock(trainer)
-        batch = trainer.share(trainer.progress.step)
+        batch = trainer.local_batch(trainer.progress.step)
         while batch is not None:
             losses, weights = trainer.gradient(batch)
             made = finish_step(trainer, losses, weights, stopper)
@@ -266,7 +266,7 @@ def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stop
         Diverged: The loss or the gradient is not finite, and --on-nan is stop.
     """
     run, world, progress = trainer.config.run, trainer.world, trainer.progress
-    following = trainer.share(progress.step + 1)
+    following = trainer.local_batch(progress.step + 1)
     asked = torch.full((1,), float(stopper.signal != 0), dtype=torch.float64, device=world.device)
     losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
     norm = trainer.gradient_norm()

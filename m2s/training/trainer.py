@@ -236,7 +236,7 @@ class Trainer:
         """Return the context in which the network is called: bf16, or nothing."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def share(self, step: int) -> LocalBatch | None:
+    def local_batch(self, step: int) -> LocalBatch | None:
         """Return this process's part of the batch of a step; None after the last step."""
         run, world = self.config.run, self.world
         if step >= run.steps:
@@ -371,4 +371,6 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step, self.config.run.steps)
         with use_backend(self.config.run.kernels):
-            return self.optimizer_step.start(*self.average.parts(), norm, config.clip, self.average.share(step), numbers)
+            return self.optimizer_step.start(
+                *self.average.parts(), norm, config.clip, self.average.new_weight_fraction(step), numbers
+            )

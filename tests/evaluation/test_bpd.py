@@ -47,7 +47,7 @@ class Known:
 
     def __call__(self, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         assert t.min() > 0.999e-3 and t.max() < 1 - 0.999e-3, "a network never sees the ends of time"
-        kernel = self.process.kernel(t.double())
+        kernel = self.process.transition_matrix(t.double())
         joint = self.distribution * kernel[torch.arange(len(x_t))[:, None, None], self.clean, x_t[:, None, :]].prod(-1)
         return torch.log(torch.einsum("bc,clz->blz", joint, self.indicator) / joint.sum(-1)[:, None, None])
 

@@ -270,7 +270,7 @@ def test_the_trainer_draws_every_step() -> None:
     source = open_data(config.data)
     learner = Trainer(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
     for step in range(3):
-        share = learner.share(step)
+        share = learner.local_batch(step)
         assert sorted((share.t * 8).tolist()) == list(range(1, 9))
         assert (share.weight == 1).all()
 
@@ -387,8 +387,8 @@ def test_ordinal_is_the_integral_of_the_density(vocab: int, mean: float, r: floa
     """Every bin by numerical integration of the logistic density, the ends with the tails; bins beyond 40 scales, where the
     mass is below 1e-17, by its logarithm."""
     head = m2s.Ordinal(m2s.Uniform(vocab, m2s.Linear()))
-    log_law = head.log_law(given(mean, r, vocab), TOKEN, HALF)[0].numpy()
-    distribution, scale = np.exp(log_law), math.exp(-2 + 7 * math.tanh(r / 7))
+    log_probabilities = head.log_probabilities(given(mean, r, vocab), TOKEN, HALF)[0].numpy()
+    distribution, scale = np.exp(log_probabilities), math.exp(-2 + 7 * math.tanh(r / 7))
     assert distribution.sum() == pytest.approx(1, abs=1e-12)
     edges = [-np.inf, *((2 * np.arange(1, vocab) - 1) / (vocab - 1) - 1), np.inf]
     for z in range(0, vocab, max(1, vocab // 16)):
@@ -404,13 +404,13 @@ def test_ordinal_at_extremes_in_float32(mean: float, r: float) -> None:
     """Log probabilities are finite and those of float64, which has no digits lost in the tails; gradients are finite."""
     head = m2s.Ordinal(m2s.Uniform(256, m2s.Linear()))
     output = given(mean, r, 256, torch.float32).requires_grad_()
-    log_law = head.log_law(output, TOKEN, HALF)
-    assert log_law.isfinite().all()
-    assert float(log_law.detach().exp().sum()) == pytest.approx(1, abs=1e-4)
-    exact = head.log_law(output.detach().double(), TOKEN, HALF)
-    torch.testing.assert_close(log_law.double(), exact, rtol=2e-5, atol=2e-4)
+    log_probabilities = head.log_probabilities(output, TOKEN, HALF)
+    assert log_probabilities.isfinite().all()
+    assert float(log_probabilities.detach().exp().sum()) == pytest.approx(1, abs=1e-4)
+    exact = head.log_probabilities(output.detach().double(), TOKEN, HALF)
+    torch.testing.assert_close(log_probabilities.double(), exact, rtol=2e-5, atol=2e-4)
     for z in (0, 1, 128, 255):
-        (gradient,) = torch.autograd.grad(log_law[0, z], output, retain_graph=True)
+        (gradient,) = torch.autograd.grad(log_probabilities[0, z], output, retain_graph=True)
         assert gradient.isfinite().all()
         assert (gradient[0, 2:] == 0).all()
 
@@ -420,11 +420,11 @@ def test_ordinal_tails_lose_no_digits() -> None:
     head = m2s.Ordinal(m2s.Uniform(256, m2s.Linear()))
     scale = math.exp(-2 - 7 * math.tanh(3 / 7))
     for sign in (1, -1):
-        log_law = head.log_law(given(sign * 1.0, -3.0, 256, torch.float32), TOKEN, HALF)[0]
+        log_probabilities = head.log_probabilities(given(sign * 1.0, -3.0, 256, torch.float32), TOKEN, HALF)[0]
         for distance in (100, 200):
             z = 255 - distance if sign == 1 else distance
             a = (distance - 0.5) * 2 / 255 / scale
-            assert float(log_law[z]) == pytest.approx(-a + math.log(-math.expm1(-2 / 255 / scale)), rel=1e-5)
+            assert float(log_probabilities[z]) == pytest.approx(-a + math.log(-math.expm1(-2 / 255 / scale)), rel=1e-5)
 
 
 @pytest.mark.parametrize("offset", ["none", "exact"])
@@ -440,7 +440,7 @@ def test_ordinal_is_a_posterior(process: m2s.Process, offset: str) -> None:
     x_t = process.corrupt(x_0, t, generator)
     output = torch.randn(40, 3, process.states + 2, generator=generator, dtype=torch.float64)  # wider than the states
     head, plain = m2s.Ordinal(process, offset), m2s.Posterior(process, offset)
-    logits = head.log_law(output, x_t, t)
+    logits = head.log_probabilities(output, x_t, t)
     for name in ("posterior", "last_step", "posterior_logits"):
         torch.testing.assert_close(getattr(head, name)(output, x_t, t), getattr(plain, name)(logits, x_t, t))
     if isinstance(process, m2s.Chain):
@@ -581,7 +581,9 @@ def test_tables_stay_where_they_are_when_another_device_asks() -> None:
     process = m2s.Chain.uniform(5, torch.full((4,), 0.1))
     t, other = torch.tensor([0.5]), torch.tensor([0.5], device="meta")
     places = [table.data_ptr() for table in process.tables(t.device)]
-    before = process.kernel(t)
+    before = process.transition_matrix(t)
     for call in (process.kernel, lambda t: process.rows(torch.zeros(1, dtype=torch.long, device=t.device), t)):
         assert call(other).device.type == "meta"
-    assert [table.data_ptr() for table in process.tables(t.device)] == places and torch.equal(process.kernel(t), before)
+    assert [table.data_ptr() for table in process.tables(t.device)] == places and torch.equal(
+        process.transition_matrix(t), before
+    )

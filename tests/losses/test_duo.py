@@ -231,7 +231,7 @@ def test_the_trainer_shows_softened_tokens_in_its_first_half_and_plain_ones_afte
         model, head, _ = make_objects(config, source)
         learner = Trainer(config, source, World.start("cpu"), model, head, {})
         assert learner.tau == pytest.approx(tau)
-        share = learner.share(step)
+        share = learner.local_batch(step)
         found = learner.gradient(share)[0]
         x_0, seed = share.batch.x_0.long(), config.run.seed
         if tau:

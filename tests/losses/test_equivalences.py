@@ -94,7 +94,7 @@ def test_a_clipped_weight_is_at_most_one_or_what_is_given():
     """Against the weight by hand: n_t(k) / P_t(k|x_0), and 1 where that is more; it happens on both sides here."""
     head = m2s.Posterior(m2s.Hybrid(VOCAB, 0.2), "exact")
     x_0, x_t, t, output = situation(head.process)
-    kernel, rates = head.process.kernel(t), head.process.rates(t)
+    kernel, rates = head.process.transition_matrix(t), head.process.rates(t)
     other = (x_t + 1) % VOCAB
     batch = torch.arange(9).unsqueeze(-1)
     weight = rates[batch, other, x_t] / kernel[batch, x_0, x_t]
@@ -169,7 +169,7 @@ def test_p_uniform_towards_one_is_uniform_noise(loss):
         found = per_log_alpha(loss, hybrid, output, tokens, t)
         away.append((found / wanted - 1).abs().amax(-1) / distance**2)
     same(found, wanted)
-    same(hybrid.kernel(t)[:, :VOCAB, :VOCAB], uniform.kernel(1 - alpha))
+    same(hybrid.transition_matrix(t)[:, :VOCAB, :VOCAB], uniform.transition_matrix(1 - alpha))
     assert float(hybrid.mixing(t).mask.max()) < 1e-15
     assert (away[1] > 1e-3).all()
     torch.testing.assert_close(away[0], away[1], rtol=0.05, atol=0)

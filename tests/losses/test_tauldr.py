@@ -136,7 +136,7 @@ def test_gaussian_rates_forget_as_uniform_noise_does(vocab: int) -> None:
     process = make_process(ProcessConfig(kind="gaussian", schedule="linear"), vocab)
     assert isinstance(process, m2s.RateMatrix)
     late = torch.tensor([0.999, 0.9999], dtype=torch.float64)
-    rows = process.kernel(late)
+    rows = process.transition_matrix(late)
     apart = (rows[:, 0] - rows[:, -1]).abs().sum(-1)
     assert float(apart[1] / apart[0]) == pytest.approx(0.1, rel=1e-3)
     level = torch.arange(vocab, dtype=torch.float64)
@@ -202,7 +202,7 @@ def test_it_trains_samples_and_is_measured(tmp_path, method, capsys) -> None:
     if method != "tauldr-absorb":
         t = torch.tensor([0.3], dtype=torch.float64)
         made = make_process(ProcessConfig(kind="gaussian", schedule=METHODS[method].process.schedule), 17)
-        torch.testing.assert_close(head.process.kernel(t), made.kernel(t))
+        torch.testing.assert_close(head.process.transition_matrix(t), made.transition_matrix(t))
     for sampler in (METHODS[method].sampler, "predictor_corrector"):
         out = tmp_path / f"{sampler}.npz"
         main(["sample", str(run), "--n", "2", "--steps", "3", "--sampler", sampler, "--out", str(out), *quick])
@@ -223,7 +223,7 @@ def test_kernels_are_remembered_and_not_mixed_up(monkeypatch) -> None:
     for _ in range(2):
         for t, kernel in zip(times, wanted, strict=True):
             for _ in range(3):
-                assert torch.equal(process.kernel(t).fill_(0.0), torch.zeros_like(kernel))
-                assert torch.equal(process.kernel(t), kernel)
+                assert torch.equal(process.transition_matrix(t).fill_(0.0), torch.zeros_like(kernel))
+                assert torch.equal(process.transition_matrix(t), kernel)
     assert len(asked) == 2 * len(times)
-    assert process.kernel(times[0].float()).dtype == torch.float32
+    assert process.transition_matrix(times[0].float()).dtype == torch.float32

@@ -76,7 +76,7 @@ def test_draws_follow_the_softmax(vocab: int, count: int, other: bool) -> None:
     token = drawn.token.unsqueeze(-1)
     above, share = distribution.cumsum(-1).gather(-1, token).squeeze(-1), distribution.gather(-1, token).squeeze(-1)
     known = offset == torch.inf
-    torch.testing.assert_close(drawn.share, torch.where(known & other, 0, share), rtol=NEAR, atol=0)
+    torch.testing.assert_close(drawn.probability, torch.where(known & other, 0, share), rtol=NEAR, atol=0)
     assert ((above - share - NEAR <= u) & (u <= above + NEAR))[~known].all() and (share > 0).all()
     near = ((distribution.cumsum(-1) - u.unsqueeze(-1)).abs() < NEAR).any(-1)
     wanted = cpu.draw_token(rows, k, offset, u, vocab, other)
@@ -116,10 +116,10 @@ def test_only_possible_token_is_drawn(level: float) -> None:
     rows[:, vocab:] = 50
     u = torch.tensor([0.0, LAST, 0.0, LAST], dtype=torch.float64, device=DEVICE)
     drawn = fused.draw_token(rows, k, torch.zeros_like(u), u, vocab, False)
-    assert torch.equal(drawn.token, places) and (drawn.share == 1).all()
+    assert torch.equal(drawn.token, places) and (drawn.probability == 1).all()
     assert torch.equal(drawn.own, (k == places).double()) and torch.equal(drawn.off, (k != places).double())
     left = fused.draw_token(rows, k, torch.zeros_like(u), u, vocab, True)
-    assert (left.share == (k != places)).all() and (left.token[2:] == places[2:]).all() and (left.token < vocab).all()
+    assert (left.probability == (k != places)).all() and (left.token[2:] == places[2:]).all() and (left.token < vocab).all()
 
 
 def test_dominant_current_token() -> None:
@@ -133,7 +133,7 @@ def test_dominant_current_token() -> None:
     assert torch.equal(other.off, drawn.off) and torch.equal(drawn.token, k)
     torch.testing.assert_close(drawn.own, 1 - off, rtol=1e-15, atol=0)
     above = distribution.cumsum(-1).gather(-1, other.token.unsqueeze(-1)).squeeze(-1)
-    assert ((above - other.share - NEAR <= u) & (u <= above + NEAR)).all()
+    assert ((above - other.probability - NEAR <= u) & (u <= above + NEAR)).all()
 
 
 @triton.jit

@@ -46,7 +46,7 @@ def test_step_columns_are_those_of_the_step_matrix(name: str) -> None:
     s, t = torch.tensor([0.2, 0.4], dtype=torch.float64), torch.tensor([0.3, 0.9], dtype=torch.float64)
     x_t = torch.arange(process.states).expand(2, -1)
     columns = process.step_columns(x_t, s, t)
-    torch.testing.assert_close(columns, process.step_kernel(s, t).transpose(-1, -2), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(columns, process.step_transition_matrix(s, t).transpose(-1, -2), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("make", [m2s.Uniform, m2s.Absorbing])
@@ -56,7 +56,7 @@ def test_a_step_to_zero_removes_all_noise(make: type) -> None:
     x_t, t = torch.arange(process.states)[None], torch.tensor([0.6], dtype=torch.float64)
     columns = process.step_columns(x_t, torch.zeros_like(t), t)
     torch.testing.assert_close(columns, process.columns(x_t, t), rtol=1e-13, atol=0)
-    assert (columns - process.step_kernel(torch.zeros_like(t), t).transpose(-1, -2)).abs().max() > 1e-3
+    assert (columns - process.step_transition_matrix(torch.zeros_like(t), t).transpose(-1, -2)).abs().max() > 1e-3
 
 
 def test_a_pure_mask_leaves_unmasked_tokens_clean() -> None:

@@ -63,7 +63,7 @@ def test_every_entry_in_eighty_digits(t: float) -> None:
             rates[i, i] = -sum(rates[i, j] for j in range(7) if j != i)
         exact = mpmath.expm(rates * mpmath.mpf(8) * mpmath.mpf(t), method="taylor")
         expected = np.array([[float(exact[i, j]) for j in range(7)] for i in range(7)])
-    np.testing.assert_allclose(process.kernel(torch.tensor(t, dtype=torch.float64)), expected, rtol=1e-12)
+    np.testing.assert_allclose(process.transition_matrix(torch.tensor(t, dtype=torch.float64)), expected, rtol=1e-12)
 
 
 def test_a_matrix_does_not_depend_on_its_batch() -> None:
@@ -89,9 +89,9 @@ def test_a_matrix_does_not_depend_on_its_batch() -> None:
 )
 def test_chains_without_tables_are_unchanged(process: m2s.RateMatrix) -> None:
     t = torch.tensor([0.1, 0.5], dtype=torch.float64)
-    before = process.kernel(t)
+    before = process.transition_matrix(t)
     assert not process.prepare(CPU)
-    assert torch.equal(process.kernel(t), before)
+    assert torch.equal(process.transition_matrix(t), before)
 
 
 def test_no_tables_without_float64() -> None:

@@ -21,8 +21,8 @@ def test_tabulated_agrees_with_rank_one(schedule: m2s.Schedule) -> None:
         (m2s.RateMatrix.uniform(7, schedule), m2s.Uniform(7, schedule)),
         (m2s.RateMatrix.absorbing(7, schedule), m2s.Absorbing(7, schedule)),
     ):
-        np.testing.assert_allclose(table.kernel(t), closed.kernel(t), atol=1e-12)
-        np.testing.assert_allclose(table.step_kernel(s, t), closed.step_kernel(s, t), atol=1e-12)
+        np.testing.assert_allclose(table.transition_matrix(t), closed.transition_matrix(t), atol=1e-12)
+        np.testing.assert_allclose(table.step_transition_matrix(s, t), closed.step_transition_matrix(s, t), atol=1e-12)
         np.testing.assert_allclose(table.rates(t[:-1]), closed.rates(t[:-1]), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(table.reference(), closed.reference(), atol=1e-12)
 

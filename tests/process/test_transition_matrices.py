@@ -30,7 +30,7 @@ def test_transition_matrices_and_rates(name: str) -> None:
         torch.tensor([1e-6, 1e-3, 0.3, 0.97, 0.999], dtype=torch.float64),
         torch.tensor([0, 1e-4, 0.1, 0.9, 0.2], dtype=torch.float64),
     )
-    kernel, step, rates = process.kernel(t), process.step_kernel(s, t), process.rates(t)
+    kernel, step, rates = process.transition_matrix(t), process.step_transition_matrix(s, t), process.rates(t)
     for n, (early, late) in enumerate(zip(s.tolist(), t.tolist(), strict=True)):
         np.testing.assert_allclose(kernel[n], oracle.noise.kernel(late), rtol=1e-9, atol=1e-13)
         np.testing.assert_allclose(step[n], oracle.noise.step(early, late), atol=1e-12)
@@ -50,8 +50,14 @@ def test_chapman_kolmogorov(name: str) -> None:
     """P_s P_{t|s} = P_t and P_{t|s} = P_{u|s} P_{t|u}."""
     process = CASES[name].process
     s, u, t = torch.rand(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sort(0).values
-    np.testing.assert_allclose(process.kernel(s) @ process.step_kernel(s, t), process.kernel(t), atol=1e-13)
-    np.testing.assert_allclose(process.step_kernel(s, u) @ process.step_kernel(u, t), process.step_kernel(s, t), atol=1e-13)
+    np.testing.assert_allclose(
+        process.transition_matrix(s) @ process.step_transition_matrix(s, t), process.transition_matrix(t), atol=1e-13
+    )
+    np.testing.assert_allclose(
+        process.step_transition_matrix(s, u) @ process.step_transition_matrix(u, t),
+        process.step_transition_matrix(s, t),
+        atol=1e-13,
+    )
 
 
 @EVERY
@@ -59,8 +65,8 @@ def test_forward_equation(name: str) -> None:
     """dP_t/dt = P_t Q_t, by a fourth-order difference."""
     process = CASES[name].process
     t, step = torch.linspace(0.05, 0.95, 19, dtype=torch.float64), 1e-3
-    near, far = (process.kernel(t + n * step) - process.kernel(t - n * step) for n in (1, 2))
-    np.testing.assert_allclose((8 * near - far) / (12 * step), process.kernel(t) @ process.rates(t), atol=2e-6)
+    near, far = (process.transition_matrix(t + n * step) - process.transition_matrix(t - n * step) for n in (1, 2))
+    np.testing.assert_allclose((8 * near - far) / (12 * step), process.transition_matrix(t) @ process.rates(t), atol=2e-6)
 
 
 def test_pure_birth_chain_is_poisson() -> None:
@@ -68,7 +74,7 @@ def test_pure_birth_chain_is_poisson() -> None:
     states = 30
     process = m2s.RateMatrix.birth_death(torch.ones(states - 1), torch.zeros(states - 1), m2s.Exponential(10.0))
     for t in (1e-7, 1e-3, 0.1, 1.0):
-        kernel = process.kernel(at(t)).numpy()
+        kernel = process.transition_matrix(at(t)).numpy()
         sigma, jumps = 10 * t, np.arange(states)
         distribution = np.exp(-sigma + jumps * np.log(sigma) - gammaln(jumps + 1))
         for z in range(states - 1):
@@ -90,7 +96,7 @@ def test_birth_death_chain_in_eighty_digits(t: float) -> None:
             rates[i, i] = -sum(rates[i, j] for j in range(10) if j != i)
         exact = mpmath.expm(rates * mpmath.mpf(3) * mpmath.mpf(t), method="taylor")
         expected = np.array([[float(exact[i, j]) for j in range(10)] for i in range(10)])
-    np.testing.assert_allclose(process.kernel(at(t)), expected, rtol=1e-12)
+    np.testing.assert_allclose(process.transition_matrix(at(t)), expected, rtol=1e-12)
 
 
 def d3pm_step(kind: str, vocab: int, beta: float) -> np.ndarray:
@@ -114,12 +120,12 @@ def test_chain_products(kind: str) -> None:
     assert process.vocab == vocab
     for n in range(9):
         product = np.linalg.multi_dot([np.eye(len(steps[0])), np.eye(len(steps[0])), *steps[:n]])
-        np.testing.assert_allclose(process.kernel(at(n / 8)), product, atol=1e-14)
+        np.testing.assert_allclose(process.transition_matrix(at(n / 8)), product, atol=1e-14)
         rest = np.linalg.multi_dot([np.eye(len(steps[0])), np.eye(len(steps[0])), *steps[n:]])
-        np.testing.assert_allclose(process.step_kernel(at(n / 8), at(1.0)), rest, atol=1e-14)
+        np.testing.assert_allclose(process.step_transition_matrix(at(n / 8), at(1.0)), rest, atol=1e-14)
     if kind == "gaussian":
         assert np.abs(steps[0] @ steps[-1] - steps[-1] @ steps[0]).max() > 1e-6
-        assert (logm(process.kernel(at(1.0)).numpy())[~np.eye(vocab, dtype=bool)] < -1e-9).any()
+        assert (logm(process.transition_matrix(at(1.0)).numpy())[~np.eye(vocab, dtype=bool)] < -1e-9).any()
 
 
 @EVERY

@@ -18,7 +18,7 @@ GPT2 = 50_257
 def bridge(process: m2s.Process, k: int, t: float) -> tuple[np.ndarray, np.ndarray]:
     """(B over the counted candidates, which candidates are counted) from the kernel and the rates, float64."""
     time = torch.tensor(t, dtype=torch.float64)
-    kernel = process.kernel(time).numpy()[: process.vocab]
+    kernel = process.transition_matrix(time).numpy()[: process.vocab]
     counted = process.rates(time).numpy()[:, k] > 0
     counted[k] = False
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -161,9 +161,9 @@ def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, othe
     torch.testing.assert_close(drawn.own, own, rtol=exact, atol=0)
     torch.testing.assert_close(drawn.off, rest.sum(-1), rtol=exact, atol=0)
     token = drawn.token.unsqueeze(-1)
-    torch.testing.assert_close(drawn.share, distribution.gather(-1, token).squeeze(-1), rtol=4 * exact, atol=0)
+    torch.testing.assert_close(drawn.probability, distribution.gather(-1, token).squeeze(-1), rtol=4 * exact, atol=0)
     above = distribution.cumsum(-1).gather(-1, token).squeeze(-1)
-    assert ((above - drawn.share - exact <= u) & (u <= above + exact)).all()
+    assert ((above - drawn.probability - exact <= u) & (u <= above + exact)).all()
     if other:
         assert (drawn.token != x_t).all()
 
@@ -181,12 +181,12 @@ def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype
     drawn, other = prediction.draw(u), prediction.draw(u, other=True)
     rest = logits.double().scatter(-1, x_t.unsqueeze(-1), -torch.inf)
     off = torch.sigmoid(torch.logsumexp(rest, -1) - lead)
-    assert torch.equal(drawn.token, x_t) and (drawn.share == 1).all() and (drawn.own == 1).all()
+    assert torch.equal(drawn.token, x_t) and (drawn.probability == 1).all() and (drawn.own == 1).all()
     torch.testing.assert_close(drawn.off, off, rtol=1e-12 if dtype == torch.float64 else 1e-6 * (1 + lead / 10), atol=0)
     distribution = torch.softmax(rest, -1)
     above = distribution.cumsum(-1).gather(-1, other.token.unsqueeze(-1)).squeeze(-1)
     assert (other.token != x_t).all() and (other.off == drawn.off).all()
-    assert ((above - other.share - 1e-6 <= u) & (u <= above + 1e-6)).all()
+    assert ((above - other.probability - 1e-6 <= u) & (u <= above + 1e-6)).all()
 
 
 @pytest.mark.parametrize("level", [0.0, 500.0, -500.0, -700.0, -900.0, -2000.0])
@@ -198,7 +198,7 @@ def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
         logits[..., place] = level
         drawn = uniform_prediction(logits, torch.full(u.shape, own)).draw(u)
         assert (drawn.token == place).all(), f"token {place} under the current token {own}"
-        assert (drawn.share == 1).all()
+        assert (drawn.probability == 1).all()
         assert (drawn.own == float(own == place)).all() and (drawn.off == float(own != place)).all()
 
 
@@ -225,10 +225,10 @@ def test_masks_are_never_drawn_and_revealed_tokens_are_known(process: str) -> No
     mu = softmax64(logits[..., :K])
     assert (drawn.token < K).all()
     assert (drawn.own[0, :4] == 0).all() and (drawn.off[0, :4] == 1).all()
-    torch.testing.assert_close(drawn.share[0, :4], mu[0, torch.arange(4), drawn.token[0, :4]], rtol=1e-6, atol=0)
+    torch.testing.assert_close(drawn.probability[0, :4], mu[0, torch.arange(4), drawn.token[0, :4]], rtol=1e-6, atol=0)
     if process == "absorbing":
         assert torch.equal(drawn.token[0, 4:], x_t[0, 4:])
-        assert (drawn.own[0, 4:] == 1).all() and (drawn.off[0, 4:] == 0).all() and (drawn.share[0, 4:] == 1).all()
+        assert (drawn.own[0, 4:] == 1).all() and (drawn.off[0, 4:] == 0).all() and (drawn.probability[0, 4:] == 1).all()
     else:
         torch.testing.assert_close(drawn.own[0, 4:], mu[0, torch.arange(4, 8), x_t[0, 4:]], rtol=1e-6, atol=0)
 
@@ -278,5 +278,5 @@ def test_a_prediction_and_a_categorical_draw_agree(size: int, seed: int, spread:
     possible = distribution.sum(-1) > 1e-290
     distribution = distribution / distribution.sum(-1, keepdim=True)
     above = distribution.cumsum(-1).gather(-1, drawn.token.unsqueeze(-1)).squeeze(-1)
-    inside = (above - drawn.share - 1e-9 <= u) & (u <= above + 1e-9) & (drawn.share > 0)
+    inside = (above - drawn.probability - 1e-9 <= u) & (u <= above + 1e-9) & (drawn.probability > 0)
     assert inside[possible].all()

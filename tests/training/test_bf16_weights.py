@@ -58,18 +58,18 @@ def test_copies_of_a_network_have_no_bf16_weights():
     copies = BF16Weights(model)
     assert rounded(copies)  # from the start
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert all(layer.narrow is None for layer in copied.modules() if isinstance(layer, Dense))
-    assert all(layer.narrow is not None for layer in copies.layers)
+        assert all(layer.bf16_weight is None for layer in copied.modules() if isinstance(layer, Dense))
+    assert all(layer.bf16_weight is not None for layer in copies.layers)
 
 
 def test_layers_with_a_common_weight():
     model = DiT(DiTConfig(8, width=16, depth=2, heads=2))
     model.blocks[1].mlp[0].weight = model.blocks[0].mlp[0].weight
     copies = BF16Weights(model)
-    assert len(copies.weights) == 7 and model.blocks[1].mlp[0].narrow is model.blocks[0].mlp[0].narrow
+    assert len(copies.weights) == 7 and model.blocks[1].mlp[0].bf16_weight is model.blocks[0].mlp[0].bf16_weight
     model.blocks[0].mlp[2].weight = nn.Parameter(torch.randn_like(model.blocks[0].mlp[2].weight))
     copies.refresh()
-    assert all(torch.equal(layer.narrow, layer.weight.detach().bfloat16()) for layer in copies.layers)
+    assert all(torch.equal(layer.bf16_weight, layer.weight.detach().bfloat16()) for layer in copies.layers)
 
 
 def test_unchanged_weights_are_not_copied():
@@ -95,7 +95,7 @@ def test_the_optimizers_kernel_writes_them(tmp_path, micro_batch):
     config = resolve(replace(small(tmp_path, micro_batch=micro_batch, compile="no"), "device", "cuda"))
     world = World.start("cuda")
     trainer = Trainer(config, source, world, *make_objects(config, source))
-    copies, batch = trainer.bf16_weights, trainer.share(0)
+    copies, batch = trainer.bf16_weights, trainer.local_batch(0)
     assert copies is not None and len(copies.weights) == 4
     seen = []
     for step in range(8):

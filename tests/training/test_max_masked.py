@@ -171,7 +171,7 @@ def test_replayed_steps_with_reserved_rows_equal_direct_steps(tmp_path, monkeypa
         assert trainer.backward_pass.counts_masked == (DEVICE == "cuda")
         graphed = GraphedBackward(trainer.backward, counts_masked=True, curriculum=False)
         trainer.backward_pass = graphed if replays else DirectBackward(trainer.backward)
-        batch, losses = trainer.share(0), []
+        batch, losses = trainer.local_batch(0), []
         while batch is not None:
             made = training_step(trainer, batch, Stopper())
             batch = made.following
@@ -204,7 +204,7 @@ def test_one_recording_is_enough_for_nearly_all_steps(tmp_path):
         tmp_path, random_rows(length=128), method="md4", batch=32, micro_batch=4, steps=60, kernels="reference"
     )
     trainer.backward_pass.counts_masked = True
-    counts = [max(trainer.share(step).masked()) for step in range(60)]
+    counts = [max(trainer.local_batch(step).masked()) for step in range(60)]
     assert masked_capacity(round(counts[0]), 512) <= 0.75 * 512 and max(counts) <= masked_capacity(round(counts[0]), 512)
 
 
@@ -214,9 +214,9 @@ def test_masked_positions_are_counted_for_every_call(tmp_path, micro_batch):
     trainer = trainer_of(tmp_path, rows, method="md4", micro_batch=micro_batch)
     trainer.backward_pass.counts_masked = True
     for step in (0, 5):
-        local = trainer.share(step)
+        local = trainer.local_batch(step)
         calls = zip(*(value.split(micro_batch or 4) for value in (local.batch.x_0, local.t, local.rows)), strict=True)
         noisy = [corrupt_by_counter(trainer.head.process, *call, trainer.config.run.seed, step) for call in calls]
         assert local.masked() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
     trainer.backward_pass.counts_masked = False
-    assert trainer.share(0).masked is None
+    assert trainer.local_batch(0).masked is None

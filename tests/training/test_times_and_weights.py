@@ -56,7 +56,7 @@ def test_importance_does_not_change_the_expected_gradient(tmp_path):
         found = []
         for step in range(60):
             trainer.progress.step = step
-            losses_, _ = trainer.gradient(trainer.share(step))
+            losses_, _ = trainer.gradient(trainer.local_batch(step))
             found.append(torch.stack([losses_.mean(), *(p.grad.double().sum() for p in trainer.model.parameters())]))
         gradients[importance] = torch.stack(found)
     (one, other) = gradients.values()

@@ -38,7 +38,7 @@ def test_a_step_waits_for_nothing_but_its_numbers(tmp_path: Path, method: str, k
     given = {"method": method, "device": "cuda", "kernels": kernels, "compile": "no", "micro_batch": micro_batch, "steps": 20}
     config, rows = resolve(small(tmp_path, **given)), random_rows()
     trainer_ = Trainer(config, rows, World.start("cuda"), *make_objects(config, rows))
-    batch = trainer_.share(0)
+    batch = trainer_.local_batch(0)
     for _ in range(6):
         batch = training_step(trainer_, batch, Stopper()).following
     graph = trainer_.backward_pass.plain
@@ -105,7 +105,7 @@ def test_bf16_copies_are_removed() -> None:
     copies = BF16Weights(model)
     assert attributes(model) != before
     copies.close()
-    assert all(layer.narrow is None for layer in copies.layers)
+    assert all(layer.bf16_weight is None for layer in copies.layers)
 
 
 def test_a_loss_without_a_fused_form_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,13 @@ class TokenDraw(NamedTuple):
 
     Args:
         token: The token that was drawn.
-        share: Its probability.
+        probability: Its probability.
         own: mu_k, the probability of the current token.
         off: Sum of mu over the other tokens, never computed as 1 - mu_k.
     """
 
     token: Tensor
-    share: Tensor
+    probability: Tensor
     own: Tensor
     off: Tensor
 
