@@ -28,7 +28,7 @@ def derivative(function: Callable, t: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Noise:
-    """How one site is corrupted: `transition_matrix(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean tokens come first."""
+    """How one site is corrupted: `kernel(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean tokens come first."""
 
     vocab: int
     states: int

@@ -41,10 +41,11 @@ class Process(ABC):
     """A Markov chain in continuous or discrete time that corrupts every site independently (Definition 3.2).
 
     States 0..vocab-1 are the clean tokens. A process with a mask has one state more, the last one. Matrices are indexed
-    [start, end]: `transition_matrix(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k). Time runs from 0 (clean) to 1.
+    [start, end]: `transition_matrix(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k). Time
+    runs from 0 (clean) to 1.
 
-    A subclass defines `vocab`, `states`, `mask`, `transition_matrix` and `step_transition_matrix`, and `rates` if it runs in continuous time. The
-    other methods follow from these; a subclass overrides them where it has a closed form.
+    A subclass defines `vocab`, `states`, `mask`, `transition_matrix` and `step_transition_matrix`, and `rates` if it runs in
+    continuous time. The other methods follow from these; a subclass overrides them where it has a closed form.
 
     What a process can do is a property, so that no caller tests for a class: `rank_one`, `tabulated`, `chain`, `has_rates`.
 
@@ -58,8 +59,8 @@ class Process(ABC):
     states: int
     mask: int | None
     has_transitions: ClassVar[bool] = True
-    """Whether there are transition matrices and rates. False for next-token prediction, where `transition_matrix`, `step_transition_matrix` and
-    `rates` are None: there is no reverse process."""
+    """Whether there are transition matrices and rates. False for next-token prediction, where `transition_matrix`,
+    `step_transition_matrix` and `rates` are None: there is no reverse process."""
 
     @property
     def rank_one(self) -> "RankOne | None":

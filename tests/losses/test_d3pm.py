@@ -582,7 +582,7 @@ def test_tables_stay_where_they_are_when_another_device_asks() -> None:
     t, other = torch.tensor([0.5]), torch.tensor([0.5], device="meta")
     places = [table.data_ptr() for table in process.tables(t.device)]
     before = process.transition_matrix(t)
-    for call in (process.kernel, lambda t: process.rows(torch.zeros(1, dtype=torch.long, device=t.device), t)):
+    for call in (process.transition_matrix, lambda t: process.rows(torch.zeros(1, dtype=torch.long, device=t.device), t)):
         assert call(other).device.type == "meta"
     assert [table.data_ptr() for table in process.tables(t.device)] == places and torch.equal(
         process.transition_matrix(t), before

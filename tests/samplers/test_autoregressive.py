@@ -88,7 +88,7 @@ def test_the_process_shifts_the_sequence_and_has_no_transitions() -> None:
     assert torch.equal(m2s.samplers.draw_categorical(process.rows(x_0, t), torch.rand(2, 4)), shown)
     assert process.reference().tolist() == [0, 0, 0, 1] and float(process.prior_kl(x_0, t).sum()) == 0
     assert process.last_time(1e-3) == 1 - 1e-3
-    assert not process.has_transitions and process.kernel is process.step_kernel is process.rates is None
+    assert not process.has_transitions and process.transition_matrix is process.step_transition_matrix is process.rates is None
     assert m2s.Uniform(K, m2s.Linear()).has_transitions
 
 
