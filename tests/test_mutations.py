@@ -184,8 +184,8 @@ MUTANTS = {
     ),
     "bound: the length of the interval left out": Mutant(
         "losses/elbo.py",
-        "(end - low) * loss(",
-        "loss(",
+        "(end - low) * terms.integrand(",
+        "terms.integrand(",
         "losses/test_elbo.py::test_elbo_terms",
     ),
     "bound: reconstruction left out": Mutant(
@@ -286,8 +286,8 @@ MUTANTS = {
     ),
     "prior: of the masks, not of the tokens that survive": Mutant(
         "losses/elbo.py",
-        'survival = validation.align("t", process.alpha(t), x_0)',
-        'survival = validation.align("t", process.mixing(t).mask, x_0)',
+        'survival = validation.align("t", rank_one.alpha(t), x_0)',
+        'survival = validation.align("t", rank_one.mixing(t).mask, x_0)',
         "losses/test_elbo.py::test_elbo_terms[exact-absorbing-loglinear]",
     ),
     "end: a leap in place of the last draw": Mutant(

@@ -118,19 +118,15 @@ class GenPPL:
 
     def _tokenizer(self) -> "Tokenizer | None":
         """The tokenizer of --tokenizer or --checkpoint, None where neither is given."""
-        from m2s.data import GPT2, Bytes, Characters
-        from m2s.data.tokenizer import KEPT, from_dict
+        from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
         from m2s.hub.remote import locate
 
-        named = {"gpt2": GPT2, "bytes": Bytes, "chars": Characters}
         if self.checkpoint and self.tokenizer:
             raise UserError("--checkpoint and --tokenizer both choose the tokenizer: give one of them")
         if self.tokenizer:
-            if self.tokenizer not in named:
-                raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from {', '.join(named)}")
-            return named[self.tokenizer]()
+            return make_tokenizer(self.tokenizer)
         if not self.checkpoint:
             return None
         try:

@@ -79,21 +79,21 @@ class HeldOutSource:
         Raises:
             UserError: There is no such data, or the model cannot read it.
         """
-        from m2s.data import DATASETS
+        from m2s.data import image_sets
         from m2s.training.config import DataConfig
 
-        config = DataConfig(self.data) if self.data in DATASETS else None
+        config = DataConfig(self.data) if self.data in image_sets() else None
         if not self.data:
             config = trained_on(self.place)
         kind = (self.checkpoint.data or {})["kind"]
-        if config is not None and config.name in DATASETS:
+        if config is not None and config.name in image_sets():
             if kind != "image":
                 raise UserError(f"{self.place} is a model of text, but {config.name} holds images: give --data with text")
             return self._images(config)
         if kind != "text":
             raise UserError(
                 f"{self.place} is a model of images, but {self.data or 'what it was trained on'} is none of "
-                f"{', '.join(DATASETS)}: give --data with one of these"
+                f"{', '.join(image_sets())}: give --data with one of these"
             )
         length = (self.checkpoint.data or {}).get("length")
         if not isinstance(length, int) or length < 1:
@@ -123,7 +123,7 @@ class HeldOutSource:
 
     def _text(self, length: int) -> HeldOut:
         """Windows of a prepared text, or of text that is tokenized now."""
-        from m2s.data.sources import find_sources
+        from m2s.data.documents import find_sources
         from m2s.evaluation.bpd import windows
 
         name, path = self.data, Path(self.data).expanduser()
@@ -179,7 +179,7 @@ def trained_on(checkpoint: str) -> "DataConfig":
     Raises:
         UserError: There is no record, or it cannot be read.
     """
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
     from m2s.training.config import DataConfig
     from m2s.training.run_folder import RECORD
 
@@ -187,7 +187,7 @@ def trained_on(checkpoint: str) -> "DataConfig":
     if not path.is_file():
         raise UserError(
             f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
-            f"{', '.join(DATASETS)} or a text"
+            f"{', '.join(image_sets())} or a text"
         )
     try:
         return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])

@@ -48,10 +48,10 @@ def is_split(name: str) -> bool:
     Args:
         name: What was typed.
     """
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
 
     data, colon, part = name.partition(":")
-    return bool(colon) and data in DATASETS and part in SPLITS and not Path(name).exists()
+    return bool(colon) and data in image_sets() and part in SPLITS and not Path(name).exists()
 
 
 def load_split(name: str) -> Images:
@@ -63,10 +63,10 @@ def load_split(name: str) -> Images:
     Raises:
         UserError: There is no such split.
     """
-    from m2s.data import DATASETS, load
+    from m2s.data import image_sets, load
 
     if not is_split(name):
-        known = ", ".join(f"{data}:{part}" for data in DATASETS for part in SPLITS)
+        known = ", ".join(f"{data}:{part}" for data in image_sets() for part in SPLITS)
         raise UserError(f"{name!r} is not a split of a data set: choose from {known}")
     data, _, part = name.partition(":")
     images = load(data)
@@ -120,10 +120,10 @@ def read_tokens(path: Path, reference: Images) -> "Tensor":
     import numpy as np
     import torch
 
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
 
     if not path.is_file():
-        splits = ", ".join(f"{name}:train" for name in DATASETS)
+        splits = ", ".join(f"{name}:train" for name in image_sets())
         raise UserError(
             f"there is no file {path}: give an .npz that m2s sample wrote, or a split of a data set such as {splits}"
         )

@@ -1,8 +1,8 @@
-"""Where text comes from: files of a folder, or a data set of the hub. Each source gives its documents in a fixed order.
+"""Documents of a text corpus, from the files of a folder or from a data set of the hub, in a fixed order.
 
 .txt        documents separated by a line <|endoftext|>; without such a line the file is one document
-.jsonl      one JSON object a line, the document in its field `text` or as it is named
-.parquet    one row a document, in its column `text` or as it is named (needs pyarrow)
+.jsonl      one JSON object per line, with the document in the field `text` or another that is named
+.parquet    one document per row, in the column `text` or another that is named (needs pyarrow)
 """
 
 import fnmatch
@@ -16,37 +16,57 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m2s.data.files import BadData, sha256
-from m2s.data.hub import HUB_TEXTS, hub_sources
+from m2s.data.hub import HUB_TEXTS, HubSplit, hub_splits
 from m2s.errors import UserError
 
 SEPARATOR = b"<|endoftext|>"
-TEXT = "text"  # the field of a document, unless another is named
-NAME_IT = "say which of them holds the text: m2s data prepare --text-field NAME"
+TEXT = "text"  # the default field of a document
+NAME_THE_FIELD = "name the one that holds the text: m2s data prepare --text-field NAME"
 
 
 class Document(NamedTuple):
+    """One document.
+
+    Args:
+        text: Its text.
+        where: The line or row at which it starts, for error messages.
+    """
+
     text: str
     where: str
-    """The line or row it starts at."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """One file, or one split of a hub data set."""
+class DocumentSource:
+    """The documents of one file, or of one split of a hub data set.
+
+    Args:
+        name: The name for messages and for meta.json.
+        read: `read(skip)` yields the documents after the first `skip`.
+        identity: For meta.json: two sources with the same identity have the same documents.
+        split: The split of all its documents; None where the index of a document decides.
+    """
 
     name: str
     read: Callable[[int], Iterator[Document]]
-    """The documents after the first so many."""
     identity: dict[str, Any]
-    """What tells this source from any other: kept in meta.json."""
     split: str | None
-    """Where its documents go; None where that is decided by their index."""
 
 
-def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Source]:
-    """The sources in a folder (at any depth, in the order of their names), of one file, or of a hub data set by name.
+def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[DocumentSource]:
+    """Find the text of a folder, a file or a hub data set.
 
-    `field` is what holds the document where a file has fields.
+    Args:
+        source: A folder (searched at any depth, in the order of file names), a file, or the name of a hub data set.
+        test: A pattern: files with a matching name belong to the test split.
+        field: The field of the document, for .jsonl, .parquet and the hub.
+
+    Returns:
+        One source for each file, or for each split of a hub data set.
+
+    Raises:
+        UserError: There is no such file, folder or data set.
+        BadData: A file is empty, damaged or not UTF-8.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -65,7 +85,7 @@ def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Sourc
         _check_field(path, [path], field)
         return [_file_source(path, path.name, test, field)]
     if str(source) in HUB_TEXTS or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)):
-        return hub_sources(str(source), field)
+        return [_hub_source(split) for split in hub_splits(str(source), field)]
     raise UserError(
         f"source {str(source)!r} is neither a file or folder here nor a data set of the hub: "
         f"give a path, {', '.join(HUB_TEXTS)}, or OWNER/NAME"
@@ -73,11 +93,13 @@ def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Sourc
 
 
 def _check_field(path: Path, files: list[Path], field: str) -> None:
+    """Reject a field name for files that have no fields."""
     if field != TEXT and all(file.suffix == ".txt" for file in files):
         raise UserError(f"the text field is {field!r}, but {path} is plain .txt, which has no fields: leave out --text-field")
 
 
-def _file_source(path: Path, name: str, test: str, field: str) -> Source:
+def _file_source(path: Path, name: str, test: str, field: str) -> DocumentSource:
+    """Check a file and return its documents."""
     reader = READERS[path.suffix]
 
     def read(skip: int) -> Iterator[Document]:
@@ -87,17 +109,32 @@ def _file_source(path: Path, name: str, test: str, field: str) -> Source:
             raise BadData(f"{path} cannot be read: {error.strerror or error}") from error
 
     digest = sha256(path) if path.suffix == ".parquet" else _text_sha256(path)
-    identity = {"name": name, "bytes": path.stat().st_size, "sha256": digest, **named_field(field)}
-    return Source(name, read, identity, "test" if fnmatch.fnmatch(path.name, test) else None)
+    identity = {"name": name, "bytes": path.stat().st_size, "sha256": digest, **_field_identity(field)}
+    return DocumentSource(name, read, identity, "test" if fnmatch.fnmatch(path.name, test) else None)
 
 
-def named_field(field: str) -> dict[str, str]:
-    """The field as a part of a source's identity: it goes without saying where it is `text`."""
+def _hub_source(split: HubSplit) -> DocumentSource:
+    """Return the documents of a split of a hub data set."""
+
+    def read(skip: int) -> Iterator[Document]:
+        return (Document(text, where) for text, where in split.read(skip))
+
+    identity = {
+        "name": split.name,
+        "rows": len(split.texts),
+        "fingerprint": split.texts._fingerprint,
+        **_field_identity(split.column),
+    }
+    return DocumentSource(split.name, read, identity, split.split)
+
+
+def _field_identity(field: str) -> dict[str, str]:
+    """Return the part of a source's identity that names its field. The default field is not named."""
     return {} if field == TEXT else {"field": field}
 
 
 def _text_sha256(path: Path) -> str:
-    """The SHA-256 of a file every line of which is UTF-8: said before any work is done."""
+    """Return the SHA-256 of a file, and raise BadData before any document is packed if a line is not UTF-8."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -110,17 +147,26 @@ def _text_sha256(path: Path) -> str:
 
 
 def _decode(raw: bytes, path: Path, line: int) -> str:
+    """Decode a line of UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadData(
             f"{path}, line {line}: byte {raw[error.start]:#04x} at column {error.start + 1} is not UTF-8: "
-            f"convert the file (iconv -f latin1 -t utf-8) or mend that line"
+            f"convert the file (iconv -f latin1 -t utf-8) or correct that line"
         ) from None
 
 
 def read_txt(path: Path, field: str = TEXT) -> Iterator[Document]:
-    """A document is what lies between separators, without the line break before the separator."""
+    """Read a .txt file.
+
+    Args:
+        path: The file. A document ends before the line break that precedes a separator line.
+        field: Not used: plain text has no fields.
+
+    Yields:
+        The documents, in the order of the file.
+    """
     lines: list[str] = []
     start = 1
 
@@ -140,6 +186,18 @@ def read_txt(path: Path, field: str = TEXT) -> Iterator[Document]:
 
 
 def read_jsonl(path: Path, field: str = TEXT) -> Iterator[Document]:
+    """Read a .jsonl file.
+
+    Args:
+        path: The file: one JSON object per line. Blank lines are skipped.
+        field: The field of the document.
+
+    Yields:
+        The documents, in the order of the file.
+
+    Raises:
+        BadData: A line is not JSON, or its field is missing or not a string.
+    """
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             line = _decode(raw, path, number)
@@ -148,7 +206,7 @@ def read_jsonl(path: Path, field: str = TEXT) -> Iterator[Document]:
             try:
                 record = json.loads(line)
                 if isinstance(record, dict) and record and field not in record:
-                    raise BadData(f"{path}, line {number}: no field {field!r}, but {', '.join(record)}: {NAME_IT}")
+                    raise BadData(f"{path}, line {number}: no field {field!r}, but {', '.join(record)}: {NAME_THE_FIELD}")
                 text = record[field]
                 if not isinstance(text, str):
                     raise TypeError
@@ -163,6 +221,19 @@ def read_jsonl(path: Path, field: str = TEXT) -> Iterator[Document]:
 
 
 def read_parquet(path: Path, field: str = TEXT) -> Iterator[Document]:
+    """Read a .parquet file.
+
+    Args:
+        path: The file: one document per row.
+        field: The column of the document. A null is an empty document.
+
+    Yields:
+        The documents, in the order of the file.
+
+    Raises:
+        UserError: The package pyarrow is not installed.
+        BadData: The file is damaged, or the column is missing or not of strings.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -172,7 +243,8 @@ def read_parquet(path: Path, field: str = TEXT) -> Iterator[Document]:
     try:
         with pq.ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
-                raise BadData(f"{path} has columns {', '.join(file.schema_arrow.names)}, expected {field!r}: {NAME_IT}")
+                columns = ", ".join(file.schema_arrow.names)
+                raise BadData(f"{path} has columns {columns}, expected {field!r}: {NAME_THE_FIELD}")
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     row += 1
@@ -181,7 +253,7 @@ def read_parquet(path: Path, field: str = TEXT) -> Iterator[Document]:
                     yield Document(text or "", f"row {row}")
     except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise BadData(f"{path}, after row {row}: not a whole parquet file of text ({reason})") from error
+        raise BadData(f"{path}, after row {row}: not a complete parquet file of text ({reason})") from error
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
