@@ -160,5 +160,6 @@ def test_metric_of_a_plugin(metrics, tmp_path, capsys, monkeypatch):
     assert "Count the distinct sequences." in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["evaluate", "distinct", "--help", *plugin])
-    assert "Tokens of a sequence that are compared" in " ".join(capsys.readouterr().out.split())
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Tokens of a sequence that are compared" in page and "Example: m2s evaluate distinct samples.npz" in page
     assert parse(["evaluate", "bpd", "run"]).measure.checkpoint == "run"

@@ -108,8 +108,10 @@ def metric_command(name: str, metric: Callable[..., dict[str, Any]]) -> type:
         )
         for one in options
     ]
+    summary, _, rest = (inspect.getdoc(metric) or f"Compute the metric {name}.").partition("\n\n")
     namespace = {
-        "__doc__": f"{inspect.getdoc(metric) or f'Compute the metric {name}.'}\n\nExample: m2s evaluate {name} samples.npz",
+        # The example comes before the section Args:, from which tyro takes the help texts of the options.
+        "__doc__": f"{summary}\n\nExample: m2s evaluate {name} samples.npz\n\n{rest}",
         "metric": staticmethod(metric),
         "name": name,
         "option_names": tuple(one.name for one in options),
