@@ -30,7 +30,7 @@ def compared(rows: list[dict[str, Any]], grid: Sequence[int]) -> Figure:
     figure = Figure(figsize=(11.5, 6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    kinds = {row["method"]: NOISE[METHODS[row["method"]].settings["process.kind"].removeprefix("chain-")] for row in rows}
+    kinds = {row["method"]: NOISE[METHODS[row["method"]].process.kind.removeprefix("chain-")] for row in rows}
     colours = dict(zip(NOISE.values(), COLOURS, strict=False))
     for kind, colour in colours.items():
         if kind in kinds.values():
