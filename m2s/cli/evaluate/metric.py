@@ -1,16 +1,26 @@
-"""`m2s evaluate NAME INPUT` for metrics that are registered in `m2s.evaluation.registry.METRICS`, also by a plugin."""
+"""`m2s evaluate NAME [SAMPLES]` for metrics that are registered in `m2s.evaluation.registry.METRICS`, also by a plugin."""
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
 from m2s.cli.help_text import help_from_source
+from m2s.cli.options import flag
 from m2s.errors import UserError
 from m2s.io import output_file, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from m2s.evaluation.bpd import EvaluationSet
+    from m2s.hub import Checkpoint
+
+INPUTS = ("samples", "reference", "checkpoint")  # parameters of every metric that are not options of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,78 +28,134 @@ from m2s.io import output_file, write_json
 class MetricArgs:
     """The options that every registered metric has. `metric_command` adds those of one metric."""
 
-    metric: ClassVar[Callable[..., Any]]
+    metric: ClassVar[Callable[..., dict[str, Any]]]
     name: ClassVar[str]
-    names: ClassVar[tuple[str, ...]] = ()  # the options of the metric
+    option_names: ClassVar[tuple[str, ...]] = ()
 
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUT")]
-    """What is measured: an .npz of m2s sample, or the folder of a run, as the metric expects."""
+    samples: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[SAMPLES]")] = ""
+    """The samples: an .npz that m2s sample wrote. A metric of a model needs none."""
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="CHECKPOINT")] = ""
+    """The model, for metrics that need it: the folder of a run, or a repository of the Hugging Face hub."""
+    reference: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT|FILE|TEXT")] = ""
+    """Held-out data to compare with: a split of a data set such as mnist:test, an .npz with tokens, or, with --checkpoint, any
+    text that m2s evaluate bpd --data accepts."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result as .json; by default it is only printed."""
 
     def run(self) -> None:
         """Compute the metric, print it and write it to --out."""
+        from m2s.cli.sampling_args import load_checkpoint
         from m2s.provenance import command
 
         out = None if self.out is None else output_file(self.out, (".json",))
-        metric = type(self).metric
-        options = {name: getattr(self, name) for name in self.names}
+        samples = read_tokens(Path(self.samples)) if self.samples else None
+        checkpoint = load_checkpoint(self.checkpoint) if self.checkpoint else None
+        reference = self._reference(checkpoint)
+        options = {name: getattr(self, name) for name in self.option_names}
         try:
-            found = metric(_read(self.source, metric), **options)
+            found = type(self).metric(samples, reference=reference, checkpoint=checkpoint, **options)
+        except UserError:
+            raise
         except (OSError, ValueError, TypeError, ImportError) as error:
-            raise UserError(f"metric {self.name!r} failed on {self.source}: {error}") from error
-        numbers = found if isinstance(found, dict) else {self.name: found}
-        print("\n".join(f"{name}  {value}" for name, value in numbers.items()))
+            raise UserError(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
+        print("\n".join(lines(found)))
         if out is not None:
-            write_json(out, {**numbers, "metric": self.name, "source": self.source, "options": options, "command": command()})
+            inputs = {name: getattr(self, name) or None for name in INPUTS}
+            write_json(out, {"metric": self.name, **found, "inputs": inputs, "options": options, "command": command()})
             print(f"written to {out}")
 
+    def _reference(self, checkpoint: "Checkpoint | None") -> "EvaluationSet | None":
+        """The data of --reference."""
+        from m2s.cli.evaluate.held_out import HeldOutSource
+        from m2s.cli.evaluate.images import is_split, load_split
 
-def metric_command(name: str, metric: Callable[..., Any]) -> type:
+        if not self.reference:
+            return None
+        if is_split(self.reference):
+            return load_split(self.reference).tokens
+        if Path(self.reference).suffix == ".npz":
+            return read_tokens(Path(self.reference))
+        if checkpoint is None:
+            raise UserError(
+                f"--reference is {self.reference!r}, which is no split such as mnist:test and no .npz: give --checkpoint too, "
+                "whose tokenizer reads the text"
+            )
+        return HeldOutSource(self.checkpoint, checkpoint, self.reference, "").load().rows
+
+
+def metric_command(name: str, metric: Callable[..., dict[str, Any]]) -> type:
     """Return the command of a registered metric.
 
     Args:
         name: The name of the metric.
-        metric: A function. Its first parameter is what it measures: annotated as `m2s.Checkpoint` it receives the loaded
-            model, as `Path` or `str` the name of the file, and otherwise the tokens of an .npz, [N, L]. Its other parameters
-            are options of the command. It returns a number, or numbers by name.
+        metric: A function `metric(samples, reference=None, checkpoint=None, ...)`. Its other named parameters become options of
+            the command. An option without an annotation is a text.
 
     Returns:
         A dataclass with the method `run`.
     """
-    parameters = list(inspect.signature(metric, eval_str=True).parameters.values())[1:]
-    options = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(metric, eval_str=True).parameters.values()
+    options = [one for one in parameters if one.kind in kinds and one.name not in INPUTS]
+    for one in options:
+        if one.name in {field.name for field in dataclasses.fields(MetricArgs)}:
+            raise UserError(f"the metric {name} has a parameter {one.name!r}, but every metric has an option {flag(one.name)}")
     fields = [
-        (one.name, str if one.annotation is one.empty else one.annotation, dataclasses.field(kw_only=True))
-        if one.default is one.empty
-        else (one.name, str if one.annotation is one.empty else one.annotation, dataclasses.field(default=one.default))
+        (
+            one.name,
+            str if one.annotation is one.empty else one.annotation,
+            dataclasses.field(kw_only=True, default=dataclasses.MISSING if one.default is one.empty else one.default),
+        )
         for one in options
     ]
-    summary = inspect.getdoc(metric) or f"Compute the metric {name}."
+    summary, _, rest = (inspect.getdoc(metric) or f"Compute the metric {name}.").partition("\n\n")
     namespace = {
-        "__doc__": f"{summary}\n\nExample: m2s evaluate {name} samples.npz --out {name}.json",
+        # The example comes before the section Args:, from which tyro takes the help texts of the options.
+        "__doc__": f"{summary}\n\nExample: m2s evaluate {name} samples.npz\n\n{rest}",
         "metric": staticmethod(metric),
         "name": name,
-        "names": tuple(one.name for one in options),
+        "option_names": tuple(one.name for one in options),
     }
     return dataclasses.make_dataclass("Metric", fields, bases=(MetricArgs,), frozen=True, namespace=namespace)
 
 
-def _read(source: str, metric: Callable[..., Any]) -> Any:
-    """What a metric measures, in the form that its first parameter has."""
+def read_tokens(path: Path) -> "Tensor":
+    """Read the tokens of an .npz.
+
+    Args:
+        path: A file of m2s sample, or any .npz with an array of integers `tokens`.
+
+    Returns:
+        The tokens, int64 [N, L].
+
+    Raises:
+        UserError: The file does not exist or has no such array.
+    """
     import numpy as np
     import torch
 
-    from m2s.cli.sampling_args import load_checkpoint
-    from m2s.hub import Checkpoint
-
-    first = next(iter(inspect.signature(metric, eval_str=True).parameters.values()))
-    if first.annotation is Checkpoint:
-        return load_checkpoint(source)
-    if first.annotation in (str, Path):
-        return first.annotation(source)
     try:
-        with np.load(source, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             return torch.from_numpy(file["tokens"]).long()
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{source} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+
+
+def lines(found: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Return the lines that show a result.
+
+    Args:
+        found: Values by name, nested where needed. {"value": ..., "error": ...} is a value with its standard error.
+        prefix: What precedes every name.
+
+    Yields:
+        One line for each value.
+    """
+    for name, value in found.items():
+        if isinstance(value, dict) and "value" in value:
+            error = value.get("error")
+            yield f"{prefix}{name}  {value['value']:.6g}" + ("" if error is None else f" ± {error:.2g}")
+        elif isinstance(value, dict):
+            yield from lines(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}  {value}"
