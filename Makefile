@@ -22,9 +22,8 @@ lint: $(VENV)/test.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/test.installed
-	$(BIN)/python benchmarks/loss.py
-	$(BIN)/python benchmarks/projection.py
-	$(BIN)/python benchmarks/sampler.py
+	$(BIN)/m2s benchmark direct-loss bisection --device cpu
+	$(BIN)/m2s benchmark dense-step --device cpu --rows 1024 --vocab 50257 --repeats 5
 
 gpu:
 	$(PYTHON) -m pytest -n 8 tests/ops tests/test_devices.py tests/training/test_trainer.py tests/samplers/test_memory.py

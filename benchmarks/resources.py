@@ -1,9 +1,11 @@
-"""What the kernels take of a GPU, found without one: each is compiled for Hopper and its machine code is read.
+"""Registers and instructions of the Triton kernels, found without a GPU: each is compiled for Hopper, and its code is read.
 
     python benchmarks/resources.py
 
-Registers of a thread, bytes spilled to memory, and the loops: instructions (float64 ones, special-function ones among them) for
-each column of a row that they load. Writes benchmarks/results/resources.json. Needs triton, with the assembler it brings.
+For each kernel: registers of a thread, bytes spilled to memory, and the innermost loops that load columns, with instructions
+(float64 and special-function ones among them) for each column of a row. Writes benchmarks/results/resources.json. Needs triton,
+with the assembler that comes with it. It is a script, and not a part of `m2s benchmark`, because triton must be imported
+without its interpreter.
 """
 
 import argparse
@@ -14,279 +16,214 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)  # triton asks when it is imported
-sys.path.insert(0, str(Path(__file__).parent.parent))
+os.environ.pop("TRITON_INTERPRET", None)  # triton reads it when it is imported
+sys.path.insert(0, str(Path(__file__).parent.parent))  # runs from a checkout that is not installed
 
-LOSS = {
-    "logits": "*fp32",
-    "gradient": "*bf16",
-    "loss": "*fp64",
-    "current": "*i32",
-    "clean_token": "*i32",
-    "weight": "*fp64",
-    "scalars": "*fp64",
-    "told": "i32",
-    "stride": "i32",
-    "gradient_stride": "i32",
-    "columns": "i32",
-    "vocab": "i32",
-}
-DRAW = {
-    "logits": "*fp32",
-    "stride": "i32",
-    "current": "*i64",
-    "offsets": "*fp64",
-    "uniforms": "*fp64",
-    "numbers": "*fp64",
-    "column_stride": "i32",
-    "samples": "*i64",
-    **dict.fromkeys(("first", "length", "low_key", "high_key", "step", "token_word", "jump_word", "route_word"), "i32"),
-    "tokens": "*i64",
-    "shares": "*fp64",
-    "owns": "*fp64",
-    "offs": "*fp64",
-    "vocab": "i32",
-    "mask": "i32",
-}
-ROWS = {"current": "*i64", "scalars": "*fp64", "count": "i32", "stride": "i32", "vocab": "i32"}
-PROJECT = {"rows": "*fp32", "mu": "*fp32", "taken": "*i32", **ROWS, "states": "i32"}
-AUDIT = {"rows": "*fp32", "counts": "*i64", "sums": "*fp64", **ROWS, "loose_low": "i64", "loose_high": "i64"}
-NORM = {
-    **{"x": "*fp32", "branch": "*bf16", "gate": "*bf16", "weight": "*fp32", "shift": "*bf16", "scale": "*bf16"},
-    **{"total": "*fp32", "y": "*bf16", "means": "*fp32", "rs": "*fp32"},
-    **dict.fromkeys(("length", "gate_stride", "shift_stride", "scale_stride"), "i32"),
-    "eps": "fp32",
-}
-NORM_BACKWARD = {
-    **{"dy": "*bf16", "dtotal": "*fp32", "total": "*fp32", "branch": "*bf16", "gate": "*bf16", "weight": "*fp32"},
-    **{"scale": "*bf16", "means": "*fp32", "rs": "*fp32", "dx": "*fp32", "dbranch": "*bf16", "sums": "*fp32"},
-    **dict.fromkeys(("length", "gate_stride", "scale_stride"), "i32"),
-}
-WHOLE = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
-GELU_BACKWARD = {"above": "*bf16", "h": "*bf16", "gradient": "*bf16", "sums": "*fp32", "rows": "i32"}
-STRIDES = (*(f"{part}_{way}" for part in "qkv" for way in ("sample", "site", "head")), "new_site")
-ROTARY = {
-    **{"q": "*bf16", "k": "*bf16", "v": "*bf16", "cos": "*fp32", "sin": "*fp32"},
-    **{"new_q": "*bf16", "new_k": "*bf16", "new_v": "*bf16"},
-    **dict.fromkeys(("length", *STRIDES), "i32"),
-}
-UNIFORMS = {
-    **{"samples": "*i64", "steps": "*i64", "result": "*fp64"},
-    **dict.fromkeys(("row_stride", "site_stride", "step", "first", "count", "word", "low_key", "high_key"), "i64"),
-}
-TABLE = {"above": "*fp32", "order": "*i64", "keys": "*i16", "starts": "*i32", "sums": "*fp32", "gradient": "*fp32"}
-TABLE |= dict.fromkeys(("stride", "shift", "rows"), "i32")
-# of each kernel of the table's gradient: arguments, constants, warps
-EMBEDDING: dict[str, tuple[tuple[str, ...], dict[str, int], int]] = {
-    "chunks": (("above", "order", "keys", "sums", "stride"), {"CHUNK": 64, "LINES": 16, "STAGES": 3}, 8),
-    "long": (
-        ("above", "order", "keys", "starts", "sums", "gradient", "stride", "shift"),
-        {"CHUNK": 64, "SHORT": 8, "LINES": 16, "STAGES": 3},
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Triton kernel with the arguments it is compiled for.
+
+    Args:
+        operation: Folder in m2s/ops.
+        function: Name of the kernel in its triton.py.
+        types: Types of the arguments in their order, separated by spaces. i32/16 is a multiple of 16.
+        constants: Values of the tl.constexpr arguments.
+        warps: Number of warps.
+    """
+
+    operation: str
+    function: str
+    types: str
+    constants: dict[str, Any]
+    warps: int
+
+
+LOSS = "*fp32 *bf16 *fp64 *i32 *i32 *fp64 *fp64 i32 i32/16 i32/16 i32/16 i32"
+DRAW = f"*fp32 i32/16 *i64 *fp64 *fp64 *fp64 i32 *i64 {'i32 ' * 8}*i64 *fp64 *fp64 *fp64 i32 i32"
+PROJECT = "*fp32 *fp32 *i32 *i64 *fp64 i32 i32/16 i32 i32"
+CLASSIFY = "*fp32 *i64 *fp64 *i64 *fp64 i32 i32/16 i32 i64 i64"
+NORM = f"*fp32 *bf16 *bf16 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 {'i32 ' * 4}fp32"
+NORM_BACKWARD = "*bf16 *fp32 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 *fp32 *bf16 *fp32 i32 i32 i32"
+NORM_CONSTANTS = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
+ROTARY = f"*bf16 *bf16 *bf16 *fp32 *fp32 *bf16 *bf16 *bf16 i32{' i32/16' * 10}"
+UNIFORMS = f"*i64 *i64 *fp64{' i64' * 8}"
+
+KERNELS: dict[str, Kernel] = {}  # by the names in resources.json
+for operation, block, warps in (
+    ("posterior_entropy", 1024, 8),
+    ("score_entropy", 512, 4),
+    ("masked_ce", 1024, 8),
+):
+    for variant, mask, gradient in (("no mask", False, True), ("mask", True, True), ("mask, value only", True, False)):
+        constants = {"MASK": mask, "GRADIENT": gradient, "BLOCK": block}
+        KERNELS[f"{operation}, {variant}"] = Kernel(operation, f"_{operation}", LOSS, constants, warps)
+for label, routes, other in (("draw", "none", False), ("step of bayes", "bayes", False), ("step of euler", "euler", True)):
+    constants = {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256}
+    KERNELS[label] = Kernel("reverse_step", "_draw", DRAW, constants, 4)
+for label, log in (("project, scores", False), ("project, log-scores, mask", True)):
+    constants = {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
+    KERNELS[label] = Kernel("project", "_project", PROJECT, constants, 16)
+for label, mask in (("classify", False), ("classify, mask", True)):
+    constants = {"MASK": mask, "STEP": True, "LOG": False, "FLOAT32": True, "LINES": 4, "BLOCK": 1024}
+    KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
+KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
+KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **NORM_CONSTANTS}, 8)
+KERNELS["gelu, backward"] = Kernel(
+    "gelu", "_backward", "*bf16 *bf16 *bf16 *fp32 i32", {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024}, 4
+)
+for label, backward in (("rotary", False), ("rotary, backward", True)):
+    constants = {"HEADS": 12, "HALF": 32, "BACKWARD": backward, "ROWS": 32, "BLOCK": 32}
+    KERNELS[label] = Kernel("rotary", "_rotate", ROTARY, constants, 4)
+for label, steps in (("uniforms", False), ("uniforms, steps on the device", True)):
+    KERNELS[label] = Kernel("philox", "_uniforms", UNIFORMS, {"STEPS": steps, "BLOCK": 128}, 4)
+KERNELS |= {
+    "embedding, chunks": Kernel(
+        "embedding",
+        "_chunks",
+        "*fp32 *i64 *i16 *fp32 i32/16",
+        {"WIDTH": 768, "CHUNK": 64, "LINES": 16, "STAGES": 3, "BLOCK": 256},
         8,
     ),
-    "short": (("above", "order", "starts", "gradient", "stride", "rows"), {"SHORT": 8, "ROWS": 8}, 4),
-}
-ADAMW = {"owners": "*i32", "tensors": "*i64", "numbers": "*fp64", "constants": "*fp64"}
-# what it is called, its module and name, its arguments, its constants, its warps
-KERNELS: dict[str, tuple[str, str, dict[str, str], dict[str, Any], int]] = {
-    **{
-        f"{kind}, {'mask' if mask else 'no mask'}{'' if gradient else ', value only'}": (
-            f"m2s.ops.{kind}.triton",
-            f"_{kind}",
-            LOSS,
-            {"MASK": mask, "GRADIENT": gradient, "BLOCK": block},
-            warps,
-        )
-        for kind, block, warps in (("posterior_entropy", 1024, 8), ("score_entropy", 512, 4), ("masked_ce", 1024, 8))
-        for mask, gradient in ((False, True), (True, True), (True, False))
-    },
-    **{
-        name: (
-            "m2s.ops.reverse_step.triton",
-            "_draw",
-            DRAW,
-            {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256},
-            4,
-        )
-        for name, routes, other in (
-            ("draw", "none", False),
-            ("step of bayes", "bayes", False),
-            ("step of euler", "euler", True),
-        )
-    },
-    **{
-        f"project, {'log-scores, mask' if log else 'scores'}": (
-            "m2s.ops.project.triton",
-            "_nearest",
-            PROJECT,
-            {"MASK": log, "LOG": log, "WIDE": False, "WHOLE": True, "HELD": 8, "REST": 4, "BLOCK": 2048},
-            16,
-        )
-        for log in (False, True)
-    },
-    **{
-        f"audit{', mask' if mask else ''}": (
-            "m2s.ops.classify.triton",
-            "_measure",
-            AUDIT,
-            {"MASK": mask, "STEP": True, "LOG": False, "NARROW": True, "LINES": 4, "BLOCK": 1024},
-            8,
-        )
-        for mask in (False, True)
-    },
-    "norm": ("m2s.ops.norm.triton", "_forward", NORM, {"WIDTH": 768, **WHOLE}, 8),
-    "norm, backward": ("m2s.ops.norm.triton", "_backward", NORM_BACKWARD, {"WIDTH": 768, "LATER": True, **WHOLE}, 8),
-    "gelu, backward": (
-        "m2s.ops.gelu.triton",
-        "_backward",
-        GELU_BACKWARD,
-        {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024},
+    "embedding, long": Kernel(
+        "embedding",
+        "_long",
+        "*fp32 *i64 *i16 *i32 *fp32 *fp32 i32/16 i32",
+        {"WIDTH": 768, "CHUNK": 64, "SHORT": 8, "LINES": 16, "STAGES": 3, "BLOCK": 256},
+        8,
+    ),
+    "embedding, short": Kernel(
+        "embedding", "_short", "*fp32 *i64 *i32 *fp32 i32/16 i32", {"WIDTH": 768, "SHORT": 8, "ROWS": 8, "BLOCK": 256}, 4
+    ),
+    "bias columns, append": Kernel(
+        "bias_columns",
+        "_append",
+        "*fp32 *fp32 *bf16 i32",
+        {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
         4,
     ),
-    **{
-        f"rotary{', backward' if back else ''}": (
-            "m2s.ops.rotary.triton",
-            "_turn",
-            ROTARY,
-            {"HEADS": 12, "HALF": 32, "BACK": back, "ROWS": 32, "BLOCK": 32},
-            4,
-        )
-        for back in (False, True)
-    },
-    **{
-        f"uniforms{', steps on the device' if steps else ''}": (
-            "m2s.ops.philox.triton",
-            "_uniforms",
-            UNIFORMS,
-            {"STEPS": steps, "BLOCK": 128},
-            4,
-        )
-        for steps in (False, True)
-    },
-    **{
-        f"embedding, {part}": (
-            "m2s.ops.embedding.triton",
-            f"_{part}",
-            {name: TABLE[name] for name in names},
-            {"WIDTH": 768, **constants, "BLOCK": 256},
-            warps,
-        )
-        for part, (names, constants, warps) in EMBEDDING.items()
-    },
-    "columns, beside": (
-        "m2s.ops.bias_columns.triton",
-        "_beside",
-        {"rows": "*fp32", "bias": "*fp32", "result": "*bf16", "count": "i32"},
-        {"WIDTH": 768, "EXTRA": 8, "MORE": 8, "ROWS": 8, "BLOCK": 256},
-        4,
+    "bias columns, drop": Kernel(
+        "bias_columns", "_drop", "*fp32 *fp64 *fp32 i32", {"WIDTH": 768, "STRIDE": 776, "ROWS": 8, "BLOCK": 256}, 4
     ),
-    "columns, alone": (
-        "m2s.ops.bias_columns.triton",
-        "_alone",
-        {"columns": "*fp32", "factor": "*fp64", "result": "*fp32", "count": "i32"},
-        {"WIDTH": 768, "APART": 776, "ROWS": 8, "BLOCK": 256},
-        4,
-    ),
-    "adamw": ("m2s.ops.adamw.triton", "_adamw", ADAMW, {"WIDE": True, "BF16": True, "BLOCK": 512}, 4),
+    "adamw": Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"ALIGNED": True, "BF16": True, "BLOCK": 512}, 4),
 }
 
 
-def compiled(name: str, capability: int = 90) -> str:
-    """The kernel as PTX. Rows begin where 16 bytes do, and lie a multiple of that apart, as padded logits do."""
+def compile_to_ptx(kernel: Kernel, capability: int = 90) -> str:
+    """Compile a kernel.
+
+    Args:
+        kernel: The kernel. Its pointers are aligned to 16 bytes, as those of tensors are.
+        capability: Compute capability of the GPU; 90 is Hopper.
+
+    Returns:
+        The kernel as PTX.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module, function, signature, constants, warps = KERNELS[name]
-    types = signature | dict.fromkeys(constants, "constexpr")
-    aligned = [
-        i
-        for i, (key, kind) in enumerate(types.items())
-        if kind.startswith("*") or key in ("stride", "gradient_stride", "columns", *STRIDES)
-    ]
+    function = getattr(importlib.import_module(f"m2s.ops.{kernel.operation}.triton"), kernel.function)
+    types = kernel.types.split()
+    names = [name for name in function.arg_names if name not in kernel.constants]
+    signature = {name: kind.removesuffix("/16") for name, kind in zip(names, types, strict=True)}
+    aligned = [i for i, kind in enumerate(types) if kind.startswith("*") or kind.endswith("/16")]
     source = ASTSource(
-        fn=getattr(importlib.import_module(module), function),
-        signature=types,
-        constexprs=constants,
+        fn=function,
+        signature=signature | dict.fromkeys(kernel.constants, "constexpr"),
+        constexprs=kernel.constants,
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    ptx: str = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps}).asm["ptx"]
+    target, options = GPUTarget("cuda", capability, 32), {"num_warps": kernel.warps}
+    ptx: str = triton.compile(source, target=target, options=options).asm["ptx"]
     return ptx
 
 
 def resources(ptx: str) -> dict[str, Any]:
-    """What the assembler says of it, and its loops."""
+    """Assemble a kernel and read its machine code.
+
+    Args:
+        ptx: The kernel as PTX.
+
+    Returns:
+        `registers` of a thread, `spilled_bytes`, and `loops`.
+    """
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         source, machine = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        for assembler in ("ptxas", "ptxas-blackwell"):  # which of the two knows this version of PTX
-            said = subprocess.run(
-                [tools / assembler, "-v", "-arch=sm_90a", source, "-o", machine], capture_output=True, text=True
-            )
-            if said.returncode == 0:
+        for assembler in ("ptxas", "ptxas-blackwell"):  # triton ships both, and one of them knows its version of PTX
+            command = [tools / assembler, "-v", "-arch=sm_90a", source, "-o", machine]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
                 break
         else:
-            raise SystemExit(said.stderr)
+            raise SystemExit(done.stderr)
         code = subprocess.run([tools / "nvdisasm", "-c", machine], capture_output=True, text=True, check=True).stdout
-    text = said.stdout + said.stderr
+    text = done.stdout + done.stderr
     registers, spilled = (int(re.search(p, text).group(1)) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
     return {"registers": registers, "spilled_bytes": spilled, "loops": loops(code)}
 
 
 def loops(code: str) -> list[dict[str, float]]:
-    """The innermost loops that load columns, in the order of the code."""
+    """Find the innermost loops that load columns.
+
+    Args:
+        code: Output of nvdisasm.
+
+    Returns:
+        For each loop, in the order of the code: the columns it loads, and instructions per column.
+    """
     labels: dict[str, int] = {}
-    body: list[tuple[str, str]] = []
+    body: list[tuple[str, str]] = []  # operation and operands of each instruction
     for line in code.splitlines():
         if label := re.match(r"^(\.L_x_\d+):", line.strip()):
             labels[label.group(1)] = len(body)
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", line):
-            body.append((found.group(1), found.group(2)))
-    spans = []
-    for end, (operation, rest) in enumerate(body):
-        target = re.search(r"(\.L_x_\d+)", rest)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", line):
+            body.append((instruction.group(1), instruction.group(2)))
+    spans = []  # a branch to an earlier label ends a loop
+    for end, (operation, operands) in enumerate(body):
+        target = re.search(r"(\.L_x_\d+)", operands)
         if operation.startswith("BRA") and target and labels.get(target.group(1), end + 1) <= end:
             spans.append((labels[target.group(1)], end + 1))
-    inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
-    found_loops = []
-    for start, end in sorted(set(inner)):
-        names = [operation for operation, _ in body[start:end]]
-        columns = sum({"128": 4, "64": 2}.get(name.rsplit(".", 1)[-1], 1) for name in names if name.startswith("LDG"))
-        if columns:
-            doubles = sum(name.startswith(("DFMA", "DADD", "DMUL", "DSETP", "DMNMX", "F2F.F64")) for name in names)
-            special = sum(name.startswith("MUFU") for name in names)
-            found_loops.append(
-                {
-                    "columns": columns,
-                    "instructions": round(len(names) / columns, 1),
-                    "float64": round(doubles / columns, 1),
-                    "special": round(special / columns, 1),
-                }
-            )
-    return found_loops
+    inner = {a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)}
+    counts = [_count([operation for operation, _ in body[start:end]]) for start, end in sorted(inner)]
+    return [count for count in counts if count]
+
+
+def _count(names: list[str]) -> dict[str, float]:
+    """Count the instructions of a loop for each column it loads; empty where it loads none."""
+    columns = sum({"128": 4, "64": 2}.get(name.rsplit(".", 1)[-1], 1) for name in names if name.startswith("LDG"))
+    if not columns:
+        return {}
+    doubles = sum(name.startswith(("DFMA", "DADD", "DMUL", "DSETP", "DMNMX", "F2F.F64")) for name in names)
+    special = sum(name.startswith("MUFU") for name in names)
+    kinds = {"instructions": len(names), "float64": doubles, "special": special}
+    return {"columns": columns, **{kind: round(count / columns, 1) for kind, count in kinds.items()}}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", action="append", choices=list(KERNELS), help="a kernel; by default all")
-    options.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "resources.json")
-    given = options.parse_args()
+    """Compile the kernels, print what they take, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(KERNELS), help="a kernel; by default all")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "resources.json")
+    options = parser.parse_args()
     import triton
 
-    found = {name: resources(compiled(name)) for name in given.only or KERNELS}
+    found = {name: resources(compile_to_ptx(KERNELS[name])) for name in options.only or KERNELS}
     for name, one in found.items():
-        widths = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"])
+        instructions = ", ".join(f"{loop['instructions']:g}" for loop in one["loops"])
         taken = f"{one['registers']:4d} registers {one['spilled_bytes']:4d} bytes spilled"
-        print(f"{name:28s} {taken}  instructions a column {widths}")
-    record = {"command": "python benchmarks/resources.py", "target": "sm_90a", "triton": triton.__version__, "kernels": found}
-    if given.only is None:
-        given.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{name:28s} {taken}  instructions a column {instructions}")
+    result = {"command": "python benchmarks/resources.py", "target": "sm_90a", "triton": triton.__version__, "kernels": found}
+    if options.only is None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from m2s.data.source import open_source
 from m2s.distributed import World
 from m2s.io import write_json
 from m2s.presets import PRESETS
-from m2s.training.build import load_weights, make_objects
+from m2s.training.build import load_weights, make_objects, open_data
 from m2s.training.config import replace, resolve
 from m2s.training.trainer import Trainer
 
@@ -36,7 +35,7 @@ def measure(run: Path) -> list[dict[str, float | None]]:
     rows = []
     for density in DENSITIES:
         changed = resolve(replace(config, "run.importance", density))
-        source = open_source(**vars(changed.data))
+        source = open_data(changed.data)
         model, head, description = make_objects(changed, source)
         load_weights(model, description, str(run))
         learner = Trainer(changed, source, World.start("cpu"), model, head, description)

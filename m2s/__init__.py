@@ -45,8 +45,7 @@ from m2s.process.schedule import Rescaled
 from m2s.realizability import Diagnosis, Projected, affine_inverse, box, classify, diagnose, project
 from m2s.samplers import Trajectory, sample
 from m2s.validation import checked
-
-__version__ = "0.1.0"
+from m2s.version import __version__ as __version__
 
 PARTS = ("benchmark", "cli", "data", "evaluation", "methods", "models", "presets", "report", "training")
 

@@ -21,7 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all. A context: what `start` joined is left at the end of it."""
+    """This process among all processes of a run. A context manager: at its end the process group is left.
+
+    Args:
+        rank: The number of this process, from 0.
+        size: The number of processes.
+        device: The device of this process.
+        joined: Whether `start` made the process group, which `__exit__` then destroys.
+    """
 
     rank: int
     size: int
@@ -30,7 +37,19 @@ class World:
 
     @classmethod
     def start(cls, device: str = "") -> "World":
-        """Among the processes that torchrun started; alone without torchrun."""
+        """Join the processes that torchrun started. Without torchrun there is one process.
+
+        Args:
+            device: cpu, cuda, or cuda:N; "auto" or empty: a GPU where there is one. Under torchrun each process takes the GPU
+                of its local rank.
+
+        Returns:
+            The place of this process.
+
+        Raises:
+            UserError: The device cannot be used.
+        """
+        device = "" if device == "auto" else device
         size, name = int(os.environ.get("WORLD_SIZE", "1")), device or ("cuda" if torch.cuda.is_available() else "cpu")
         if size > 1 and name.startswith("cuda"):
             name = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -38,7 +57,8 @@ class World:
             invalid_device(name, "it has no float64, in which losses are summed")
         kind = torch.device(resolve_device(name))
         if kind.index is not None and kind.type == "cuda":
-            torch.cuda.set_device(kind)  # kernels are started on the device that is set, whatever the tensors'
+            # Triton launches kernels on the current device, whatever the device of its arguments.
+            torch.cuda.set_device(kind)
         if size == 1:
             return cls(0, 1, kind)
         joins = not dist.is_initialized()
@@ -50,44 +70,49 @@ class World:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the connections, and end their threads: one that frees a tensor while the interpreter ends aborts the process.
-        Not after an error, where closing could wait for a process that is gone."""
+        """Close the connections and end their threads.
+
+        A thread that frees a tensor while the interpreter exits aborts the process. After an error nothing is closed: that
+        could wait for a process that no longer exists.
+        """
         if self.joined and kind is None:
-            for mesh in _meshes:  # torch 2.13 keeps them in its caches, and they the connections
+            # torch 2.13 caches meshes, and a mesh holds its connections.
+            for mesh in _meshes:
                 getattr(mesh, "_pg_registry", {}).clear()
             _meshes.clear()
-            gc.collect()  # a wrapped network holds on to connections too
+            gc.collect()  # a wrapped network holds connections too
             dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
+        """Whether this is the process that prints and writes files."""
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:
-        """A mesh over all processes, for FSDP2. It is released when the context ends."""
+        """Return a mesh over all processes, for FSDP2. It is released when the context ends."""
         _meshes.append(init_device_mesh(self.device.type, (self.size,)))
         return _meshes[-1]
 
     def sum(self, value: Tensor) -> Tensor:
-        """`value` added up over all processes, in place."""
+        """Add up `value` over all processes, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def once(self, work: Callable[[], T]) -> T:
-        """Done by the first process: its result, or its error, at every process."""
+        """Call `work` in the first process, and return its result, or raise its error, in every process."""
         if self.size == 1:
             return work()
-        told: list[Any] = [None, None]  # the result and the error
+        outcome: list[Any] = [None, None]  # the result and the error
         if self.first:
             try:
-                told[0] = work()
+                outcome[0] = work()
             except Exception as error:
-                told[1] = error
-        dist.broadcast_object_list(told, src=0)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
 
 _joins = itertools.count()
@@ -95,11 +120,11 @@ _meshes: list[DeviceMesh] = []
 
 
 def _join(backend: str) -> None:
-    """Meet the other processes.
+    """Initialize the process group.
 
-    torchrun keeps one store over its restarts, in which the addresses of dead processes still stand (torch 2.13), so each
-    restart has a prefix of its own. On several nodes restarts are not counted alike; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    gives each a new store.
+    torchrun uses one store for all its restarts, and it still holds the addresses of dead processes (torch 2.13). So each
+    restart has its own prefix. On several nodes the counts of restarts may differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    gives each restart a new store.
     """
     store, rank, size = next(rendezvous("env://"))
     store = PrefixStore(f"join-{next(_joins)}", store)

@@ -1,4 +1,20 @@
-"""What a result came from: the command, the code, the machine and the weights. Part of every JSON file that holds numbers."""
+"""Provenance of results: the command, the code, the machine and the weights behind a number.
+
+Every JSON file with numbers that a command of m2s writes has the fields of `provenance`:
+
+| field | content | why |
+|---|---|---|
+| `command` | the words that were typed, without the path of the program | the result can be made again |
+| `device` | the device and its name, such as "cuda:0 (NVIDIA H200)" | times and low-order digits depend on it |
+| `versions.m2s` | version of the package | tells releases apart |
+| `versions.git` | revision of the source, with + where files were changed; null outside a repository | tells commits apart |
+| `versions.torch`, `numpy`, `python` | versions | results may change with them |
+| `versions.PACKAGE` | other packages that the result depends on, such as triton or transformers | the same |
+
+Results that depend on a checkpoint also have `fingerprint(model)`, usually under the key `weights`: a checkpoint can be
+overwritten by further training under the same path. No field holds the name of the host, the user or a working directory, so
+that results can be published.
+"""
 
 import hashlib
 import platform
@@ -12,16 +28,27 @@ import numpy as np
 import torch
 from torch import nn
 
-import m2s
+from m2s.version import __version__
 
 
 def provenance(device: torch.device | str, *packages: str) -> dict[str, Any]:
-    """The command, the device, and the versions of m2s, what it stands on and `packages`."""
+    """Return the provenance of a result that is computed now.
+
+    Args:
+        device: The device that computes it.
+        *packages: Names of other installed packages that it depends on.
+
+    Returns:
+        `command`, `device` and `versions`, as in the table above.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: One of `packages` is not installed.
+    """
     return {
         "command": command(),
-        "device": f"{device} ({_kind(torch.device(device))})",
+        "device": f"{device} ({_device_name(torch.device(device))})",
         "versions": {
-            "m2s": m2s.__version__,
+            "m2s": __version__,
             "git": revision(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -32,18 +59,23 @@ def provenance(device: torch.device | str, *packages: str) -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """What was typed, with the name of the program and not where it lies."""
+    """Return the words of the command line, with the name of the program in the place of its path."""
     program = Path(sys.argv[0])
     return ["m2s" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 
 
-def _kind(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or the architecture of the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def revision() -> str | None:
-    """The revision of the source of m2s, with + where files were changed; None where it is not in a repository."""
-    package = Path(m2s.__file__).parent
+    """Return the git revision of the source of m2s.
+
+    Returns:
+        The hash, with + where files of the package were changed; None where the package is not in a repository.
+    """
+    package = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, check=True)
         changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=package, capture_output=True, text=True)
@@ -53,7 +85,14 @@ def revision() -> str | None:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of the names and values of all weights (SHA-256)."""
+    """Return the SHA-256 of the names and values of all weights.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The hash in hexadecimal digits. It does not depend on the device.
+    """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())

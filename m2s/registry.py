@@ -4,12 +4,16 @@ A plugin, a Python file given as `--plugin my_file.py` or an entry point of the 
 when it is imported.
 """
 
+import dataclasses
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from m2s.errors import UserError, suggest
 
@@ -128,3 +132,87 @@ def load_entry_points() -> None:
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.value not in _loaded:
             _loaded[point.value] = point.load()
+
+
+def option_types(builder: Callable[..., Any]) -> dict[str, Any]:
+    """Return the options that a builder reads, with their types.
+
+    Args:
+        builder: A function, whose options are its arguments that have a default or are keyword-only, or a dataclass, whose
+            options are its fields.
+
+    Returns:
+        The annotation of each option by its name. An option without an annotation is a string.
+    """
+    if isinstance(builder, type) and dataclasses.is_dataclass(builder):
+        hints = typing.get_type_hints(builder)
+        return {field.name: hints[field.name] for field in dataclasses.fields(builder) if field.init}
+    empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    parameters = inspect.signature(builder, eval_str=True).parameters.values()
+    options = [one for one in parameters if one.kind is keyword_only or one.default is not empty]
+    return {one.name: str if one.annotation is empty else one.annotation for one in options}
+
+
+def parse_options(given: Sequence[str], known: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Read options of the form KEY=VALUE.
+
+    Args:
+        given: The options, such as ("width=3", "bias=yes").
+        known: The type of each option, from `option_types`.
+        section: The section of the configuration that holds the options, such as "process", for error messages.
+
+    Returns:
+        The value of each option by its name.
+
+    Raises:
+        UserError: An option has no "=", is unknown, or its value does not have the type.
+    """
+    values: dict[str, Any] = {}
+    for option in given:
+        name, equals, text = option.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise UserError(f"{section}.options: {option!r} has no value: write KEY=VALUE")
+        if name not in known:
+            advice = suggest(name, list(known)) if known else "this choice reads no options"
+            raise UserError(f"{section}.options: there is no option {name!r}: {advice}")
+        try:
+            values[name] = _convert(text, known[name])
+        except ValueError:
+            expected = _type_name(known[name])
+            raise UserError(f"{section}.options: {name} is {text!r}, but it must be {expected}") from None
+    return values
+
+
+def _convert(text: str, kind: Any) -> Any:
+    """Return `text` as a value of the annotated type `kind`. ValueError where it is none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _convert(text, arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        if types.NoneType in arguments and text.lower() == "none":
+            return None
+        for argument in arguments:
+            try:
+                return _convert(text, argument)
+            except ValueError:
+                continue
+        raise ValueError(text)
+    if origin is tuple:
+        return tuple(_convert(part, arguments[0]) for part in text.split(",") if part)
+    if kind in (int, float, str, Path):
+        return kind(text)
+    choices = {str(argument): argument for argument in arguments} if origin is Literal else {}
+    if kind is bool:
+        choices = {"yes": True, "true": True, "no": False, "false": False}
+    if text not in choices:
+        raise ValueError(text)
+    return choices[text]
+
+
+def _type_name(kind: Any) -> str:
+    """Return the type in words."""
+    names = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text", Path: "a path"}
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    return names.get(kind, str(kind).removeprefix("typing."))

@@ -1,25 +1,47 @@
-"""Seeds and permutations that are pure functions of integers, so that nothing random has to be stored."""
+"""Seeds and permutations that are pure functions of integers, so that no random state has to be stored."""
 
 import hashlib
 
 import numpy as np
 
 ROUNDS = 12
+# The constants of SplitMix64 (Steele et al. 2014): the increment, and the shift and factor of each mixing step.
 _GOLDEN = 0x9E3779B97F4A7C15
+_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _WORD = 2**64 - 1
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A seed of 63 bits for a purpose of its own."""
+    """Derive a seed from a root seed and the names of what it is for.
+
+    Different parts give independent seeds: the BLAKE2b hash of the parts, joined by slashes.
+
+    Args:
+        *parts: The root seed and any labels or counters, such as `derived_seed(7, "noise", step)`.
+
+    Returns:
+        An integer of 63 bits.
+    """
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Where each position of the epoch leads: a bijection of 0..size-1.
+    """Map positions of an epoch to examples by a pseudo-random bijection of 0..size-1.
 
-    A Feistel network on the bits of the next power of two, in which each half is changed by a keyed hash of the other, is a
-    bijection whatever the hash; a value that falls outside 0..size-1 is sent through again until it falls inside.
+    Any position can be computed without the others, so that a run resumes at any step and every process of a distributed run
+    computes its part. A Feistel network acts on the bits of the next power of two: each half is changed by a keyed hash of the
+    other, which is a bijection for any hash. A value that falls outside 0..size-1 goes through the network again until it falls
+    inside (cycle walking), which keeps the bijection.
+
+    Args:
+        positions: Integers in 0..size-1, [n].
+        size: Number of examples.
+        seed: Seed of the run.
+        epoch: Number of the epoch; each epoch has another permutation.
+
+    Returns:
+        The images of `positions`, [n], as uint64.
     """
     bits = max(2, (size - 1).bit_length())
     low = np.uint64(bits // 2)
@@ -39,11 +61,8 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
     return x
 
 
-_STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-
-
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64, on arrays of uint64 (which wrap)."""
+    """Apply SplitMix64's finaliser to an array of uint64, whose arithmetic wraps."""
     x = x + np.uint64(_GOLDEN)
     for shift, factor in _STEPS:
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -51,7 +70,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _mix_int(x: int) -> int:
-    """The same on an int."""
+    """Apply SplitMix64's finaliser to a Python int, which does not wrap by itself."""
     x = (x + _GOLDEN) & _WORD
     for shift, factor in _STEPS:
         x = ((x ^ (x >> shift)) * factor) & _WORD

@@ -1,7 +1,8 @@
-"""What a call may be given, said at the door.
+"""Validation of arguments at the entry points of the library.
 
-Dtypes and shapes are always checked. Values (tokens, times, the sign of scores) are checked on the CPU, where looking costs
-nothing; on an accelerator a look would stop the stream, so there they are checked, as NaN is everywhere, only in checked mode:
+Dtypes and shapes are always checked. Values (token and time ranges, the sign of scores) are checked on the CPU, where reading
+them costs nothing. On an accelerator a read would stop the stream, so values are checked there only in checked mode. NaN is
+looked for in checked mode only, on every device.
 
     with m2s.checked():          # or M2S_CHECKED=1 in the environment
         loss = m2s.score_entropy(head, output, x_0, x_t, t)
@@ -15,13 +16,24 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-5  # of a score, relative to the greatest of its row
+ROUNDING = 1e-5  # tolerance for negative entries of a score, relative to the largest entry of its row
 _checked: ContextVar[bool] = ContextVar("m2s_checked", default=os.environ.get("M2S_CHECKED", "0") not in ("", "0"))
 
 
 @contextlib.contextmanager
 def checked(on: bool = True) -> Iterator[None]:
-    """Inside the block every value is checked, on every device: tokens, times, scores, NaN, the support condition."""
+    """Check all values on all devices inside a `with` block: tokens, times, scores, NaN and the support condition.
+
+    Args:
+        on: False switches the checks off inside the block, whatever the environment says.
+
+    Yields:
+        None.
+
+    Example:
+        >>> with m2s.checked():
+        ...     loss = m2s.score_entropy(head, output, x_0, x_t, t)
+    """
     token = _checked.set(on)
     try:
         yield
@@ -30,26 +42,42 @@ def checked(on: bool = True) -> Iterator[None]:
 
 
 def is_checked() -> bool:
+    """Return whether checked mode is on. It is off while `torch.compile` traces, where values cannot be read."""
     return not torch.compiler.is_compiling() and _checked.get()
 
 
-def _looks_at_values(x: Tensor) -> bool:
+def _may_read_values(x: Tensor) -> bool:
+    """Return whether the values of `x` are checked: on the CPU, or in checked mode."""
     return not torch.compiler.is_compiling() and (x.device.type == "cpu" or _checked.get())
 
 
 def first_index(where: Tensor) -> tuple[int, ...]:
-    """Index of the first true entry, to be named in an error."""
+    """Return the index of the first true entry, for an error message.
+
+    Args:
+        where: A Boolean tensor with at least one true entry.
+    """
     return tuple(int(i) for i in where.nonzero()[0])
 
 
 def tokens(name: str, x: Tensor, states: int) -> None:
-    """`x` holds integers in [0, states)."""
+    """Check that `x` holds integers in [0, states).
+
+    Args:
+        name: Name of the argument, for the error message.
+        x: Tokens of any shape.
+        states: Number of states.
+
+    Raises:
+        TypeError: `x` is not a tensor of integers.
+        ValueError: A token lies outside the range.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of integers, not {type(x).__name__}")
     if x.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
         raise TypeError(f"{name} must hold integers (torch.long), but its dtype is {x.dtype}")
-    if x.numel() and _looks_at_values(x):
-        wide = x.long()  # a narrow dtype would wrap the bound instead of the comparison
+    if x.numel() and _may_read_values(x):
+        wide = x.long()  # a comparison in uint8 or int16 would wrap `states`
         bad = (wide < 0) | (wide >= states)
         if bad.any():
             at = first_index(bad)
@@ -57,12 +85,24 @@ def tokens(name: str, x: Tensor, states: int) -> None:
 
 
 def times(name: str, t: Tensor, low: float = 0.0, high: float = 1.0, open_ends: bool = False) -> None:
-    """`t` holds floats in [low, high], or strictly between them."""
+    """Check that `t` holds floats in [low, high].
+
+    Args:
+        name: Name of the argument, for the error message.
+        t: Times of any shape.
+        low: Lower end.
+        high: Upper end.
+        open_ends: Whether the ends themselves are excluded.
+
+    Raises:
+        TypeError: `t` is not a tensor of floats.
+        ValueError: A time lies outside the interval.
+    """
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor of floats, not {type(t).__name__}")
     if not t.dtype.is_floating_point:
         raise TypeError(f"{name} must hold floats, but its dtype is {t.dtype}")
-    if t.numel() and _looks_at_values(t):
+    if t.numel() and _may_read_values(t):
         inside = (t > low) & (t < high) if open_ends else (t >= low) & (t <= high)
         if not inside.all():
             at = first_index(~inside)
@@ -71,16 +111,38 @@ def times(name: str, t: Tensor, low: float = 0.0, high: float = 1.0, open_ends: 
 
 
 def align(name: str, t: Tensor, x: Tensor) -> Tensor:
-    """`t` of shape [B] made to broadcast over `x` of shape [B, L] (any leading shape; a 0-d `t` serves every site)."""
+    """Reshape `t` of shape [B] so that it broadcasts over `x` of shape [B, L].
+
+    Args:
+        name: Name of `t`, for the error message.
+        t: Times, whose shape is the start of the shape of `x`: [B], [B, L], or [] for one time at every site.
+        x: Tokens, [B, L] or any other shape.
+
+    Returns:
+        `t` with dimensions of size one appended.
+
+    Raises:
+        ValueError: The shape of `t` is not the start of the shape of `x`.
+    """
     if t.ndim > x.ndim or t.shape != x.shape[: t.ndim]:
         raise ValueError(f"{name} has shape {list(t.shape)}, but it must be the start of the tokens' shape {list(x.shape)}")
     return t.reshape(t.shape + (1,) * (x.ndim - t.ndim))
 
 
 def not_after(name: str, s: Tensor, other: str, t: Tensor) -> None:
-    """`s` is nowhere later than `t`."""
+    """Check that `s` is at most `t` everywhere.
+
+    Args:
+        name: Name of `s`, for the error message.
+        s: Earlier times.
+        other: Name of `t`, for the error message.
+        t: Later times, of the same shape.
+
+    Raises:
+        ValueError: The shapes differ, or a time of `s` lies above that of `t`.
+    """
     same_shape(name, s, other, t)
-    if s.numel() and _looks_at_values(s) and (s > t).any():
+    if s.numel() and _may_read_values(s) and (s > t).any():
         at = first_index(s > t)
         raise ValueError(
             f"{name}{list(at)} is {float(s[at]):g}, but it must not lie above {other}{list(at)} = {float(t[at]):g}"
@@ -88,12 +150,34 @@ def not_after(name: str, s: Tensor, other: str, t: Tensor) -> None:
 
 
 def instance(name: str, value: object, kind: type, example: str) -> None:
+    """Check the class of an argument.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+        kind: The class.
+        example: What the argument must be, with an example, as the end of "must be ...".
+
+    Raises:
+        TypeError: `value` is not an instance of `kind`.
+    """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {example}, not {value!r}")
 
 
 def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:
-    """`value` is a tensor with a row for each of `x`."""
+    """Check that `value` is a tensor with one row for each example of `x`.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+        other: Name of `x`, for the error message.
+        x: The examples, [B, ...].
+
+    Raises:
+        TypeError: `value` is not a tensor, or has no dimension.
+        ValueError: The numbers of rows differ.
+    """
     if not isinstance(value, Tensor) or value.ndim == 0:
         raise TypeError(f"{name} must be a torch.Tensor with a row for each of {other}, not {value!r}")
     if len(value) != len(x):
@@ -101,27 +185,66 @@ def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:
 
 
 def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:
+    """Check that two tensors have the same shape.
+
+    Args:
+        name: Name of `x`, for the error message.
+        x: A tensor.
+        other: Name of `y`, for the error message.
+        y: Another tensor.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
     if x.shape != y.shape:
         raise ValueError(f"{name} has shape {list(x.shape)}, but {other} has shape {list(y.shape)}: they must agree")
 
 
 def tensor(name: str, value: object) -> None:
-    """`value` is a tensor, and not something that holds one as its logits."""
+    """Check that `value` is a tensor, and not an object with a tensor in its attribute `logits`.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        TypeError: `value` is not a tensor.
+    """
     if not isinstance(value, Tensor):
-        held = isinstance(getattr(value, "logits", None), Tensor)
-        advice = ": hand over its .logits, as model = lambda x_t, t, condition=None: net(x_t).logits does" if held else ""
+        has_logits = isinstance(getattr(value, "logits", None), Tensor)
+        advice = ": hand over its .logits, as model = lambda x_t, t, condition=None: net(x_t).logits does" if has_logits else ""
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}{advice}")
 
 
 def missing_mask_hint(columns: int, states: int) -> str:
-    """The end of a complaint about too few columns, where the one that is lacking may be the mask's."""
+    """Return the end of an error message about too few columns, when the mask's column may be missing.
+
+    Args:
+        columns: Number of columns.
+        states: Number of states that the process has.
+
+    Returns:
+        The hint, or the empty string unless exactly one column is missing.
+    """
     if columns != states - 1:
         return ""
     return "; if the process has a mask, that is its last state, and the network needs a column for it too: vocab + 1 in all"
 
 
 def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: bool = False) -> None:
-    """`value` is [*sites, states] over the sites of `x_t`; `wider` allows padded columns."""
+    """Check the dtype and shape of a posterior, score or network output.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument, [*site, states].
+        x_t: Current tokens, [*site].
+        states: Number of states.
+        wider: Whether `value` may have padded columns past `states`.
+
+    Raises:
+        TypeError: `value` is not a tensor of floats.
+        ValueError: The shape does not fit, or `value` contains NaN (in checked mode).
+    """
     tensor(name, value)
     if not value.dtype.is_floating_point:
         raise TypeError(f"{name} must hold floats, but its dtype is {value.dtype}")
@@ -130,29 +253,55 @@ def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: boo
             f"{name} has shape {list(value.shape)}, but x_t has shape {list(x_t.shape)}: expected {[*x_t.shape, states]}"
         )
     if value.shape[-1] < states or (value.shape[-1] > states and not wider):
-        atleast = "at least " if wider else ""
+        at_least = "at least " if wider else ""
         raise ValueError(
-            f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {atleast}{states}"
+            f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {at_least}{states}"
             f"{missing_mask_hint(value.shape[-1], states)}"
         )
     not_nan(name, value)
 
 
 def not_nan(name: str, value: Tensor) -> None:
-    """No NaN in `value`; looked at in checked mode only."""
+    """Check in checked mode that a tensor contains no NaN.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        ValueError: An entry is NaN.
+    """
     if is_checked() and value.isnan().any():
         raise ValueError(f"{name}{list(first_index(value.isnan()))} is NaN")
 
 
 def not_negative(name: str, value: Tensor) -> None:
-    if value.numel() and _looks_at_values(value) and (value < 0).any():
+    """Check that no entry is negative.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        ValueError: An entry is negative.
+    """
+    if value.numel() and _may_read_values(value) and (value < 0).any():
         at = first_index(value < 0)
         raise ValueError(f"{name}{list(at)} is {float(value[at]):g}, but it must not be negative")
 
 
 def score(name: str, value: Tensor, x_t: Tensor) -> None:
-    """No entry off x_t is negative, as those of log-scores are, by more than rounding beside the greatest of its row."""
-    if not value.numel() or not _looks_at_values(value):
+    """Check that a score is not a log-score: entries off x_t are not negative, up to rounding.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: Scores, [*site, states].
+        x_t: Current tokens, [*site]. The entry at x_t is ignored.
+
+    Raises:
+        ValueError: An entry is negative by more than `ROUNDING` times the largest entry of its row.
+    """
+    if not value.numel() or not _may_read_values(value):
         return
     bad = value < -ROUNDING * value.amax(-1, keepdim=True).clamp(min=0)
     if bad.any() and bad.scatter_(-1, x_t.long().unsqueeze(-1), False).any():
@@ -164,6 +313,17 @@ def score(name: str, value: Tensor, x_t: Tensor) -> None:
 
 
 def positive_int(name: str, value: int, low: int = 1) -> None:
+    """Check that an argument is an integer of at least `low`.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+        low: The least value that is allowed.
+
+    Raises:
+        TypeError: `value` is not an int.
+        ValueError: `value` is below `low`.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < low:

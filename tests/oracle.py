@@ -1,8 +1,9 @@
 """An exact oracle for small problems: it enumerates every sequence and shares no formula with the library.
 
-Kernels come from `scipy.linalg.expm` of the integrated generator or, for the hybrid process, from its definition, with rates
-Q_t = P_t^{-1} dP_t/dt by a complex step. All is numpy in float64. Arrays over sites are [N, L, S]: sequence, site, state.
-Only `CASES`, at the end, names the library: it says which of its processes each noise is the oracle of.
+Transition matrices come from `scipy.linalg.expm` of the integrated rate matrix. Those of the hybrid process come from its
+definition, with rates Q_t = P_t^{-1} dP_t/dt by a complex step. Everything is numpy in float64.
+Arrays over sites are [N, L, S]: sequence, site, state.
+Only `CASES`, at the end, names the library: it pairs each process with its noise.
 """
 
 import itertools
@@ -119,7 +120,10 @@ def quadrature(low: float, high: float, order: int = 8) -> list[tuple[float, flo
 
 
 class Oracle:
-    """A data law over all vocab^L sequences under a noise; `clean` and `noisy` list the sequences, the last site fastest."""
+    """A data distribution over all vocab^L sequences under a noise.
+
+    `clean` and `noisy` list all sequences; the last site changes fastest.
+    """
 
     def __init__(self, noise: Noise, length: int, seed: int = 0) -> None:
         self.noise, self.length = noise, length
@@ -157,7 +161,7 @@ class Oracle:
         return p[self.neighbours(x)] / p[self.index(x)][:, None, None]
 
     def posterior(self, x: np.ndarray, t: float) -> np.ndarray:
-        """Pr(X_0^i = z | X_t = x), by summing the joint law."""
+        """Pr(X_0^i = z | X_t = x), by summing the joint distribution."""
         joint = self.distribution[:, None] * self.likelihood(x, t)
         return np.einsum("cn,clz->nlz", joint, self.indicator) / joint.sum(0)[:, None, None]
 
@@ -172,8 +176,8 @@ class Oracle:
     def bridge(self, posterior: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
         """sum_z mu_z P_t(y|z) / P_t(x^i|z) over the z from which x^i can be reached, term by term."""
         kernel = self.noise.kernel(t)
-        own = kernel[:, x].transpose(1, 2, 0)  # [N, L, z]
-        ratio = np.divide(posterior, own, out=np.zeros_like(posterior), where=own > 0)
+        likelihood = kernel[:, x].transpose(1, 2, 0)  # [N, L, z]
+        ratio = np.divide(posterior, likelihood, out=np.zeros_like(posterior), where=likelihood > 0)
         return ratio @ kernel
 
     def weights(self, x: np.ndarray, t: float) -> np.ndarray:
@@ -185,9 +189,9 @@ class Oracle:
     def losses(self, score: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
         """sum_{y != k} Q_t(y -> k) h(s_y, P_t(y|z)/P_t(k|z)) as [N, L, z]; 0 for a z from which k cannot be reached."""
         kernel, weight = self.noise.kernel(t)[: self.noise.vocab], self.weights(x, t)
-        own = kernel[:, x].transpose(1, 2, 0)[..., None]
-        ratio = np.divide(kernel, own, out=np.zeros(own.shape[:-1] + kernel.shape[-1:]), where=own > 0)
-        counted = (weight[:, :, None, :] > 0) & (own > 0)
+        likelihood = kernel[:, x].transpose(1, 2, 0)[..., None]
+        ratio = np.divide(kernel, likelihood, out=np.zeros(likelihood.shape[:-1] + kernel.shape[-1:]), where=likelihood > 0)
+        counted = (weight[:, :, None, :] > 0) & (likelihood > 0)
         s = np.where(counted, score[:, :, None, :], 1.0)
         return np.where(counted, weight[:, :, None, :] * h(s, ratio), 0.0).sum(-1)
 
@@ -226,7 +230,10 @@ class Oracle:
 
 
 class Network:
-    """A random network: logits a[x] + t b[x], one row for each noisy sequence. Serves numpy and, as a model, torch."""
+    """A random network: logits a[x] + t b[x], one row for each noisy sequence.
+
+    `logits` takes numpy arrays; called as a model, it takes and returns tensors.
+    """
 
     def __init__(self, oracle: Oracle, seed: int, scale: float = 1.0) -> None:
         size = (2, len(oracle.noisy), oracle.length, oracle.noise.states)

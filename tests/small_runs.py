@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: rows of tokens in memory, a tiny network, and a way to start several processes."""
+"""Small runs for the tests of training: examples in memory, a tiny network, and a way to start several processes."""
 
 import hashlib
 import json
@@ -7,19 +7,34 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors import safe_open
 from torch import Tensor
 
+from m2s.cli import main
 from m2s.training import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, train
 from m2s.training.config import replace
 from m2s.training.log import TIMINGS
 
+QUICK = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu"]
+"""Options that make `m2s train digits` take a second."""
+
+
+def user_error(capsys, *arguments: str) -> str:
+    """The error of a command: one line on stderr, exit code 2."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("m2s: ") and err.count("\n") == 1
+    return err
+
 
 class Rows:
-    """Rows held in memory, validated on themselves; `weight` [N, L] and `label` [N] where given."""
+    """Examples in memory, which are also the validation examples; `weight` [N, L] and `label` [N] where given."""
 
     shape = tokenizer = None
 
@@ -37,11 +52,12 @@ class Rows:
 
 
 def random_rows(count: int = 64, length: int = 4, vocab: int = 5) -> Rows:
+    """Uniformly random examples."""
     return Rows(torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(0)), vocab)
 
 
 def small(out: Path, **changes: object) -> Config:
-    """A run of a second. Keys of `changes` may have __ for a dot."""
+    """A run that takes a second. Keys of `changes` have __ for a dot."""
     config = Config(
         run=RunConfig(out=out, steps=12, batch=8, micro_batch=4, log_every=3, validate_every=6, save_every=4, device="cpu"),
         network=NetworkConfig(kind="dit", size="tiny", width=16, depth=1, heads=2, dropout=0.1),
@@ -53,7 +69,7 @@ def small(out: Path, **changes: object) -> Config:
 
 
 def outcome(out: Path) -> dict[str, object]:
-    """All that a run leaves behind, but for timings and shards: the newest state's bits, the published weights, and the log."""
+    """The files of a run without timings and shards: the bits of the newest state, the checkpoint, and the log."""
     newest = max((out / "state").glob("step-*"))
     info = json.loads((newest / "state.json").read_text())
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -67,7 +83,7 @@ def outcome(out: Path) -> dict[str, object]:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """The whole tensors of a state, put together from the shards in its files; shards must fill them without overlap."""
+    """The full tensors of a state, put together from the shards in its files, which must fill them without overlap."""
     shards: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
@@ -86,10 +102,12 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def bits(value: Tensor) -> tuple[torch.dtype, torch.Size, str]:
+    """Dtype, shape and a hash of the bits of a tensor."""
     return value.dtype, value.shape, hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def losses(out: Path) -> list[float]:
+    """The losses in a run's log."""
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
@@ -104,12 +122,12 @@ def _rank(rank: int, size: int, port: int, work: Callable[..., object], argument
 
 
 def together(size: int, config: Config, source: Rows | None) -> None:
-    """The run on `size` processes, as torchrun would start them."""
+    """Run on `size` processes, as torchrun starts them."""
     finish(launch(size, train, config, source))
 
 
 def exit_codes(size: int, config: Config, source: Rows | None) -> list[int | None]:
-    """How each of `size` processes of the run ended by itself: None where it had not after a minute."""
+    """The exit codes of `size` processes of the run; None for one that has not ended after a minute."""
     processes = launch(size, train, config, source).processes
     for process in processes:
         process.join(60)
@@ -120,11 +138,13 @@ def exit_codes(size: int, config: Config, source: Rows | None) -> list[int | Non
 
 
 def finish(running: mp.ProcessContext) -> None:
+    """Wait for the processes, and raise the error of one that failed."""
     while not running.join():
         pass
 
 
 def launch(size: int, work: Callable[..., object], *arguments: object) -> mp.ProcessContext:
+    """Start `work` in `size` processes, with the environment that torchrun sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,6 +1,5 @@
 """The code in README and docs runs, in order, as a reader would paste it."""
 
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -65,21 +64,6 @@ def test_commands_that_take_too_long_are_at_least_understood(page: Path) -> None
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
-
-
-def test_the_map_of_the_paper_names_what_exists() -> None:
-    """Every name in docs/paper.md is an attribute of the library, every test there is one that pytest would find."""
-    text = (ROOT / "docs" / "paper.md").read_text()
-    names, tests = re.findall(r"`(m2s\.[\w.]+)`", text), re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", text)
-    assert len(names) > 15 and len(tests) > 15
-    for name in names:
-        parts = name.split(".")
-        found: object = importlib.import_module("m2s")
-        for depth, part in enumerate(parts[1:], 2):
-            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(".".join(parts[:depth]))
-    for file, test in tests:
-        source = (ROOT / "tests" / file).read_text()
-        assert f"def {test}" in source if test else "def test_" in source, f"{file}::{test}"
 
 
 def test_the_page_of_methods_is_what_they_say() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from style import ROOT, banned_words, lengths, python_files, undocumented
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments" / "PLAN.md"])

@@ -1,19 +1,47 @@
-"""What `m2s benchmark` measures: times, memory and accuracy, as ratios within one run. A part is one file here and one line
-below; its `measure` takes a `Setting` and returns what JSON holds. Only the command imports this package."""
+"""What `m2s benchmark` measures: time, memory and accuracy, as ratios within one run.
 
-from collections.abc import Callable
-from typing import Any
+A part is one file of this package and one registration in `PARTS`:
 
-from m2s.benchmark import audit, loss, projection, reverse_step, sample, train
+    @PARTS.register("my-part")
+    def measure(setting: Setting) -> dict[str, Any]:
+        comparison = Comparison(setting)
+        comparison.add("fast", fast)
+        comparison.add("slow", slow)
+        comparison.run()
+        return comparison.result("what is measured", {"slow / fast": comparison.ratio("slow", "fast")}, [])
+
+`comparison.py` is the only harness: it measures times and memory, compares them, and judges bars. Only the command
+`m2s benchmark` and the scripts in benchmarks/ import this package.
+"""
+
+from m2s.benchmark import (  # noqa: I001  (the order of the parts in the output)
+    loss,
+    projection,
+    audit,
+    reverse_step,
+    train,
+    sample,
+    direct_loss,
+    bisection,
+    dense_step,
+    transition_matrices,
+    row_kernel,
+)
+from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
 
-PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
-    "loss": loss.measure,
-    "projection": projection.measure,
-    "audit": audit.measure,
-    "draw": reverse_step.measure,
-    "train": train.measure,
-    "sample": sample.measure,
-}
-
-__all__ = ["PARTS", "Setting"]
+__all__ = [
+    "PARTS",
+    "Setting",
+    "audit",
+    "bisection",
+    "dense_step",
+    "direct_loss",
+    "loss",
+    "projection",
+    "reverse_step",
+    "row_kernel",
+    "sample",
+    "train",
+    "transition_matrices",
+]

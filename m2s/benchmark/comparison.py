@@ -1,5 +1,6 @@
-"""Times and memory of calls that compete, the same way on a GPU and on a CPU, and the bars they are held to."""
+"""The benchmark harness: time and memory of competing calls, on a GPU and on a CPU, and the bars they must meet."""
 
+import ctypes
 import gc
 import math
 import statistics
@@ -7,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,128 +18,209 @@ from m2s.ops import use_backend
 from m2s.ops.backend import Backend
 
 Call = Callable[[], Any]
-FLUSHED, FLUSHES = 1 << 28, 16  # bytes written before a call on a GPU, more than its cache holds, and how often: about 1 ms
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+COUNTED_BYTES = 1 << 16  # allocations from this size on are counted exactly on a CPU
+FLUSH_BYTES, FLUSHES = 1 << 28, 16  # written before a call on a GPU: more than its cache holds, and for about 1 ms
 
 
-class Watch:
-    """Moments on the device's own clock: CUDA events, which make nobody wait, or the time of day."""
+class Stopwatch:
+    """Time stamps on the clock of a device: CUDA events, which do not make the host wait, or the clock of the host.
+
+    Args:
+        device: The device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.moments: list[Any] = []
+        self.stamps: list[Any] = []
 
-    def tick(self) -> None:
+    def stamp(self) -> None:
+        """Record a time stamp."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.moments.append(event)
+            self.stamps.append(event)
         else:
-            self.moments.append(time.perf_counter())
+            self.stamps.append(time.perf_counter())
 
-    def gaps(self) -> list[float]:
-        """Milliseconds between each moment and the next."""
+    def intervals(self) -> list[float]:
+        """Return the milliseconds between each stamp and the next."""
         synchronize(self.device)
-        pairs = zip(self.moments, self.moments[1:], strict=False)
+        pairs = zip(self.stamps, self.stamps[1:], strict=False)
         if self.device.type == "cuda":
             return [first.elapsed_time(second) for first, second in pairs]
         return [1e3 * (second - first) for first, second in pairs]
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its work.
+
+    Args:
+        device: The device; nothing happens on a CPU.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def interleave(calls: dict[str, Call], device: torch.device, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, `repeats` times in turns, so that a busy moment hits all alike.
+    """Time calls round robin, so that other load on the machine affects all of them alike.
 
-    On a GPU its cache is emptied before every call; meanwhile the call is being queued, so that what is timed is the device.
+    On a GPU the cache is flushed before every call. The flush takes long enough for the host to queue the call meanwhile, so
+    that the time is that of the device and not that of the launches.
+
+    Args:
+        calls: The calls by name.
+        device: The device they run on.
+        repeats: Number of rounds.
+
+    Returns:
+        Milliseconds of each call, `repeats` of them.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    scratch = torch.empty(FLUSHED if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
+    scratch = torch.empty(FLUSH_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device)
     for _ in range(repeats):
         watches = {}
         for name, call in calls.items():
-            watch = watches[name] = Watch(device)
+            watch = watches[name] = Stopwatch(device)
             for _ in range(FLUSHES if device.type == "cuda" else 0):
                 scratch.zero_()
-            watch.tick()
+            watch.stamp()
             call()
-            watch.tick()
+            watch.stamp()
         for name, watch in watches.items():
-            times[name] += watch.gaps()
+            times[name] += watch.intervals()
     return times
 
 
-def peak_gib(call: Call, device: torch.device, spared: int = 0) -> float | None:
-    """Memory of tensors at its highest during a call, above what was there and `spared` bytes; None where nothing counts it."""
-    if device.type != "cuda":
-        call()
-        return None
+def peak_gib(call: Call, device: torch.device, excluded: int = 0) -> float | None:
+    """Return the peak memory of a call above what was in use before it.
+
+    On a GPU: memory of tensors, as torch counts it. On Linux without a GPU: the rise of the high-water mark of the resident set
+    (VmHWM) above the resident set before the call (VmRSS).
+
+    Args:
+        call: The call.
+        device: The device it runs on.
+        excluded: Bytes that do not count.
+
+    Returns:
+        The peak in GiB; None where the system does not report it.
+    """
     release()
+    if device.type != "cuda":
+        peak = _resident_peak(call)
+        return None if peak is None else (peak - excluded) / 2**30
     synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     call()
     synchronize(device)
-    return (torch.cuda.max_memory_allocated(device) - before - spared) / 2**30
+    return (torch.cuda.max_memory_allocated(device) - before - excluded) / 2**30
+
+
+def _resident_peak(call: Call) -> int | None:
+    """Return the bytes by which a call raises the resident set of this process; None where /proc does not report it."""
+
+    def status(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    try:
+        allocator = ctypes.CDLL(None)
+        # glibc keeps memory that earlier calls freed, and would serve this call from it uncounted. Return it, and let every
+        # larger tensor have pages of its own meanwhile, which the system counts.
+        allocator.malloc_trim(0)
+        allocator.mallopt(M_MMAP_THRESHOLD, COUNTED_BYTES)
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        before = status("VmRSS")
+    except (AttributeError, OSError, StopIteration):
+        call()
+        return None
+    try:
+        call()
+        return max(0, status("VmHWM") - before)
+    finally:
+        # The values that glibc itself arrives at once large tensors have been freed, so that the timed calls are not affected.
+        allocator.mallopt(M_MMAP_THRESHOLD, 1 << 25)
+        allocator.mallopt(M_TRIM_THRESHOLD, 1 << 26)
 
 
 def release() -> None:
-    """Give back memory that nobody uses."""
+    """Free memory that is no longer used, and return cached GPU memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def summary(milliseconds: list[float]) -> dict[str, float]:
+    """Summarize the times of a call.
+
+    Args:
+        milliseconds: The times.
+
+    Returns:
+        `median_ms` and `best_ms`.
+    """
     return {"median_ms": statistics.median(milliseconds), "best_ms": min(milliseconds)}
 
 
 class Comparison:
-    """Contenders of one part. What cannot run here, or fails, is left out and named."""
+    """Calls that are compared in one part. One that cannot run here, or fails, is left out and listed in `skipped`.
+
+    Args:
+        setting: Sizes, device and number of repeats.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.calls: dict[str, Call] = {}
-        self.spared: dict[str, int] = {}
+        self.excluded: dict[str, int] = {}
         self.skipped: list[str] = []
-        self.found: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, dict[str, Any]] = {}
 
-    def enter(self, name: str, call: Call, needs: str | None = None, spared: int = 0) -> None:
-        """A contender that `needs` "fused", "compiled", "liger" or "cce"; `spared` bytes of its memory do not count."""
-        lacking = self.setting.lacks(needs) if needs else None
-        if lacking:
-            self.skipped.append(f"{name}: {lacking}")
+    def add(self, name: str, call: Call, needs: str | None = None, excluded: int = 0) -> None:
+        """Add a call.
+
+        Args:
+            name: Its name in the output.
+            call: The call.
+            needs: What it needs: "fused", "compiled", "liger" or "cce" (`Setting.why_unavailable`).
+            excluded: Bytes of its memory that do not count.
+        """
+        reason = self.setting.why_unavailable(needs) if needs else None
+        if reason:
+            self.skipped.append(f"{name}: {reason}")
         else:
-            self.calls[name], self.spared[name] = call, spared
+            self.calls[name], self.excluded[name] = call, excluded
 
     def run(self) -> None:
-        """Every call once to be warm, its memory, then all in turns."""
-        self.warm()
+        """Warm up every call, measure its memory, and time all of them round robin."""
+        self.warm_up()
         self.time(*self.calls)
 
-    def warm(self) -> None:
+    def warm_up(self) -> None:
+        """Call everything once, then once more to measure its memory."""
         for name in list(self.calls):
-            peak = self.attempt(name, lambda name=name: self._warm(name))  # type: ignore[misc]
+            peak = self.attempt(name, lambda name=name: self._peak(name))  # type: ignore[misc]
             if peak is not None:
-                self.found[name] = peak
+                self.results[name] = peak
             else:
                 self.calls.pop(name)
 
     def time(self, *names: str) -> None:
+        """Time the named calls round robin, `setting.repeats` times."""
         calls = {name: self.calls[name] for name in names if name in self.calls}
-        for call in calls.values():  # memory that was given back is asked for again
+        for call in calls.values():  # measuring memory has returned the caches, so fill them again
             call()
         for name, times in interleave(calls, self.setting.device, self.setting.repeats).items():
-            self.found[name] |= summary(times)
+            self.results[name] |= summary(times)
 
-    def once(self, name: str) -> Any:
-        """What a contender returns; None where it is out."""
+    def output(self, name: str) -> Any:
+        """Return what a call returns; None where it was left out."""
         return self.attempt(name, self.calls[name]) if name in self.calls else None
 
     def attempt(self, name: str, call: Call) -> Any:
-        """What `call` returns; where it fails, None, and the reason is kept."""
+        """Return what `call` returns; where it fails, None, and list the reason in `skipped`."""
         try:
             return call()
         except Exception as error:
@@ -146,43 +229,91 @@ class Comparison:
         release()
         return None
 
-    def _warm(self, name: str) -> dict[str, float | None]:
+    def _peak(self, name: str) -> dict[str, float | None]:
+        """Call once to warm up, and measure the memory of a second call."""
         self.calls[name]()
-        return {"peak_gib": peak_gib(self.calls[name], self.setting.device, self.spared[name])}
+        return {"peak_gib": peak_gib(self.calls[name], self.setting.device, self.excluded[name])}
 
     def ratio(self, dividend: str, *divisors: str) -> float | None:
-        """The median of one over the sum of others'; None where one is missing."""
-        if not all("median_ms" in self.found.get(name, {}) for name in (dividend, *divisors)):
+        """Return the median time of one call over the sum of the medians of others; None where one was left out."""
+        if not all("median_ms" in self.results.get(name, {}) for name in (dividend, *divisors)):
             return None
-        return float(self.found[dividend]["median_ms"] / sum(self.found[name]["median_ms"] for name in divisors))
+        return float(self.results[dividend]["median_ms"] / sum(self.results[name]["median_ms"] for name in divisors))
+
+    def memory_ratio(self, dividend: str, divisor: str) -> float | None:
+        """Return the peak memory of one call over that of another; None where it is not known."""
+        above, below = self.value(dividend, "peak_gib"), self.value(divisor, "peak_gib")
+        return None if above is None or not below else above / below
 
     def value(self, name: str, field: str) -> float | None:
-        return self.found.get(name, {}).get(field)
+        """Return one number of a call; None where it was left out."""
+        return self.results.get(name, {}).get(field)
 
     def bar(
-        self, claim: str, measured: float | None, at_most: float | None = None, at_least: float | None = None
+        self,
+        claim: str,
+        measured: float | None,
+        at_most: float | None = None,
+        at_least: float | None = None,
+        judged: bool | None = None,
     ) -> dict[str, Any]:
-        """A claim with its number. It is met or missed where this run can judge it, else None."""
+        """Judge a claim.
+
+        Args:
+            claim: What is measured, in words.
+            measured: Its number; None where it could not be measured.
+            at_most: Upper limit.
+            at_least: Lower limit.
+            judged: Whether the sizes and the device of this run are those of the claim. By default `setting.full`.
+
+        Returns:
+            The claim, its number, its limit, and `met`: True, False, or None where it is not judged.
+        """
         met = None
-        if self.setting.full and measured is not None:
+        if (self.setting.full if judged is None else judged) and measured is not None:
             met = (at_most is None or measured <= at_most) and (at_least is None or measured >= at_least)
         limit = {"at_most": at_most} if at_least is None else {"at_least": at_least}
         return {"claim": claim, "measured": measured, **limit, "met": met}
 
     def result(self, what: str, ratios: dict[str, float | None], bars: Iterable[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """What a part hands over, as JSON has it."""
-        value = {"what": what, "contenders": self.found, "ratios": ratios, "bars": list(bars), "skipped": self.skipped, **more}
-        return plain(value)
+        """Return the result of a part.
+
+        Args:
+            what: What was measured, with the sizes.
+            ratios: Ratios by name.
+            bars: Judged claims, from `bar`.
+            **more: Other numbers.
+
+        Returns:
+            A dictionary that JSON can hold.
+        """
+        value = {"what": what, "contenders": self.results, "ratios": ratios, "bars": list(bars), "skipped": self.skipped}
+        return finite({**value, **more})
 
 
 def said(error: Exception) -> str:
-    """The first line of an error."""
+    """Return the type of an error and the first line of its message.
+
+    Args:
+        error: The error.
+
+    Returns:
+        One line of at most about 200 characters.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def under(name: Backend, call: Call) -> Call:
-    """The call with operations in one form."""
+def with_backend(name: Backend, call: Call) -> Call:
+    """Return a call that runs with one backend of the operations.
+
+    Args:
+        name: The backend.
+        call: The call.
+
+    Returns:
+        The call inside `use_backend(name)`.
+    """
 
     def inside() -> Any:
         with use_backend(name):
@@ -191,10 +322,17 @@ def under(name: Backend, call: Call) -> Call:
     return inside
 
 
-def plain(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have.
+
+    Args:
+        value: Any nesting of dictionaries and lists.
+
+    Returns:
+        The same with None for NaN and infinities.
+    """
     if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [plain(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

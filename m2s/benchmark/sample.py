@@ -1,12 +1,14 @@
-"""A whole step of `m2s.sample`: the compiled network in bf16, the last layer, the draw; against network and layer alone."""
+"""Part "sample": one step of `m2s.sample` (network, last layer, draw), against the network and the last layer alone."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.comparison import Comparison, Watch, interleave, summary, under
+from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, summary, with_backend
+from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
 from m2s.models import DiT, DiTConfig
 from m2s.ops.backend import Backend
@@ -15,21 +17,30 @@ from m2s.samplers.inference_model import InferenceModel
 BODY, GEMM = "network body", "head GEMM"
 FUSED = "m2s.sample, fused"
 STEPS: dict[str, Backend] = {FUSED: "fused", "m2s.sample, reference": "reference"}
-ROUNDS = 3  # of samples for each form, in turns; a round has `repeats` steps besides its first
-MOST, FASTER, GIB = 1.25, 5.0, 1.0
+ROUNDS = 3  # samples drawn by each form, alternately; each has `repeats` timed steps after its first
+MAX_OVER_NETWORK, MIN_SPEEDUP, MAX_GIB = 1.25, 5.0, 1.0
 
 
+@PARTS.register("sample")
 @torch.no_grad()
 def measure(setting: Setting) -> dict[str, Any]:
-    device, contest = setting.device, Comparison(setting)
+    """Compare a step of `m2s.sample` with the compiled network and the matrix product of the last layer.
+
+    Args:
+        setting: Sizes and device.
+
+    Returns:
+        Times, memory, ratios and bars.
+    """
+    device, comparison = setting.device, Comparison(setting)
     process = m2s.Uniform(setting.vocab, m2s.Linear())
-    network, model = _network(setting, contest)
+    network, model = _network(setting, comparison)
     x_t = torch.randint(setting.vocab, (setting.batch, setting.length), device=device)
     t = torch.full((setting.batch,), 0.5, device=device)
-    watches: dict[str, Watch] = {}
+    watches: dict[str, Stopwatch] = {}
 
-    def draw(name: str) -> Tensor:
-        watch = watches[name] = Watch(device)
+    def draw_samples(name: str) -> Tensor:
+        watch = watches[name] = Stopwatch(device)
         tokens: Tensor = m2s.sample(
             network,
             m2s.Posterior(process),
@@ -37,54 +48,60 @@ def measure(setting: Setting) -> dict[str, Any]:
             steps=setting.repeats + 1,
             sampler="bayes",
             micro_batch=setting.batch,
-            callback=lambda _: watch.tick(),
+            callback=lambda _: watch.stamp(),
             device=device,
         )
         return tokens
 
     hidden, weight = network(x_t, t).hidden.detach().to(setting.operands), model.head.weight.detach().to(setting.operands)
     flat = hidden.reshape(-1, setting.width)
-    contest.enter(BODY, lambda: network(x_t, t))
-    contest.enter(GEMM, lambda: flat @ weight.t())
-    for name, form in STEPS.items():
-        contest.enter(name, under(form, lambda name=name: draw(name)), "fused" if form == "fused" else None)  # type: ignore[misc]
-    contest.warm()
-    contest.time(BODY, GEMM)
-    steps = {name: contest.calls[name] for name in STEPS if name in contest.calls}
+    comparison.add(BODY, lambda: network(x_t, t))
+    comparison.add(GEMM, lambda: flat @ weight.t())
+    for name, backend in STEPS.items():
+        needs = "fused" if backend == "fused" else None
+        comparison.add(name, with_backend(backend, partial(draw_samples, name)), needs)
+    comparison.warm_up()
+    comparison.time(BODY, GEMM)
+    steps = {name: comparison.calls[name] for name in STEPS if name in comparison.calls}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         interleave(steps, device, 1)
         for name in steps:
-            times[name] += watches[name].gaps()
+            times[name] += watches[name].intervals()
     for name, milliseconds in times.items():
-        contest.found[name] |= summary(milliseconds)
-    ratio = contest.ratio(FUSED, BODY, GEMM)
-    bars = [
-        contest.bar("fused sampler step over compiled body and head GEMM", ratio, at_most=MOST),
-        contest.bar("fused sampler step, GiB beyond the weights", contest.value(FUSED, "peak_gib"), at_most=GIB),
-    ]
-    median = contest.value(FUSED, "median_ms")
-    if setting.against_step is not None:
-        faster = None if median is None else setting.against_step / median
-        bars.append(contest.bar(f"{setting.against_step:g} ms over the fused sampler step", faster, at_least=FASTER))
-    else:
-        contest.skipped.append("the step over another implementation's: give --against-step MILLISECONDS")
-    return contest.result(
+        comparison.results[name] |= summary(milliseconds)
+    return comparison.result(
         f"one step of m2s.sample, bayes, {setting.batch} x {setting.length}, a DiT {setting.depth} x {setting.width} x "
         f"{setting.heads}, {setting.vocab:,} tokens, {setting.arithmetic}",
-        {f"{name} / ({BODY} + {GEMM})": contest.ratio(name, BODY, GEMM) for name in STEPS},
-        bars,
-        body_compiled=setting.lacks("compiled") is None,
+        {f"{name} / ({BODY} + {GEMM})": comparison.ratio(name, BODY, GEMM) for name in STEPS},
+        _bars(comparison),
+        body_compiled=setting.why_unavailable("compiled") is None,
     )
 
 
-def _network(setting: Setting, contest: Comparison) -> tuple[InferenceModel, DiT]:
-    lacking = setting.lacks("compiled")
-    if lacking:
-        contest.skipped.append(f"compiling the body: {lacking}")
+def _bars(comparison: Comparison) -> list[dict[str, Any]]:
+    """Judge the time and the memory of the fused step."""
+    ratio, gib = comparison.ratio(FUSED, BODY, GEMM), comparison.value(FUSED, "peak_gib")
+    bars = [
+        comparison.bar("fused sampler step over compiled body and head GEMM", ratio, at_most=MAX_OVER_NETWORK),
+        comparison.bar("fused sampler step, GiB beyond the weights", gib, at_most=MAX_GIB),
+    ]
+    against, median = comparison.setting.against_step, comparison.value(FUSED, "median_ms")
+    if against is None:
+        comparison.skipped.append("the step of another implementation: give --against-step MILLISECONDS")
+        return bars
+    speedup = None if median is None else against / median
+    return [*bars, comparison.bar(f"{against:g} ms over the fused sampler step", speedup, at_least=MIN_SPEEDUP)]
+
+
+def _network(setting: Setting, comparison: Comparison) -> tuple[InferenceModel, DiT]:
+    """Return the network as `m2s.sample` prepares it, and the network itself, with random weights."""
+    reason = setting.why_unavailable("compiled")
+    if reason:
+        comparison.skipped.append(f"compiling the body: {reason}")
     config = DiTConfig(setting.vocab, setting.width, setting.depth, setting.heads, length=setting.length)
     torch.manual_seed(setting.seed)
     model = DiT(config).to(setting.device).eval()
     torch.nn.init.normal_(model.head.weight, std=0.05)
     model.unprojected = True
-    return InferenceModel(model, setting.vocab, setting.device.type == "cuda", lacking is None), model
+    return InferenceModel(model, setting.vocab, setting.device.type == "cuda", reason is None), model

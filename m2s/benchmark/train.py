@@ -1,35 +1,46 @@
-"""A whole update of the weights of the paper's text model, on random tokens."""
+"""Part "train": a training step of the paper's text model on random tokens, in tokens per second and MFU."""
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from m2s.benchmark.comparison import Comparison, Watch, interleave, peak_gib, release, summary
-from m2s.benchmark.gpu_clock import watched
+from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, peak_gib, release, summary
+from m2s.benchmark.gpu_clock import monitor_clock
+from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
 from m2s.data.source import Source
 from m2s.distributed import World
 from m2s.ops.backend import Backend
 from m2s.presets.owt import OWT
-from m2s.process import RankOne
 from m2s.training import Batch, Config, resolve
 from m2s.training.build import make_objects, make_process
 from m2s.training.loop import Stopper, training_step
 from m2s.training.trainer import Trainer
 
-WARM = 6  # updates: the fourth is recorded, those after it are replayed
-ROUNDS = 3  # of updates one after the other for each form, in turns: an update is timed from the end of the one before
+WARMUP_STEPS = 6  # the fourth step is recorded as a CUDA graph, which the steps after it replay
+ROUNDS = 3  # in each, every form takes several steps in succession: a step is timed from the end of the one before
 FORMS: dict[str, Backend] = {"kernels fused": "fused", "kernels reference": "reference"}
-LEAST, AIM = 3.3, 0.55
-LASTING = 2.0  # seconds of products
+MIN_SPEEDUP, MIN_MFU = 3.3, 0.55
+SUSTAINED_SECONDS = 2.0  # of matrix products
+
+Step = Callable[[], float]  # takes one training step and returns its loss
+MakeStep = Callable[[], tuple[Step, torch.nn.Module]]
 
 
-class Random:
-    """Rows of random tokens in the place of a data set."""
+class RandomTokens:
+    """Random tokens in the place of a data set (`m2s.data.source.Source`).
+
+    Args:
+        vocab: Number of tokens.
+        length: Sites of an example.
+        shape: Shape of an image; None for text.
+        rows: Number of examples.
+    """
 
     tokenizer = None
     classes = None
@@ -41,114 +52,186 @@ class Random:
         self.description: dict[str, Any] = {}
 
     def train(self, indices: Tensor) -> Batch:
+        """Return the examples with these indices."""
         return Batch(self.rows[indices])
 
     validation = train
 
 
+@PARTS.register("train")
 def measure(setting: Setting) -> dict[str, Any]:
-    source = Random(setting.vocab, setting.length, rows=max(64, setting.batch))
-    contest, device = Comparison(setting), setting.device
-    operations = None
-    for name, kernels in FORMS.items():
-        lacking = setting.lacks("fused") if kernels == "fused" else None
-        if lacking:
-            contest.skipped.append(f"{name}: {lacking}")
-            continue
-        config = configuration(setting, kernels)
-        made: list[tuple[Callable[[], float], torch.nn.Module]] = []
+    """Compare training steps with fused and with readable operations.
 
-        def start(config: Config = config, made: list[Any] = made) -> None:
-            made.append(trainer(config, source))
-            for _ in range(WARM):
-                made[-1][0]()
+    Args:
+        setting: Sizes, device and method.
 
-        peak = contest.attempt(name, lambda start=start: {"peak_gib": peak_gib(start, device)})  # type: ignore[misc]
-        if peak is not None:
-            contest.found[name], contest.calls[name] = peak, made[0][0]
-            operations = operations_a_token(made[0][1], setting.length)
-    if isinstance(process := make_process(configuration(setting, "auto").process, 2), RankOne) and process.is_pure_mask:
+    Returns:
+        Times, memory, tokens per second, MFU, bars, and the clock of the GPU.
+    """
+    source = RandomTokens(setting.vocab, setting.length, rows=max(64, setting.batch))
+    comparison, device = Comparison(setting), setting.device
+    makers: dict[str, MakeStep] = {}
+    for name, backend in FORMS.items():
+        reason = setting.why_unavailable("fused") if backend == "fused" else None
+        if reason:
+            comparison.skipped.append(f"{name}: {reason}")
+        else:
+            makers[name] = partial(trainer, configuration(setting, backend), source)
+    models, clock = time_training(comparison, makers)
+    operations = operations_per_token(next(iter(models.values())), setting.length) if models else None
+    rank_one = make_process(configuration(setting, "auto").process, 2).rank_one
+    if rank_one is not None and rank_one.is_pure_mask:
         operations = None
-        contest.skipped.append("MFU: only sites with a mask go through the last layer, and their number varies")
-    times: dict[str, list[float]] = {name: [] for name in contest.calls}
-    with watched(device) as clock:
-        for _ in range(ROUNDS):
-            for name, call in contest.calls.items():
-                watch = Watch(device)
-                for _ in range(1 + max(1, setting.repeats // ROUNDS)):
-                    call()
-                    watch.tick()
-                times[name] += watch.gaps()
-    for name, milliseconds in times.items():
-        contest.found[name] |= summary(milliseconds)
-    contest.calls.clear()
+        comparison.skipped.append("MFU: only sites with a mask go through the last layer, and their number varies")
+    models.clear()
     release()
     size = 8192 if device.type == "cuda" else 256
-    rate, lasting = matrix_rate(device, size), matrix_rate(device, size, LASTING) if device.type == "cuda" else None
-    for found in contest.found.values():
-        found["tokens_per_second"] = setting.batch * setting.length / found["median_ms"] * 1e3
-        found["mfu"] = None if operations is None else found["tokens_per_second"] * operations / rate
-    judged = next(iter(contest.found), "")  # the fused form, where it runs
-    tokens = contest.value(judged, "tokens_per_second")
-    against = None if tokens is None or setting.against is None else tokens / setting.against
-    bars = [contest.bar("MFU of the training step (an aim)", contest.value(judged, "mfu"), at_least=AIM)]
-    if setting.against is not None:
-        bars.append(contest.bar(f"tokens a second over {setting.against:,.0f}", against, at_least=LEAST))
-    else:
-        contest.skipped.append("tokens a second over another implementation's: give --against TOKENS_PER_SECOND")
-    return contest.result(
-        f"one update of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} tokens, "
-        f"method {setting.method}",
-        {"kernels reference / kernels fused": contest.ratio("kernels reference", "kernels fused")},
-        bars,
+    rate = matrix_rate(device, size)
+    sustained = matrix_rate(device, size, SUSTAINED_SECONDS) if device.type == "cuda" else None
+    for result in comparison.results.values():
+        result["tokens_per_second"] = setting.batch * setting.length / result["median_ms"] * 1e3
+        result["mfu"] = None if operations is None else result["tokens_per_second"] * operations / rate
+    return comparison.result(
+        f"one training step of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} "
+        f"tokens, method {setting.method}",
+        {"kernels reference / kernels fused": comparison.ratio("kernels reference", "kernels fused")},
+        _bars(comparison),
         operations_a_token=operations,
         matrix_rate=rate,
-        matrix_rate_that_lasts=lasting,
+        matrix_rate_that_lasts=sustained,
         clock=clock,
     )
 
 
+def _bars(comparison: Comparison) -> list[dict[str, Any]]:
+    """Judge the fused form, or the first that could run."""
+    setting, first = comparison.setting, next(iter(comparison.results), "")
+    bars = [comparison.bar("MFU of the training step (an aim)", comparison.value(first, "mfu"), at_least=MIN_MFU)]
+    if setting.against is None:
+        comparison.skipped.append("tokens a second over another implementation's: give --against TOKENS_PER_SECOND")
+        return bars
+    tokens = comparison.value(first, "tokens_per_second")
+    ratio = None if tokens is None else tokens / setting.against
+    return [*bars, comparison.bar(f"tokens a second over {setting.against:,.0f}", ratio, at_least=MIN_SPEEDUP)]
+
+
+def time_training(
+    comparison: Comparison, makers: Mapping[str, MakeStep], rounds: int = ROUNDS
+) -> tuple[dict[str, torch.nn.Module], dict[str, Any]]:
+    """Time training steps of several trainers, and measure the memory of each from its start.
+
+    Args:
+        comparison: Receives the results, and what fails.
+        makers: Functions that set up a trainer, by name.
+        rounds: Rounds over all trainers; each takes about `setting.repeats / rounds` timed steps in a round.
+
+    Returns:
+        The networks by name, and the clock of the GPU (`monitor_clock`).
+    """
+    device, repeats = comparison.setting.device, comparison.setting.repeats
+    steps: dict[str, Step] = {}
+    models: dict[str, torch.nn.Module] = {}
+
+    def start(name: str) -> None:
+        steps[name], models[name] = makers[name]()
+        for _ in range(WARMUP_STEPS):
+            steps[name]()
+
+    for name in makers:
+        peak = comparison.attempt(name, lambda name=name: {"peak_gib": peak_gib(partial(start, name), device)})  # type: ignore[misc]
+        if peak is not None:
+            comparison.results[name] = peak
+        else:
+            steps.pop(name, None)
+            models.pop(name, None)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    with monitor_clock(device) as clock:
+        for _ in range(rounds):
+            for name, step in steps.items():
+                watch = Stopwatch(device)
+                for _ in range(1 + max(1, repeats // rounds)):
+                    step()
+                    watch.stamp()
+                times[name] += watch.intervals()
+    for name, milliseconds in times.items():
+        comparison.results[name] |= summary(milliseconds)
+    return models, clock
+
+
 def configuration(setting: Setting, kernels: Backend) -> Config:
-    """The owt preset in this setting's size, and its method."""
+    """Return the owt preset with the sizes and the method of a setting.
+
+    Args:
+        setting: Sizes, device and method.
+        kernels: Backend of the operations.
+
+    Returns:
+        The resolved configuration.
+    """
     network = dataclasses.replace(OWT.network, width=setting.width, depth=setting.depth, heads=setting.heads)
     run = dataclasses.replace(OWT.run, batch=setting.batch, device=str(setting.device), kernels=kernels, on_nan="skip")
     return resolve(dataclasses.replace(OWT, run=run, network=network, method=setting.method))
 
 
-def trainer(config: Config, source: Source) -> tuple[Callable[[], float], torch.nn.Module]:
-    """One update as the training loop makes it, and the network."""
+def trainer(config: Config, source: Source) -> tuple[Step, torch.nn.Module]:
+    """Set up training as `m2s train` does it.
+
+    Args:
+        config: The configuration.
+        source: The data.
+
+    Returns:
+        A function that takes one training step and returns its loss, and the network.
+    """
     world = World.start(config.run.device)
     model, head, description = make_objects(config, source)
-    learner = Trainer(config, source, world, model, head, description)
-    share = learner.share(0)
+    training = Trainer(config, source, world, model, head, description)
+    local_batch = training.share(0)
 
-    def call() -> float:
-        nonlocal share
-        assert share is not None
-        made = training_step(learner, share, Stopper())
-        share = made.following
-        return made.loss
+    def step() -> float:
+        nonlocal local_batch
+        assert local_batch is not None
+        result = training_step(training, local_batch, Stopper())
+        local_batch = result.following
+        return result.loss
 
-    return call, model
+    return step, model
 
 
-def operations_a_token(model: torch.nn.Module, length: int) -> int:
-    """6 x parameters (without the embedding table) + 12 x depth x width x length."""
+def operations_per_token(model: torch.nn.Module, length: int) -> int:
+    """Return the operations of a training step per token: 6 parameters + 12 depth width length.
+
+    Args:
+        model: A DiT. Its embedding table does not count, because no matrix product reads it.
+        length: Sites of a sequence.
+
+    Returns:
+        Floating-point operations of the forward and the backward pass.
+    """
     body = sum(value.numel() for name, value in model.named_parameters() if not name.startswith("embedding"))
     return 6 * body + 12 * int(model.config.depth) * int(model.config.width) * length  # type: ignore[union-attr, arg-type]
 
 
 def matrix_rate(device: torch.device, size: int, seconds: float = 0) -> float:
-    """Operations a second of a product of two size x size matrices, bf16 on a GPU: the best of ten, or, over some seconds of
-    nothing else, what the second half of them came to. A GPU at its power limit does not keep up its best."""
+    """Measure the rate of a matrix product of two size x size matrices, in bf16 on a GPU.
+
+    Args:
+        device: The device.
+        size: Rows and columns.
+        seconds: 0 takes the best of ten products. Otherwise products run for so long, and the second half counts: a GPU at its
+            power limit does not sustain its best rate.
+
+    Returns:
+        Operations per second.
+    """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
         a @ b
     best = min(interleave({"": lambda: a @ b}, device, 10)[""])
-    watch, count = Watch(device), round(seconds * 1e3 / best)
+    watch, count = Stopwatch(device), round(seconds * 1e3 / best)
     for _ in range(count):
-        watch.tick()
+        watch.stamp()
         a @ b
-    gaps = watch.gaps()[count // 2 :]
-    return 2e3 * size**3 / (statistics.fmean(gaps) if gaps else best)
+    milliseconds = watch.intervals()[count // 2 :]
+    return 2e3 * size**3 / (statistics.fmean(milliseconds) if milliseconds else best)

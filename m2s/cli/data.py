@@ -5,14 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
 from m2s.errors import UserError
-
-if TYPE_CHECKING:
-    from m2s.data import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,9 @@ class Prepare:
     """A folder, a file, or the name of a data set on the hub."""
     out: Path
     """The folder to write: a new or an empty one, or the same as before to go on."""
-    tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars")] = "gpt2"
-    """gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of --alphabet."""
+    tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars|PATH|OWNER/NAME")] = "gpt2"
+    """gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of --alphabet. Or a
+    tokenizer.json, a folder with one, or the name of a tokenizer on the Hugging Face hub. A copy is stored with the tokens."""
     merges: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """For gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2. A copy is kept with the tokens."""
     alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
@@ -50,48 +48,28 @@ class Prepare:
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
     """Files with such a name go to the test split as a whole."""
     shard_tokens: int = 2**27
-    """How many tokens go into one file, of two bytes each."""
+    """How many tokens go into one file. A token takes two bytes, or four where there are more than 65,536 tokens."""
 
     def run(self) -> None:
         if self.shard_tokens < 1:
             raise UserError(f"--shard-tokens is {self.shard_tokens}, but it must be at least 1")
         if self.validation_every < 0:
             raise UserError(f"--validation-every is {self.validation_every}, but it must be 0 or more")
-        tokenizer = self.chosen()
         from m2s.data import prepare_text
+        from m2s.data.tokenizer import make_tokenizer
 
+        try:
+            tokenizer = make_tokenizer(self.tokenizer, None if self.merges is None else str(self.merges), self.alphabet)
+        except UserError as error:
+            if self.tokenizer == "gpt2" and isinstance(error.__cause__, FileNotFoundError):
+                hint = "--merges FILE says where the merges are; --tokenizer bytes needs none"
+                raise UserError(f"{error}. {hint}") from error
+            raise
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )
         print("\n".join(counts(meta)))
         print(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
-
-    def chosen(self) -> Tokenizer:
-        from m2s.data import Bytes, Characters
-
-        given = {"gpt2": self.merges, "chars": self.alphabet}
-        for kind, option in (("gpt2", "--merges"), ("chars", "--alphabet")):
-            if given[kind] is not None and self.tokenizer != kind:
-                raise UserError(f"{option} is for --tokenizer {kind}, but the tokenizer is {self.tokenizer}")
-        try:
-            if self.tokenizer == "gpt2":
-                return self._gpt2()
-            if self.tokenizer == "bytes":
-                return Bytes()
-            if self.tokenizer == "chars":
-                return Characters() if self.alphabet is None else Characters(self.alphabet)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from gpt2, bytes, chars")
-
-    def _gpt2(self) -> Tokenizer:
-        from m2s.data import GPT2
-        from m2s.data.tokenizer import check_tokenizer
-
-        try:
-            return check_tokenizer(GPT2(None if self.merges is None else str(self.merges)))
-        except UserError as error:
-            raise UserError(f"{error}. --merges FILE says where the merges are; --tokenizer bytes needs none") from error
 
 
 @dataclass(frozen=True)
@@ -105,10 +83,10 @@ class Check:
     """The folder of a prepared text, or the name of an image data set: digits, mnist, cifar10."""
 
     def run(self) -> None:
-        from m2s.data import DATASETS, check_text
+        from m2s.data import check_text, image_sets
 
-        if self.what in DATASETS:
-            entry = DATASETS[self.what]
+        if self.what in image_sets():
+            entry = image_sets()[self.what]
             entry.verify(entry.folder)
             images = entry.load()
             size = f"{len(images.train):,} train and {len(images.test):,} test images"
@@ -130,11 +108,11 @@ class List:
     def run(self) -> None:
         from importlib.util import find_spec
 
-        from m2s.data import DATASETS, root
+        from m2s.data import image_sets, root
         from m2s.data.hub import HUB_TEXTS
 
         print(f"Data lies in {root()} (set M2S_DATA to change that).\n\nImages:")
-        for name, entry in DATASETS.items():
+        for name, entry in image_sets().items():
             missing = entry.missing(entry.folder)
             print(f"  {'missing' if missing else 'here   '}  {name:8s} {entry.summary}")
             print(f"           {'':8s} shape {list(entry.shape)}, {entry.vocab} levels, in {entry.folder}")

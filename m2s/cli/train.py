@@ -1,40 +1,28 @@
-"""`m2s train PRESET`: train a network, or go on with one."""
+"""`m2s train PRESET`: train a network, or resume a run."""
 
-import contextlib
-import io
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from m2s.cli.errors import one_line
-from m2s.errors import UserError, suggest
 from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
-from m2s.training.config import Config, plain, resolve
-
-
-@dataclass(frozen=True)
-class Run(Config):
-    settings: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[A.B=C ...]")] = ()
-    """The same options in another form: steps=2000 head.offset=exact; head:posterior means head.kind=posterior."""
-
+from m2s.training.config import Config, resolve
 
 if TYPE_CHECKING:
-    Choice = Run
+    Choice = Config
 else:
-    Choice = tyro.extras.subcommand_type_from_defaults(
-        {name: Run(**vars(preset)) for name, preset in PRESETS.items()}, SUMMARIES, prefix_names=False
-    )
+    Choice = tyro.extras.subcommand_type_from_defaults(PRESETS, SUMMARIES, prefix_names=False)
 
 
 @dataclass(frozen=True)
 class Train:
-    __doc__ = f"""Train a network from a preset, every number of which can be changed; see m2s train PRESET --help.
+    __doc__ = f"""Train a network from a preset. Every value of the preset is an option: see m2s train PRESET --help.
 
-    The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states to go on from. Interrupt it at any
-    time: the same command goes on, and ends as if it had not been interrupted. Under torchrun it uses every process.
+    The run's folder is a checkpoint (m2s sample, m2s.load) with log.jsonl and the states from which the run resumes. Interrupt
+    it at any time: the same command resumes the run, and the result is the same as without the interruption. Under torchrun it
+    uses every process.
 
     Methods: {", ".join(METHODS)}. What each computes: docs/methods.md.
 
@@ -44,17 +32,18 @@ class Train:
     preset: Annotated[Choice, tyro.conf.arg(name="")]
 
     def run(self) -> None:
+        """Train, and print the NELBO on held-out data."""
         import torch
 
-        from m2s.training.loop import Diverged, train
+        from m2s.training.loop import Diverged, train  # imports torch.distributed, which takes time
 
-        config = with_settings(self.preset)
+        config = self.preset
         try:
             result = train(config)
         except torch.OutOfMemoryError:
             batch, size = config.run.batch, config.run.micro_batch or "all"
             print(
-                f"m2s: the GPU's memory does not hold a call of the network on {size} of an update's {batch} samples: give "
+                f"m2s: the GPU's memory is too small for a call of the network on {size} of a step's {batch} examples: give "
                 "--micro-batch, a number that divides them, or --recompute",
                 file=sys.stderr,
             )
@@ -65,33 +54,5 @@ class Train:
         if not result.first:
             return
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
-        out = config.run.out
-        what = "exact likelihood of" if resolve(config).head.kind == "next-token" else "bound on"
-        print(f"{out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per site")
-
-
-def with_settings(given: Run) -> Config:
-    """`given` with its a.b=c applied, each read as the option of the same name would be."""
-    config = Config(**{name: getattr(given, name) for name in vars(given) if name != "settings"})
-    known = [f"{section}.{name}" for section, values in plain(config).items() if isinstance(values, dict) for name in values]
-    known = [key.removeprefix("run.") for key in known] + ["method"]
-    for setting in given.settings:
-        key, equals, value = setting.partition("=")
-        if not equals and ":" in setting:  # head:posterior is head.kind=posterior
-            section, equals, value = setting.partition(":")
-            key = f"{section}.kind"
-        if not equals:
-            raise UserError(f"{setting!r} is no setting: write key=value, such as steps=2000")
-        if key not in known:
-            raise UserError(f"there is no setting {key!r}: {suggest(key, known)}")
-        config = _parsed(config, [f"--{key.replace('_', '-')}", *value.split(",")], setting)
-    return config
-
-
-def _parsed(config: Config, arguments: list[str], setting: str) -> Config:
-    said: Any = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(Config, default=config, args=arguments)
-    except SystemExit:
-        raise UserError(f"{setting!r} cannot be read: {one_line(said.getvalue())} (see m2s train PRESET --help)") from None
+        what = "exact NLL of" if resolve(config).head.kind == "next-token" else "upper bound on the NLL of"
+        print(f"{config.run.out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per position")

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its binary or its Python batches: 32 x 32 pixels of 3 colours, 256 levels."""
+"""CIFAR-10 from its binary or its Python batches: 32 x 32 pixels, 3 colors, 256 levels."""
 
 import io
 import pickle
@@ -8,17 +8,27 @@ from typing import Any
 import numpy as np
 
 from m2s.data.files import BadData, read_bytes
-from m2s.data.images import Arrays, ImageSet
+from m2s.data.image_set import ImageSet
+from m2s.data.images import Arrays
 
 RECORDS = 10_000
 PIXELS = 3 * 32 * 32
 
 
 def read(folder: Path) -> Arrays:
-    """The canonical split: data_batch_1..5 are train (50,000), test_batch is test (10,000).
+    """Read the canonical split: data_batch_1 to 5 are train (50,000 images), test_batch is test (10,000 images).
 
-    The files keep each image as three planes (C, H, W). Here a row is in H, W, C order: the three colours of the top left
-    pixel, then of the next pixel to its right, and so on.
+    The files store an image in the order (C, H, W). Tokens are in the order (H, W, C): the three colors of the top left pixel,
+    then those of the pixel to its right, and so on.
+
+    Args:
+        folder: The folder of the files.
+
+    Returns:
+        Training images [50000, 3072] and labels, then test images [10000, 3072] and labels.
+
+    Raises:
+        BadData: A file is damaged.
     """
     images, labels = [], []
     for path in (CIFAR10.locate(folder)[name] for name in CIFAR10.sha256):
@@ -31,7 +41,17 @@ def read(folder: Path) -> Arrays:
 
 
 def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """10,000 records of one label and 3,072 bytes."""
+    """Read a binary batch: 10,000 records of one label and 3,072 bytes.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Pixels [10000, 3072] and labels [10000], uint8.
+
+    Raises:
+        BadData: The file has another size.
+    """
     data = read_bytes(path)
     expected = RECORDS * (1 + PIXELS)
     if len(data) != expected:
@@ -39,12 +59,15 @@ def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path} holds {len(data):,} bytes, expected {expected:,} ({RECORDS:,} records of 1 + {PIXELS:,}): "
             f"get it again from {CIFAR10.origin}"
         )
-    rows = np.frombuffer(data, np.uint8).reshape(RECORDS, 1 + PIXELS)
-    return rows[:, 1:], rows[:, 0]
+    records = np.frombuffer(data, np.uint8).reshape(RECORDS, 1 + PIXELS)
+    return records[:, 1:], records[:, 0]
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """An unpickler that can build numpy arrays and plain containers, and can call nothing else."""
+    """An unpickler that builds numpy arrays and plain containers and calls nothing else.
+
+    A pickle can name any function to call, so an ordinary unpickler would run code of an untrusted file.
+    """
 
     ALLOWED = frozenset(
         {
@@ -52,18 +75,28 @@ class _ArraysOnly(pickle.Unpickler):
             ("numpy._core.multiarray", "_reconstruct"),
             ("numpy", "ndarray"),
             ("numpy", "dtype"),
-            ("_codecs", "encode"),  # how Python 3 writes bytes in the old protocols
+            ("_codecs", "encode"),  # Python 3 writes bytes this way in the old protocols
         }
     )
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, which is not allowed")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled dictionary with `data` [10000, 3072] and `labels`. Nothing in the file is executed."""
+    """Read a Python batch: a pickled dictionary with `data` [10000, 3072] and `labels`. No code of the file is run.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Pixels [10000, 3072], uint8, and labels [10000].
+
+    Raises:
+        BadData: The file is damaged, or is no such dictionary.
+    """
     data = read_bytes(path)
     try:
         batch = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
@@ -77,7 +110,7 @@ def read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not fits or labels.dtype.kind not in "iu" or labels.min() < 0:
         raise BadData(
             f"{path} holds data of shape {list(pixels.shape)} {pixels.dtype} with {labels.size} labels, expected "
-            f"[{RECORDS}, {PIXELS}] uint8 with {RECORDS} whole numbers: get it again from {CIFAR10.origin}"
+            f"[{RECORDS}, {PIXELS}] uint8 with {RECORDS} integers: get it again from {CIFAR10.origin}"
         )
     return pixels, labels
 

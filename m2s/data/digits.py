@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels and 17 levels, shipped with the package (see digits.txt for whose they are)."""
+"""Handwritten digits of 8 x 8 pixels and 17 levels. They are part of the package; digits.txt names authors and license."""
 
 import io
 import zipfile
@@ -7,13 +7,23 @@ from pathlib import Path
 import numpy as np
 
 from m2s.data.files import BadData, read_bytes
-from m2s.data.images import Arrays, ImageSet
+from m2s.data.image_set import ImageSet
+from m2s.data.images import Arrays
 
 
 def read(folder: Path) -> Arrays:
-    """1,797 images; every seventh (indices 6, 13, 20, ...) is test: 1,541 train and 256 test.
+    """Read 1,797 images. Every seventh (indices 6, 13, 20, ...) is test: 1,541 training and 256 test images.
 
-    Seven, because the writers went through the ten digits in turn: a fifth or a tenth would pick the same few digits.
+    The classes repeat in the file with a period of ten. Every fifth or tenth image would select only a few of them.
+
+    Args:
+        folder: The folder of digits.npz.
+
+    Returns:
+        Training images [1541, 8, 8] and labels, then test images and labels.
+
+    Raises:
+        BadData: The file is damaged.
     """
     path = folder / "digits.npz"
     try:

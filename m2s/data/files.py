@@ -1,4 +1,4 @@
-"""Where data lies, and what is said when a file is not what it should be."""
+"""Where data is stored, and how its files are read."""
 
 import gzip
 import hashlib
@@ -10,15 +10,23 @@ from m2s.errors import UserError
 
 
 class BadData(UserError):
-    """A file is missing or does not hold what it should. The message names it, what was expected and what to do."""
+    """A data file is missing or damaged. The message names the file, what was expected and what to do."""
 
 
 def root() -> Path:
-    """The folder of all data: $M2S_DATA, or ~/.cache/m2s."""
+    """Return the folder of all data: $M2S_DATA, or ~/.cache/m2s."""
     return Path(os.environ.get("M2S_DATA") or "~/.cache/m2s").expanduser()
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits.
+
+    Args:
+        path: The file.
+
+    Raises:
+        BadData: The file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -27,7 +35,17 @@ def sha256(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, unpacked where its name ends in .gz; an empty or damaged one is an error."""
+    """Read a file, and decompress it if its name ends in .gz.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The contents, at least one byte.
+
+    Raises:
+        BadData: The file is missing, empty or damaged.
+    """
     try:
         data = path.read_bytes()
         if path.suffix == ".gz" and data:

@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, through the `datasets` package: asked for by name only, never as a silent fallback."""
+"""Data sets of the Hugging Face hub, through the package `datasets`. They are never downloaded as a fallback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from m2s.data.files import BadData
 from m2s.errors import UserError
 
 if TYPE_CHECKING:
-    from m2s.data.images import Arrays, ImageSet
-    from m2s.data.sources import Source
+    from m2s.data.image_set import ImageSet
+    from m2s.data.images import Arrays
 
 
 @dataclass(frozen=True)
 class HubText:
-    """A text data set on the hub. Scripts are not run: `revision` is the hub's own conversion to parquet files."""
+    """A text data set on the hub.
+
+    Args:
+        repository: OWNER/NAME.
+        config: The configuration of the data set; None for its default.
+        revision: The git revision. `refs/convert/parquet` is the hub's conversion to parquet files, which runs no script.
+    """
 
     repository: str
     config: str | None = None
@@ -32,57 +38,112 @@ HUB_TEXTS = {
 }
 
 
-def _load(repository: str, config: str | None = None, revision: str | None = None) -> Any:
+def load_splits(repository: str, config: str | None = None, revision: str | None = None) -> Any:
+    """Load a data set through the package `datasets`.
+
+    Args:
+        repository: OWNER/NAME.
+        config: The configuration of the data set; None for its default.
+        revision: The git revision; None for the newest.
+
+    Returns:
+        The `datasets.DatasetDict`: splits by name.
+
+    Raises:
+        UserError: The package `datasets` is not installed.
+        BadData: The data set could not be loaded.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install datasets") from error
     try:
         return load_dataset(repository, config, revision=revision)
-    except Exception as error:  # a network, a missing name, a refused script: whatever it was, say it in one line
+    except Exception as error:  # no network, an unknown name, a script that must not run: any exception type can occur
         reason = " ".join(str(error).split())
         raise BadData(f"{repository} could not be loaded from the hub ({type(error).__name__}: {reason})") from error
 
 
 def hub_images(images: ImageSet) -> Arrays:
-    """The train and test splits of an image data set, as the hub's copy orders them."""
+    """Download an image data set.
+
+    Args:
+        images: The data set.
+
+    Returns:
+        Training images and labels, then test images and labels, in the order of the hub's copy.
+
+    Raises:
+        UserError: The hub does not have it.
+        BadData: It could not be loaded, or its images have another shape.
+    """
     if images.hub is None:
         raise UserError(f"{images.name} is not on the hub: it is {images.summary}")
     repository, image, label = images.hub
-    data = _load(repository)
-    parts = []
+    data = load_splits(repository)
+    arrays = []
     for split in ("train", "test"):
         pixels = np.stack([np.asarray(picture) for picture in data[split][image]])
         if pixels.shape[1:] != images.shape or pixels.dtype != np.uint8:
             raise BadData(
                 f"{repository} holds images {list(pixels.shape[1:])} {pixels.dtype}, expected {list(images.shape)} uint8"
             )
-        parts += [pixels, np.asarray(list(data[split][label]))]
-    return parts[0], parts[1], parts[2], parts[3]
+        arrays += [pixels, np.asarray(list(data[split][label]))]
+    return arrays[0], arrays[1], arrays[2], arrays[3]
 
 
-def hub_sources(name: str, column: str) -> list[Source]:
-    """One source for each split of a text data set. Its validation and test splits stay what they are; where it has no
-    validation split, every so many documents of the train split become one (see `prepare_text`)."""
-    from m2s.data.sources import NAME_IT, Document, Source, named_field
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a text data set.
 
+    Args:
+        name: DATASET/SPLIT.
+        texts: All examples of the split.
+        column: The column of the text.
+        split: train, validation or test; None where documents are divided between train and validation by index.
+    """
+
+    name: str
+    texts: Any
+    column: str
+    split: str | None
+
+    def read(self, skip: int) -> Iterator[tuple[str, str]]:
+        """Yield the text and the place of each document after the first `skip`."""
+        for index in range(skip, len(self.texts)):
+            yield self.texts[index][self.column] or "", f"row {index + 1}"
+
+
+def hub_splits(name: str, column: str) -> list[HubSplit]:
+    """Download a text data set.
+
+    Validation and test splits of the data set are used as they are. Where it has no validation split, some documents of the
+    training split become one (see `m2s.data.prepare_text`).
+
+    Args:
+        name: A name of `HUB_TEXTS`, or OWNER/NAME.
+        column: The column of the text.
+
+    Returns:
+        The splits train, validation and test, where they exist.
+
+    Raises:
+        BadData: It could not be loaded, or has no such column or split.
+    """
     entry = HUB_TEXTS.get(name) or HubText(name)
-    data = _load(entry.repository, entry.config, entry.revision)
-    sources = []
+    data = load_splits(entry.repository, entry.config, entry.revision)
+    splits = []
     for split in ("train", "validation", "test"):
         if split not in data:
             continue
-        rows = data[split]
-        if column not in rows.column_names:
-            raise BadData(f"{name} ({split}) has columns {', '.join(rows.column_names)}, expected {column!r}: {NAME_IT}")
-
-        def read(skip: int, rows: Any = rows) -> Iterator[Document]:
-            for index in range(skip, len(rows)):
-                yield Document(rows[index][column] or "", f"row {index + 1}")
-
-        identity = {"name": f"{name}/{split}", "rows": len(rows), "fingerprint": rows._fingerprint, **named_field(column)}
+        if column not in data[split].column_names:
+            columns = ", ".join(data[split].column_names)
+            raise BadData(
+                f"{name} ({split}) has columns {columns}, expected {column!r}: name the one that holds the text: "
+                "m2s data prepare --text-field NAME"
+            )
         by_index = split == "train" and "validation" not in data
-        sources.append(Source(f"{name}/{split}", read, identity, None if by_index else split))
-    if not sources:
+        splits.append(HubSplit(f"{name}/{split}", data[split], column, None if by_index else split))
+    if not splits:
         raise BadData(f"{name} has the splits {', '.join(data)}, expected train, validation or test")
-    return sources
+    return splits

@@ -6,13 +6,24 @@ from pathlib import Path
 import numpy as np
 
 from m2s.data.files import BadData, read_bytes
-from m2s.data.images import Arrays, ImageSet
+from m2s.data.image_set import ImageSet
+from m2s.data.images import Arrays
 
 
 def read(folder: Path) -> Arrays:
-    """The canonical split: 60,000 train and 10,000 test images, in the files' order."""
+    """Read the canonical split, 60,000 training and 10,000 test images, in the order of the files.
+
+    Args:
+        folder: The folder of the files.
+
+    Returns:
+        Training images [60000, 28, 28] and labels, then test images and labels.
+
+    Raises:
+        BadData: A file is damaged.
+    """
     paths = MNIST.locate(folder)
-    parts = []
+    arrays = []
     for split in ("train", "t10k"):
         images_path, labels_path = paths[f"{split}-images-idx3-ubyte"], paths[f"{split}-labels-idx1-ubyte"]
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
@@ -22,12 +33,23 @@ def read(folder: Path) -> Arrays:
             raise BadData(f"{labels_path} holds {len(labels)} labels for the {len(images)} images of {images_path.name}")
         if labels.max(initial=0) > 9:
             raise BadData(f"{labels_path} holds label {labels.max()}, expected 0..9: get it again from {MNIST.origin}")
-        parts += [images, labels]
-    return parts[0], parts[1], parts[2], parts[3]
+        arrays += [images, labels]
+    return arrays[0], arrays[1], arrays[2], arrays[3]
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An idx file of unsigned bytes: magic 0x000008DD with DD dimensions, DD big-endian sizes, then the bytes."""
+    """Read an idx file of unsigned bytes: magic number 0x000008DD, DD big-endian sizes, then the bytes.
+
+    Args:
+        path: The file, plain or .gz.
+        dimensions: The expected number of dimensions, DD.
+
+    Returns:
+        The array, uint8.
+
+    Raises:
+        BadData: The file is no such idx file, or has another size.
+    """
     data = read_bytes(path)
     magic, header = 0x800 + dimensions, 4 + 4 * dimensions
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:
@@ -39,7 +61,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     if len(data) != header + math.prod(shape):
         raise BadData(
             f"{path} holds {len(data):,} bytes, expected {header + math.prod(shape):,} for the shape {list(shape)} "
-            f"that it announces: get it again from {MNIST.origin}"
+            f"in its header: get it again from {MNIST.origin}"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()
 

@@ -1,4 +1,4 @@
-"""One split of a prepared text on disk: a stream of little-endian uint16 tokens cut into files of equal length."""
+"""Files of packed tokens: little-endian uint16 or uint32, cut into files of equal length."""
 
 import os
 from pathlib import Path
@@ -8,21 +8,44 @@ import numpy as np
 
 from m2s.data.files import BadData
 
-TOKEN = np.dtype("<u2")
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+"""The types of a packed token, by their names in meta.json."""
+
+
+def dtype_name(vocab: int) -> str:
+    """Return the name of the smallest type that can store every id of a vocabulary.
+
+    Args:
+        vocab: The number of tokens.
+
+    Returns:
+        "uint16" or "uint32", a key of `DTYPES`.
+    """
+    return "uint16" if vocab <= 2**16 else "uint32"
 
 
 class Shards:
-    """The files of one split, `train-00000.bin` and so on, appended to in order.
+    """The files of one split, `train-00000.bin` and so on. Tokens are appended in order.
 
-    They are opened with the number of tokens that are known to be good: what lies beyond is cut off.
+    Opening cuts off everything after the first `tokens` tokens, which an interrupted run may have written.
+
+    Args:
+        folder: The folder of the files.
+        split: train, validation or test.
+        shard_tokens: The number of tokens of every file but the last.
+        tokens: The number of tokens that are already on the disk.
+        dtype: The type of a token.
+
+    Raises:
+        BadData: The files have fewer than `tokens` tokens.
     """
 
-    def __init__(self, folder: Path, split: str, shard_tokens: int, tokens: int) -> None:
-        self.folder, self.split, self.shard_tokens, self.tokens = folder, split, shard_tokens, tokens
+    def __init__(self, folder: Path, split: str, shard_tokens: int, tokens: int, dtype: np.dtype) -> None:
+        self.folder, self.split, self.shard_tokens, self.tokens, self.dtype = folder, split, shard_tokens, tokens, dtype
         self._file: BinaryIO | None = None
         current, within = divmod(tokens, shard_tokens)
         for index in range(current + (within > 0)):
-            path, wanted = self.path(index), TOKEN.itemsize * (shard_tokens if index < current else within)
+            path, wanted = self.path(index), dtype.itemsize * (shard_tokens if index < current else within)
             size = path.stat().st_size if path.is_file() else 0
             if size < wanted:
                 raise BadData(f"{path} holds {size:,} bytes, expected at least {wanted:,}: delete {folder} and start again")
@@ -33,29 +56,33 @@ class Shards:
                 path.unlink()
 
     def path(self, index: int) -> Path:
+        """Return the path of file `index`."""
         return self.folder / f"{self.split}-{index:05d}.bin"
 
     def paths(self) -> list[Path]:
+        """Return the paths of all files."""
         return [self.path(index) for index in range(-(-self.tokens // self.shard_tokens))]
 
     def append(self, ids: np.ndarray) -> None:
+        """Append tokens, and start a new file whenever one is full."""
         while len(ids):
             index, within = divmod(self.tokens, self.shard_tokens)
             if self._file is None:
                 self._file = self.path(index).open("ab")
             part, ids = ids[: self.shard_tokens - within], ids[self.shard_tokens - within :]
-            self._file.write(part.astype(TOKEN).tobytes())
+            self._file.write(part.astype(self.dtype).tobytes())
             self.tokens += len(part)
             if self.tokens % self.shard_tokens == 0:
                 self.close()
 
     def flush(self) -> None:
-        """Everything appended so far is on the disk when this returns."""
+        """Write everything appended so far to the disk."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Write everything to the disk and close the file."""
         if self._file is not None:
             file, self._file = self._file, None
             with file:

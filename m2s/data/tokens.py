@@ -1,4 +1,4 @@
-"""Reading a prepared text: windows of tokens straight from the memory-mapped files."""
+"""Read a prepared text: windows of tokens from memory-mapped files."""
 
 import json
 from pathlib import Path
@@ -12,17 +12,26 @@ from torch import Tensor
 from m2s import validation
 from m2s.data.files import BadData, sha256
 from m2s.data.hub import HUB_TEXTS
-from m2s.data.shards import TOKEN
+from m2s.data.shards import DTYPES
 from m2s.data.text import FORMAT
 from m2s.data.tokenizer import Tokenizer, from_dict
 
 
 class Tokens:
-    """The windows of `length` tokens, one after another without overlap, of one split of a folder that `prepare_text` made.
+    """One split of a prepared text, as consecutive windows of `length` tokens without overlap.
 
-    A window may span documents and files; what is left at the end, less than a window, is not shown. `tokens[i]` is window i
-    as [length] int64, `tokens[indices]` several of them as [n, length]. Opening checks meta.json and the files' sizes;
-    `verify` reads every file and compares its SHA-256.
+    A window may span documents and files. The tokens after the last full window are not used. `tokens[i]` is window i, [length]
+    int64; `tokens[indices]` are several windows, [n, length]. Opening checks meta.json and the sizes of the files.
+
+    Args:
+        folder: The folder that `m2s.data.prepare_text` made.
+        split: train, validation or test.
+        length: The number of tokens of a window.
+        verify: Read every file and compare its SHA-256.
+
+    Raises:
+        ValueError: There is no such split.
+        BadData: The folder is no prepared text, a file is damaged, or the split has less than one window.
     """
 
     def __init__(self, folder: Path | str, split: str, length: int, verify: bool = False) -> None:
@@ -37,12 +46,13 @@ class Tokens:
                 f"{self.folder}: {split} holds {entry['tokens']} tokens, too few for one window of length = {length}: take a "
                 f"smaller length (m2s train: --data.length), or {self._more()} and prepare it into a new folder"
             )
-        check_shards(self.folder, split, entry, verify)
-        self._shards = [np.memmap(self.folder / shard["file"], dtype=TOKEN, mode="r") for shard in entry["shards"]]
+        check_shards(self.folder, split, self.meta, verify)
+        dtype = DTYPES[self.meta["dtype"]]
+        self._shards = [np.memmap(self.folder / shard["file"], dtype=dtype, mode="r") for shard in entry["shards"]]
         self._ends = np.cumsum([shard["tokens"] for shard in entry["shards"]])
 
     def _more(self) -> str:
-        """How the split comes to hold more tokens when the text is prepared again."""
+        """Say how to prepare the text with more tokens in this split."""
         every = self.meta["validation_every"]
         if self.split == "validation" and every == 0:
             return "give --validation-every 100 or so (it was 0)"
@@ -52,21 +62,24 @@ class Tokens:
 
     @property
     def vocab(self) -> int:
+        """The number of tokens of the tokenizer."""
         return int(self.meta["vocab"])
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that encoded the text."""
         return from_dict(self.meta["tokenizer"], self.folder)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a checkpoint keeps about its data."""
+        """The entry "data" of a checkpoint's config.json."""
         return {"kind": "text", "length": self.length, "vocab": self.vocab, "tokenizer": self.meta["tokenizer"]}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) // self.length
 
     def __getitem__(self, index: int | Int[Tensor, "n"]) -> Int[Tensor, "*n L"]:
+        """Return one window, [length], or several, [n, length], int64."""
         if isinstance(index, Tensor):
             return torch.stack([self[int(i)] for i in index])
         if not 0 <= index < len(self):
@@ -80,16 +93,26 @@ class Tokens:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokens, (self.folder, self.split, self.length)  # another process maps the files by itself
+        return Tokens, (self.folder, self.split, self.length)  # another process maps the files itself
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """meta.json of a finished preparation."""
+    """Read meta.json of a prepared text.
+
+    Args:
+        folder: The folder that `m2s.data.prepare_text` made.
+
+    Returns:
+        The contents. "dtype" is "uint16" where an older file does not name it.
+
+    Raises:
+        BadData: The preparation is unfinished, the file is damaged, or the folder is no prepared text.
+    """
     path = folder / "meta.json"
     if not path.is_file():
         if (folder / "plan.json").is_file():
             raise BadData(
-                f"{folder} is not finished: run the `m2s data prepare` command that began it again, which goes on or says what "
+                f"{folder} is not finished: run the same `m2s data prepare` command again, which resumes or reports what "
                 f"stopped it, or delete the folder"
             )
         source = folder.name if folder.name in HUB_TEXTS else "SOURCE"
@@ -105,17 +128,31 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise BadData(f"{path} is damaged ({type(error).__name__}: {error}): prepare the text again") from error
     if not known:
         raise BadData(f"{path} has format {meta['format']!r}, expected {FORMAT!r}: prepare the text again")
+    meta.setdefault("dtype", "uint16")
+    if meta["dtype"] not in DTYPES:
+        raise BadData(f"{path} has tokens of type {meta['dtype']!r}, expected {' or '.join(DTYPES)}: install a newer m2s")
     return dict(meta)
 
 
-def check_shards(folder: Path, split: str, entry: dict[str, Any], verify: bool) -> None:
-    """Every file of a split is there with its size and, with `verify`, its SHA-256."""
+def check_shards(folder: Path, split: str, meta: dict[str, Any], verify: bool) -> None:
+    """Check that every file of a split exists and has its size.
+
+    Args:
+        folder: The folder of the files.
+        split: The split.
+        meta: The contents of meta.json.
+        verify: Also compare the SHA-256 of every file.
+
+    Raises:
+        BadData: A file is missing or has been changed.
+    """
+    entry, itemsize = meta["splits"][split], DTYPES[meta["dtype"]].itemsize
     if sum(shard["tokens"] for shard in entry["shards"]) != entry["tokens"]:
         raise BadData(
             f"{folder / 'meta.json'}: the shards of {split} do not add up to its {entry['tokens']} tokens: prepare again"
         )
     for shard in entry["shards"]:
-        path, expected = folder / shard["file"], shard["tokens"] * TOKEN.itemsize
+        path, expected = folder / shard["file"], shard["tokens"] * itemsize
         if not path.is_file():
             raise BadData(f"{path} is missing: prepare the text again into a new folder")
         if path.stat().st_size != expected:
@@ -125,16 +162,35 @@ def check_shards(folder: Path, split: str, entry: dict[str, Any], verify: bool) 
 
 
 def check_text(folder: Path | str) -> dict[str, Any]:
-    """Verify every file of a prepared text by its SHA-256; returns its meta.json."""
+    """Verify the SHA-256 of every file of a prepared text.
+
+    Args:
+        folder: The folder that `m2s.data.prepare_text` made.
+
+    Returns:
+        The contents of meta.json.
+
+    Raises:
+        BadData: A file is missing or has been changed.
+    """
     folder = Path(folder).expanduser()
     meta = read_meta(folder)
-    for split, entry in meta["splits"].items():
-        check_shards(folder, split, entry, verify=True)
-    if kept := meta.get("tokenizer_file"):
-        check_sha256(folder / kept["file"], kept["sha256"])
+    for split in meta["splits"]:
+        check_shards(folder, split, meta, verify=True)
+    if file := meta.get("tokenizer_file"):
+        check_sha256(folder / file["file"], file["sha256"])
     return meta
 
 
 def check_sha256(path: Path, expected: str) -> None:
+    """Compare the SHA-256 of a file.
+
+    Args:
+        path: The file.
+        expected: Its SHA-256 in hexadecimal digits.
+
+    Raises:
+        BadData: It is another one.
+    """
     if (found := sha256(path)) != expected:
         raise BadData(f"{path} has SHA-256 {found}, expected {expected}: it was changed; prepare the text again")

@@ -1,6 +1,7 @@
-"""Measures of a model and of its samples: likelihood, FID, generative perplexity, with their errors.
+"""Evaluation of models and of samples: NELBO, FID, KID, generative perplexity, audits, with standard errors.
 
-`m2s.audit` is `m2s.evaluation.audit.audit`. What is here is imported when it is first asked for.
+`m2s.audit` is `m2s.evaluation.audit.audit`. `METRICS` is the registry of metrics, to which a plugin adds its own. The modules
+are imported on first access, since some of them import large packages.
 """
 
 from importlib import import_module
@@ -8,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from m2s.evaluation.bpd import DatasetNelbo, dataset_nelbo
+    from m2s.evaluation.registry import METRICS, Metric
 
-PARTS = ("audit", "bootstrap", "bpd", "fid", "genppl", "inception", "judge", "repair")
-LATER = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd"}
+PARTS = ("audit", "bootstrap", "bpd", "fid", "genppl", "gguf", "inception", "judge", "ngrams", "registry", "repair")
+LATER = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd", "METRICS": "registry", "Metric": "registry"}
 
-__all__ = ["DatasetNelbo", "dataset_nelbo"]
+__all__ = ["METRICS", "DatasetNelbo", "Metric", "dataset_nelbo"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Intervals by resampling whole sequences: the tokens of one sequence lean on each other, the sequences do not.
+"""Bootstrap intervals over sequences. Sequences are independent, the tokens of one sequence are not.
 
-A statistic is a function of sums over sequences, such as exp(sum of nll / sum of tokens). So a resample is a row of
-counts, and all resamples are one matrix product.
+A statistic is a function of sums over sequences, such as exp(sum of nll / sum of tokens). So a resample is a vector of counts,
+one for each sequence, and all resamples are one matrix product.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,21 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-CHUNK = 2**22  # greatest number of counts held at once
+CHUNK = 2**22  # greatest number of counts in memory at once
 
-Statistic = Callable[[Any], Any]  # sums [..., c] -> values [...]
+Statistic = Callable[[Any], Any]
+"""Maps sums of columns [..., c] to values [...]."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A statistic of the sequences as they are, and the percentile interval of its resamples."""
+    """A statistic and its percentile bootstrap interval.
+
+    Args:
+        value: The statistic of all sequences.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+    """
 
     value: float
     low: float
@@ -28,9 +35,23 @@ class Interval:
 def bootstrap(
     columns: Float[np.ndarray, "n c"], statistic: Statistic, resamples: int = 2000, seed: int = 0, level: float = 0.95
 ) -> Interval:
-    """The percentile interval of `statistic(sums of the columns)`; the rows of `columns` are the sequences.
+    """Compute the percentile bootstrap interval of a statistic.
 
-    The same seed draws the same sequences whatever the columns hold, so that two sets of sequences are resampled alike.
+    The resampled sequences depend on the seed and the number of sequences only. So two sets of the same size are resampled
+    with the same indices.
+
+    Args:
+        columns: The numbers of each sequence, [n, c].
+        statistic: A function of the sums of the columns.
+        resamples: The number of resamples, at least 100.
+        seed: The seed of the resamples.
+        level: The probability of the interval.
+
+    Returns:
+        The statistic and its interval.
+
+    Raises:
+        ValueError: An argument is out of range, or the statistic is not finite in some resample.
     """
     count = len(columns)
     if count < 2:
@@ -43,20 +64,20 @@ def bootstrap(
         raise ValueError(f"seed is {seed}, but it must be 0 or more")
     value = float(statistic(columns.sum(0)))
     generator = np.random.default_rng(seed)
-    rows = max(1, CHUNK // count)
-    draws = (generator.integers(count, size=(min(rows, resamples - done), count)) for done in range(0, resamples, rows))
-    drawn = np.concatenate([statistic(_counts(draw) @ columns) for draw in draws])
-    if not np.isfinite(drawn).all():
+    chunk = max(1, CHUNK // count)
+    indices = (generator.integers(count, size=(min(chunk, resamples - done), count)) for done in range(0, resamples, chunk))
+    values = np.concatenate([statistic(_counts(index) @ columns) for index in indices])
+    if not np.isfinite(values).all():
         raise ValueError("the statistic is not finite in some resamples: too few sequences have anything to count")
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
-def _counts(draw: Int[np.ndarray, "r n"]) -> Int[np.ndarray, "r n"]:
-    """How often each sequence is in each resample."""
-    rows, count = draw.shape
-    flat = draw + count * np.arange(rows)[:, None]
-    return np.bincount(flat.ravel(), minlength=rows * count).reshape(rows, count)
+def _counts(index: Int[np.ndarray, "r n"]) -> Int[np.ndarray, "r n"]:
+    """Count how often each sequence is in each resample."""
+    resamples, count = index.shape
+    flat = index + count * np.arange(resamples)[:, None]
+    return np.bincount(flat.ravel(), minlength=resamples * count).reshape(resamples, count)
 
 
 def paired(
@@ -67,7 +88,22 @@ def paired(
     seed: int = 0,
     level: float = 0.95,
 ) -> Interval:
-    """The interval of statistic(first) - statistic(second), where row i of both belongs together and is drawn together."""
+    """Compute the bootstrap interval of statistic(first) - statistic(second) over pairs of sequences.
+
+    Args:
+        first: The numbers of each sequence of one set, [n, c].
+        second: Those of the other set, [n, c]. Sequence i of both is a pair, and is resampled together.
+        statistic: A function of the sums of the columns.
+        resamples: The number of resamples, at least 100.
+        seed: The seed of the resamples.
+        level: The probability of the interval.
+
+    Returns:
+        The difference and its interval.
+
+    Raises:
+        ValueError: The sets have different sizes, or an argument is out of range.
+    """
     if len(first) != len(second):
         raise ValueError(f"there are {len(first)} and {len(second)} sequences, but pairs need as many of both")
     width = first.shape[1]
@@ -76,7 +112,15 @@ def paired(
 
 
 def reach(intervals: Sequence[Mapping[str, float]]) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "2 n"]]:
-    """Values, and how far the intervals reach below and above them (nought where a skewed interval leaves its value out)."""
+    """Return values and error bars, as matplotlib's `errorbar` takes them.
+
+    Args:
+        intervals: Several `Interval`s as dictionaries.
+
+    Returns:
+        The values [n], and the lengths of the bars below and above [2, n]. A length is 0 where a skewed
+        interval does not contain its value.
+    """
     known = [Interval(**interval) for interval in intervals]
     value = np.array([one.value for one in known])
     below_above = np.array([[one.value - one.low for one in known], [one.high - one.value for one in known]])

@@ -1,8 +1,8 @@
-"""The 2015-12-05 Inception network whose pool3 features define FID, and the features of images under it.
+"""The 2015-12-05 Inception network whose pool3 features define FID, and the features of images.
 
 Two files hold its weights: `pt_inception-2015-12-05-6726825d.pth`, pytorch-fid's state dict, and `inception-2015-12-05.pt`, a
-TorchScript. Both are read into the network below, and images reach it in one way, pytorch-fid's: levels are scaled to [0, 1],
-resized to 299 x 299 by `F.interpolate(mode="bilinear", align_corners=False)`, without antialiasing, and mapped to 2x - 1.
+TorchScript. Both are read into the network below. Images are preprocessed as in pytorch-fid: levels are scaled to [0, 1],
+resized to 299 x 299 by `F.interpolate(mode="bilinear", align_corners=False)` without antialiasing, and mapped to 2x - 1.
 (Others differ: the original FID resizes as TensorFlow 1 did, clean-fid antialiases, StyleGAN scales by (x - 128) / 128.)
 """
 
@@ -28,7 +28,15 @@ ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weight
 
 
 class Convolution(nn.Module):
-    """Convolution, batch normalisation, ReLU. Those of stride one keep the size unless `padding` says otherwise."""
+    """Convolution, batch normalization and ReLU.
+
+    Args:
+        width: Input channels.
+        out: Output channels.
+        kernel: The size of the filter.
+        stride: The stride.
+        padding: The padding; None: the size is preserved at stride 1, and there is no padding otherwise.
+    """
 
     def __init__(
         self, width: int, out: int, kernel: int | tuple[int, int] = 1, stride: int = 1, padding: int | None = None
@@ -40,18 +48,24 @@ class Convolution(nn.Module):
         self.bn = nn.BatchNorm2d(out, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
 Layer = tuple[Any, ...]
-"""Width and then kernel and stride of a convolution, or two such layers that both read what came before."""
+"""Output channels, filter size and stride of a convolution; or two such tuples, for two convolutions of the same input."""
 
 
 class Mixed(nn.Module):
-    """Branches side by side, their outputs stacked.
+    """Parallel branches whose outputs are concatenated.
 
-    The convolutions of a branch are called name_1, name_2, ...; the two of a fork, which can only come last, have a and b
-    added. `branch_pool` sees the input pooled; where there is no such branch, the pooled input is an output itself.
+    The convolutions of a branch are named name_1, name_2, ...; the two of a fork, which is always last, end in a and b.
+    `branch_pool` reads the pooled input. Without such a branch the pooled input is an output itself.
+
+    Args:
+        width: Input channels.
+        pool: How the input is pooled: halve, maximum or mean.
+        **branches: The layers of each branch.
     """
 
     def __init__(self, width: int, pool: str, **branches: list[Layer]) -> None:
@@ -69,6 +83,7 @@ class Mixed(nn.Module):
                 before = forks[0][0]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the branches."""
         outputs = []
         for branch, layers in self.branches.items():
             y = [self._pooled(x) if branch == "branch_pool" else x]
@@ -78,6 +93,7 @@ class Mixed(nn.Module):
         return torch.cat(outputs if "branch_pool" in self.branches else [*outputs, self._pooled(x)], 1)
 
     def _pooled(self, x: Tensor) -> Tensor:
+        """Pool the input."""
         if self.pool == "halve":
             return F.max_pool2d(x, 3, 2)
         if self.pool == "maximum":
@@ -86,11 +102,13 @@ class Mixed(nn.Module):
 
 
 def _a(width: int, pool: int) -> Mixed:
+    """Make a block of type A."""
     double: list[Layer] = [(64, 1), (96, 3), (96, 3)]
     return Mixed(width, "mean", branch1x1=[(64, 1)], branch5x5=[(48, 1), (64, 5)], branch3x3dbl=double, branch_pool=[(pool, 1)])
 
 
 def _c(middle: int) -> Mixed:
+    """Make a block of type C."""
     row, column, ends = (1, 7), (7, 1), 192
     return Mixed(
         768,
@@ -103,6 +121,7 @@ def _c(middle: int) -> Mixed:
 
 
 def _e(width: int, pool: str) -> Mixed:
+    """Make a block of type E."""
     fork: Layer = ((384, (1, 3)), (384, (3, 1)))
     return Mixed(
         width,
@@ -115,10 +134,10 @@ def _e(width: int, pool: str) -> Mixed:
 
 
 class Inception(nn.Sequential):
-    """Inception v3 up to pool3, as FID has it: (N, 3, 299, 299) in (-1, 1) to (N, 2048). Names are those of pytorch-fid's file.
+    """FID's Inception v3 up to pool3: [N, 3, 299, 299] in (-1, 1) to [N, 2048]. The names are those of pytorch-fid's file.
 
-    It differs from the usual Inception v3 in its averages, which leave the padding out, and in the pool of the last block,
-    which is a maximum.
+    It differs from torchvision's Inception v3 in two ways: average pooling leaves the padding out, and the last block pools by
+    a maximum.
     """
 
     def __init__(self) -> None:
@@ -152,7 +171,15 @@ class Inception(nn.Sequential):
 
 @dataclass(frozen=True)
 class Network:
-    """A network of features: FID's Inception, or any TorchScript from (N, 3, 299, 299) in (-1, 1) to (N, width)."""
+    """A feature network: FID's Inception, or any TorchScript from [N, 3, 299, 299] in (-1, 1) to [N, width].
+
+    Args:
+        module: The network.
+        path: The file of its weights.
+        sha256: The SHA-256 of the file.
+        width: The dimension of a feature.
+        device: The device of the network.
+    """
 
     module: nn.Module
     path: Path
@@ -162,11 +189,22 @@ class Network:
 
     @property
     def name(self) -> str:
+        """The name in results: only "inception-2015-12-05" compares with published FIDs."""
         return "inception-2015-12-05" if isinstance(self.module, Inception) else "TorchScript"
 
 
 def locate(path: Path | None = None) -> Path:
-    """The file of weights: the one given, or the first there is in $M2S_DATA/inception and in torch's hub cache."""
+    """Find the file of Inception's weights.
+
+    Args:
+        path: The file; None: the first that exists in $M2S_DATA/inception and in torch's hub cache.
+
+    Returns:
+        The file.
+
+    Raises:
+        BadData: There is no such file. The message says how to get it.
+    """
     if path is not None:
         if not path.expanduser().is_file():
             raise BadData(f"{path} is no file: give Inception's weights, {STATE} or {SCRIPT}")
@@ -183,10 +221,21 @@ def locate(path: Path | None = None) -> Path:
 
 
 def load(path: Path | None = None, device: str | torch.device = "cpu") -> Network:
-    """The network of the file that `locate` finds, on a device."""
+    """Load the feature network.
+
+    Args:
+        path: The file of weights, as in `locate`.
+        device: The device.
+
+    Returns:
+        The network in eval mode.
+
+    Raises:
+        BadData: The file is missing, damaged, or holds another network.
+    """
     place, file = torch.device(device), locate(path)
     digest = sha256(file)
-    named = re.search(r"-([0-9a-f]{8,64})\.pth$", file.name)  # torch's hub writes the first digits into the name
+    named = re.search(r"-([0-9a-f]{8,64})\.pth$", file.name)  # torch's hub writes the first digits of the SHA-256 into the name
     if named and not digest.startswith(named[1]):
         raise BadData(f"{file} has SHA-256 {digest}, but its name says {named[1]}...: get it again from {ADDRESS}")
     module = _read(file).eval().to(place)
@@ -204,7 +253,7 @@ def load(path: Path | None = None, device: str | torch.device = "cpu") -> Networ
 
 
 def _read(file: Path) -> nn.Module:
-    """The module of a TorchScript or a state dict. A TorchScript of Inception gives its weights only."""
+    """Read a TorchScript or a state dict. Of a TorchScript of Inception only the weights are used."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -216,6 +265,7 @@ def _read(file: Path) -> nn.Module:
 
 
 def _from_state(file: Path) -> Inception:
+    """Read a state dict."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no archive, a damaged one, one that holds code
@@ -226,7 +276,7 @@ def _from_state(file: Path) -> Inception:
 
 
 def _in_order(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The TorchScript's tensors under our names. They come in the order of our convolutions; no normalisation has a scale."""
+    """Rename the TorchScript's tensors. They are in the order of our convolutions; no batch normalization has a scale."""
     tensors, state = iter(weights.items()), {}
     for name in (name for name, module in _blank().named_modules() if isinstance(module, Convolution)):
         found = {key.rpartition(".")[2]: value for key, value in itertools.islice(tensors, 4)}
@@ -241,12 +291,13 @@ OURS = {"conv.weight": "weight", "bn.bias": "beta", "bn.running_mean": "mean", "
 
 
 def _blank() -> Inception:
-    """The network without memory for its weights."""
+    """Make the network without memory for its weights."""
     with torch.device("meta"):
         return Inception()
 
 
 def _filled(file: Path, state: dict[str, Tensor]) -> Inception:
+    """Make the network with these weights, or raise BadData if they do not fit."""
     network = _blank()
     expected = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
     wrong = [name for name in expected if name not in state or state[name].shape != expected[name].shape]
@@ -261,9 +312,18 @@ def _filled(file: Path, state: dict[str, Tensor]) -> Inception:
 
 
 def pictures(tokens: Integer[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> Float[Tensor, "n 3 299 299"]:
-    """Rows of levels as the network wants them. `shape` is (H, W), or (H, W, C) with one or three colours."""
-    height, width, colours = shape if len(shape) == 3 else (*shape, 1)
-    planes = (tokens.float() / (levels - 1)).reshape(-1, height, width, colours).permute(0, 3, 1, 2)
+    """Preprocess images for the network.
+
+    Args:
+        tokens: Levels in 0..levels-1, [n, L].
+        shape: (height, width), or (height, width, channels) with one or three channels.
+        levels: The number of levels.
+
+    Returns:
+        Images in [-1, 1], [n, 3, 299, 299]. Gray images are repeated.
+    """
+    height, width, channels = shape if len(shape) == 3 else (*shape, 1)
+    planes = (tokens.float() / (levels - 1)).reshape(-1, height, width, channels).permute(0, 3, 1, 2)
     resized = F.interpolate(planes, (SIZE, SIZE), mode="bilinear", align_corners=False)
     return 2 * resized.expand(-1, 3, -1, -1) - 1
 
@@ -271,7 +331,18 @@ def pictures(tokens: Integer[Tensor, "n L"], shape: tuple[int, ...], levels: int
 def features(
     network: Network, tokens: Integer[Tensor, "n L"], shape: tuple[int, ...], levels: int, batch_size: int
 ) -> Iterator[Tensor]:
-    """The features of images, a batch at a time, on the CPU. In float32 throughout: no TF32, no autocast."""
+    """Compute the features of images, batch by batch. Everything is float32: no TF32, no autocast.
+
+    Args:
+        network: The network.
+        tokens: Levels in 0..levels-1, [n, L].
+        shape: (height, width), or (height, width, channels).
+        levels: The number of levels.
+        batch_size: Images per call of the network.
+
+    Yields:
+        Features on the CPU, [batch, D].
+    """
     for batch in tokens.split(batch_size):
         with (
             torch.inference_mode(),

@@ -1,4 +1,4 @@
-"""A causal language model that reads text and says how surprised it is: -log p(token | tokens before), in nats.
+"""The judge of generative perplexity: a causal language model that gives -log p(token | tokens before), in nats.
 
 judge = load_judge("gpt2-large")              # a name on the Hugging Face hub, a folder, or a .gguf file
 readings = [judge.read(text) for text in texts]
@@ -10,11 +10,10 @@ import copy
 import importlib
 import importlib.util
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +24,21 @@ from torch import Tensor
 from m2s.data.files import root
 from m2s.devices import resolve_device
 from m2s.errors import UserError
+from m2s.evaluation.gguf import gguf_values
 
-END = "<|endoftext|>"  # how a text says that a document ends
-LOGITS = 2**26  # greatest number of logits held at once: 256 MiB in float32
+END = "<|endoftext|>"  # the end of a document in a text
+LOGITS = 2**26  # greatest number of logits in memory at once: 256 MiB in float32
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A text as a judge reads it: its tokens (the first is not predicted), and the bytes of the text of the predicted ones."""
+    """A text as a judge reads it.
+
+    Args:
+        ids: The judge's tokens. The first is not predicted.
+        bytes: The number of bytes of the text of the predicted tokens.
+    """
 
     ids: list[int]
     bytes: int
@@ -41,35 +46,45 @@ class Reading:
 
 @dataclass(frozen=True)
 class Judge:
-    """A causal language model and its tokenizer."""
+    """A causal language model and its tokenizer.
+
+    Args:
+        name: The name or path that it was loaded from.
+        model: The model of transformers.
+        tokenizer: The tokenizer of transformers.
+        bos: The id that goes before every text and is never scored; None for a model that was trained without one.
+        inseparable: The last layer cannot be called apart from the rest of the network.
+    """
 
     name: str
     model: Any
     tokenizer: Any
-    bos: int | None  # put before every text, never scored; None for a model that was trained without
-    whole: bool  # the last layer cannot be called apart from the network
+    bos: int | None
+    inseparable: bool
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         return self.model.device
 
     @property
     def vocab(self) -> int:
-        """How many tokens the network knows; the tokenizer may know fewer."""
+        """The number of tokens of the network. The tokenizer may have fewer."""
         return self.model.get_input_embeddings().weight.shape[0]
 
     @property
     def context(self) -> int | None:
-        """The longest sequence it can read, where it says so."""
+        """The length of the longest sequence that it can read; None where its configuration does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def end(self) -> int | None:
-        """The token that stands for the end of a document: <|endoftext|> where it is one token, else the EOS."""
-        known = self.tokenizer.get_vocab().get(END)
-        return self.tokenizer.eos_token_id if known is None else known
+        """The token that ends a document: <|endoftext|> where it is one token, else the EOS token."""
+        index = self.tokenizer.get_vocab().get(END)
+        return self.tokenizer.eos_token_id if index is None else index
 
     def describe(self) -> dict[str, Any]:
+        """Return what a result stores about its judge."""
         return {
             "name": self.name,
             "kind": type(self.model).__name__,
@@ -81,10 +96,21 @@ class Judge:
         }
 
     def read(self, text: str, limit: int | None = None, bos: bool = True) -> Reading:
-        """The tokens of `text`, at most `limit`, behind the BOS where the judge wants one.
+        """Tokenize a text.
 
-        Every <|endoftext|> is the judge's own end of a document, which has no bytes. Without a BOS the first token is context
-        only, and its bytes do not count. The bytes of a token reach from the end of the token before to its own end.
+        Every <|endoftext|> becomes the judge's end token, which has no bytes. Without a BOS token the first token is context
+        only, and its bytes do not count. The bytes of a token start where the token before it ends.
+
+        Args:
+            text: The text.
+            limit: The greatest number of tokens, without the BOS token; None: all.
+            bos: Put the BOS token first, for a judge that has one.
+
+        Returns:
+            The tokens, and the bytes of those that are predicted.
+
+        Raises:
+            UserError: The text has an <|endoftext|>, and the judge has no token for it.
         """
         ids: list[int] = []
         sizes: list[int] = []
@@ -103,12 +129,22 @@ class Judge:
         return Reading(ids, sum(sizes[1:]))
 
     def nll(self, sequences: Sequence[Sequence[int]], batch_size: int = 8) -> list[Float[np.ndarray, "_"]]:
-        """-log p(ids[j+1] | ids[..j]) for each j, one array for each sequence, in the order given.
+        """Compute -log p(ids[j+1] | ids[..j]) for each j.
 
-        `batch_size` sequences of about the same length are read at once, the longest first, padded on the right where no
-        token can see it. The last layer is float32 from its output on, and sees the real positions only, some at a time.
+        Sequences of similar length are batched, the longest first, and padded on the right, where causal attention ignores it.
+        Logits are converted to float32. They are computed for real positions only, some at a time.
+
+        Args:
+            sequences: The tokens of each sequence.
+            batch_size: Sequences per call of the network.
+
+        Returns:
+            One array for each sequence, in the given order.
+
+        Raises:
+            UserError: A sequence is too long for the judge, or has an unknown token.
         """
-        from tqdm import tqdm
+        from tqdm import tqdm  # imported late: it is needed by this method alone
 
         self._check(sequences)
         result = [np.zeros(0) for _ in sequences]
@@ -122,6 +158,7 @@ class Judge:
         return result
 
     def _check(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Raise UserError if a sequence is too long or has an unknown token."""
         for number, ids in enumerate(sequences):
             if ids and not 0 <= min(ids) <= max(ids) < self.vocab:
                 wrong = min(ids) if min(ids) < 0 else max(ids)
@@ -137,6 +174,7 @@ class Judge:
 
     @torch.inference_mode()
     def _batch(self, sequences: list[Sequence[int]]) -> list[Float[np.ndarray, "_"]]:
+        """Compute the NLL of one batch."""
         lengths = torch.tensor([len(ids) for ids in sequences])
         ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
         for row, sequence in zip(ids, sequences, strict=True):
@@ -145,47 +183,50 @@ class Judge:
         ids = ids.to(self.device)
         options = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
         predicts, targets = real[:, 1:], ids[:, 1:][real[:, 1:]]
-        if self.whole:
-            nll = _surprise(self.model(**options).logits[:, :-1][predicts], targets)
+        if self.inseparable:
+            nll = _nll(self.model(**options).logits[:, :-1][predicts], targets)
         else:
             output = self.model.base_model(**options)
             states = output.last_hidden_state[:, :-1][predicts]
             at_once = max(1, LOGITS // self.vocab)
             parts = zip(states.split(at_once), targets.split(at_once), strict=True)
-            nll = torch.cat([_surprise(_last_layer(self.model, output, some)[0], known) for some, known in parts])
+            nll = torch.cat([_nll(_last_layer(self.model, output, some)[0], known) for some, known in parts])
         return [part.double().cpu().numpy() for part in nll.split((lengths - 1).tolist())]
 
 
-def _surprise(logits: Shaped[Tensor, "m V"], targets: Int[Tensor, "m"]) -> Float[Tensor, "m"]:
-    """-log softmax at the targets; cross_entropy on a CPU errs by 5e-5 over 262,144 tokens in float32, this by 2e-6."""
+def _nll(logits: Shaped[Tensor, "m V"], targets: Int[Tensor, "m"]) -> Float[Tensor, "m"]:
+    """Return -log softmax at the targets.
+
+    F.cross_entropy on a CPU has an error of 5e-5 over 262,144 tokens in float32; this has 2e-6.
+    """
     logits = logits.float()
     return logits.logsumexp(-1) - logits.gather(-1, targets[:, None])[:, 0]
 
 
 def _last_layer(model: Any, output: Any, states: Shaped[Tensor, "m H"]) -> Shaped[Tensor, "1 m V"]:
-    """What the model makes of hidden states: its last layer with whatever scaling or capping follows it, by its own code."""
-    given = copy.copy(output)
-    given["last_hidden_state"] = states[None]
-    with _returning(model.base_model, given):
+    """Compute the logits of hidden states by the model's code, which may scale or cap the output of its last layer."""
+    replacement = copy.copy(output)
+    replacement["last_hidden_state"] = states[None]
+    with _returning(model.base_model, replacement):
         return model(input_ids=torch.zeros(1, len(states), dtype=torch.long, device=states.device), use_cache=False).logits
 
 
 @contextlib.contextmanager
 def _returning(module: Any, output: Any) -> Iterator[None]:
-    """While this lasts, `module` is not run and gives `output`."""
-    own = module.__dict__.get("forward")
+    """Inside the block `module` is not run and returns `output`."""
+    previous = module.__dict__.get("forward")
     module.forward = lambda *_, **__: output
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if previous is not None:
+            module.forward = previous
 
 
 @torch.inference_mode()
 def _inseparable(model: Any) -> bool:
-    """Whether the last layer, called apart on two tokens, gives something else than the model as a whole."""
+    """Return whether the last layer, called apart on two tokens, gives other logits than the full model."""
     ids = torch.tensor([[0, 1]], device=model.device)
     expected = model(input_ids=ids, use_cache=False).logits
     if model.base_model is model:
@@ -199,7 +240,7 @@ def _inseparable(model: Any) -> bool:
 
 
 def _sizes(text: str, stops: list[int]) -> list[int]:
-    """Bytes of the text from the end of the token before to the end of each; the last one reaches to the end of the text."""
+    """Return the bytes of each token, from the end of the token before it. The last one extends to the end of the text."""
     if not stops:
         return []
     at = np.concatenate([[0], np.cumsum([len(character.encode()) for character in text], dtype=np.int64)])
@@ -208,10 +249,19 @@ def _sizes(text: str, stops: list[int]) -> list[int]:
 
 
 def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
-    """The judge `name`: a .gguf file, a folder with config.json, weights and tokenizer, or a model on the Hugging Face hub.
+    """Load a judge.
 
-    A file or folder that is not there is also looked for in $M2S_DATA/judges. By default the weights are float32 on the CPU,
-    and as they were stored elsewhere; those of a .gguf file are unpacked.
+    Args:
+        name: A .gguf file, a folder with config.json, weights and tokenizer, or a model on the Hugging Face hub. Files and
+            folders are also searched in $M2S_DATA/judges.
+        device: cpu, cuda or mps; "": the best that is available.
+        dtype: float32, bfloat16 or float16; "": float32 on the CPU, and as stored elsewhere. A .gguf file is dequantized.
+
+    Returns:
+        The judge in eval mode.
+
+    Raises:
+        UserError: It cannot be loaded. The message says how to get it.
     """
     place, options = _place(name)
     transformers = _transformers()
@@ -229,13 +279,20 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     finally:
         transformers.logging.set_verbosity(level)
     if not tokenizer.is_fast:
-        raise UserError(f"the tokenizer of the judge {name} does not say where in the text a token lies: choose another judge")
+        raise UserError(f"the tokenizer of the judge {name} has no character offsets: choose another judge")
     model = model.to(device).eval()
     return Judge(name, model, tokenizer, _bos(name, place, options, model, tokenizer), _inseparable(model))
 
 
 def how_to_get(name: str) -> str:
-    """What to do when a judge is not there, with a connection and without."""
+    """Say how to get a judge, with a connection and without.
+
+    Args:
+        name: The name of the judge.
+
+    Returns:
+        The end of an error message.
+    """
     model = name if _on_the_hub(name) else "OWNER/NAME"
     return (
         f"with a connection: `hf download {model} --local-dir FOLDER`, after `hf auth login` and accepting its licence on "
@@ -245,10 +302,12 @@ def how_to_get(name: str) -> str:
 
 
 def _on_the_hub(name: str) -> bool:
+    """Return whether a name can be one of the hub."""
     return name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf")
 
 
 def _transformers() -> Any:
+    """Import transformers, which is optional and slow to import."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -256,7 +315,7 @@ def _transformers() -> Any:
 
 
 def _place(name: str) -> tuple[str, dict[str, str]]:
-    """Where transformers finds the judge, and what else it wants to be told."""
+    """Return where transformers finds the judge, and further arguments of `from_pretrained`."""
     path = next((path for path in (Path(name).expanduser(), root() / "judges" / name) if path.exists()), None)
     if path is None:
         if not _on_the_hub(name):
@@ -287,7 +346,7 @@ def _place(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _is_ours(config: Path) -> bool:
-    """Whether m2s.hub.save wrote this."""
+    """Return whether m2s.hub.save wrote this config.json."""
     try:
         described = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -296,7 +355,10 @@ def _is_ours(config: Path) -> bool:
 
 
 def _bos(name: str, place: str, options: dict[str, str], model: Any, tokenizer: Any) -> int | None:
-    """The id that goes before a text: where the .gguf file says so, the tokenizer adds one, or the model is a Gemma."""
+    """Return the id that goes before a text: if the .gguf file says so, the tokenizer adds one, or the model is a Gemma.
+
+    Gemma's tokenizer may not add one, but the model was trained with it.
+    """
     bos = tokenizer.bos_token_id
     if "gguf_file" in options:
         values = gguf_values(Path(place) / options["gguf_file"])
@@ -308,52 +370,6 @@ def _bos(name: str, place: str, options: dict[str, str], model: Any, tokenizer: 
     return int(bos) if wanted else None
 
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9
-
-
-def gguf_values(path: Path) -> dict[str, Any]:
-    """The single numbers and strings in the head of a .gguf file; its lists (such as all tokens) are passed over."""
-    try:
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise UserError(f"{path} is not a GGUF file: its first four bytes are others")
-            version, _, count = struct.unpack("<IQQ", file.read(20))
-            if version < 2:
-                raise UserError(f"{path} is GGUF of version {version}, but versions from 2 on can be read: convert it again")
-            return {key: value for key, value in (_pair(file) for _ in range(count)) if value is not None}
-    except (struct.error, KeyError, UnicodeDecodeError, MemoryError, OverflowError) as error:
-        raise UserError(f"{path} is damaged or cut short: get it again") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _pair(file: BinaryIO) -> tuple[str, Any]:
-    key = _string(file)
-    (kind,) = struct.unpack("<I", file.read(4))
-    if kind == STRING:
-        return key, _string(file)
-    if kind != ARRAY:
-        return key, _number(file, kind)
-    of, length = struct.unpack("<IQ", file.read(12))
-    if of == STRING:
-        for _ in range(length):
-            (size,) = struct.unpack("<Q", file.read(8))
-            file.seek(size, 1)
-    else:
-        file.seek(length * struct.calcsize(SCALARS[of]), 1)
-    return key, None
-
-
-def _string(file: BinaryIO) -> str:
-    (length,) = struct.unpack("<Q", file.read(8))
-    return file.read(length).decode()
-
-
-def _number(file: BinaryIO, kind: int) -> Any:
-    form = f"<{SCALARS[kind]}"
-    return struct.unpack(form, file.read(struct.calcsize(form)))[0]
-
-
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

@@ -1,7 +1,7 @@
-"""The paper's repair experiment: one checkpoint, one noise, the score once as it is and once projected.
+"""The paper's repair experiment: samples on the same noise, with the scores as they are and with projected scores.
 
-Pairs are compared without a judge (`changes`), and by a measure: generative perplexity (`m2s.evaluation.genppl`, paired over
-sequences) or FID (`fid_difference`).
+Pairs are compared directly (`changes`), and by a metric: generative perplexity (`m2s.evaluation.genppl`, paired over sequences)
+or FID (`fid_difference`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,15 @@ TITLES = {"free": "score as it is", "projected": "projected score"}
 
 
 def changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
-    """How much of the samples the projection changed, and how many of either kind are distinct."""
+    """Count what the projection changed.
+
+    Args:
+        free: Samples of the scores as they are, [n, L].
+        projected: Samples of the projected scores on the same noise, [n, L].
+
+    Returns:
+        Tokens and samples, how many of them changed, and how many samples of each set are distinct.
+    """
     differ = free != projected
     return {
         "tokens": differ.numel(),
@@ -37,9 +45,22 @@ def changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str
 def fid_difference(
     free: Float[Tensor, "n D"], projected: Float[Tensor, "m D"], reference: Statistics, resamples: int = 100, seed: int = 0
 ) -> dict[str, float]:
-    """FID(projected) - FID(free) over the features of samples in pairs, with the 95% percentile interval over pairs.
+    """Compute FID(projected) - FID(free), with the 95% percentile bootstrap interval over pairs.
 
-    A resample has fewer distinct images than the samples, which raises either FID; the difference keeps its meaning.
+    A resample has fewer distinct images than the samples, which raises both FIDs; their difference is still meaningful.
+
+    Args:
+        free: Features of the samples of the scores as they are, [n, D].
+        projected: Features of the samples of the projected scores, [n, D]. Sample i of both is a pair.
+        reference: The features of the data.
+        resamples: The number of bootstrap resamples, at least 100.
+        seed: The seed of the bootstrap.
+
+    Returns:
+        "value", "low" and "high".
+
+    Raises:
+        ValueError: The sets have different sizes, or `resamples` is too small.
     """
     if free.shape != projected.shape or len(free) < 2:
         raise ValueError(
@@ -49,14 +70,14 @@ def fid_difference(
         raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")
     generator = np.random.default_rng(seed)
     everyone = np.arange(len(free))
-    rows = [everyone, *(generator.integers(len(free), size=len(free)) for _ in range(resamples))]
+    indices = [everyone, *(generator.integers(len(free), size=len(free)) for _ in range(resamples))]
 
     def distance(features: Tensor, at: Any) -> float:
         statistics = Statistics.empty(features.shape[1])
         statistics.update(features[torch.from_numpy(at)])
         return frechet(statistics, reference)
 
-    value, *drawn = (distance(projected, at) - distance(free, at) for at in rows)
+    value, *drawn = (distance(projected, at) - distance(free, at) for at in indices)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return {"value": value, "low": float(low), "high": float(high)}
 
@@ -64,7 +85,19 @@ def fid_difference(
 def judged(
     free: Samples, projected: Samples, judge: Judge, batch_size: int = 8, resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Both sets of samples before one judge, and their difference in pairs."""
+    """Score both sets of samples by one judge, and compare them in pairs.
+
+    Args:
+        free: Samples of the scores as they are.
+        projected: Samples of the projected scores.
+        judge: The language model.
+        batch_size: Sequences that the judge reads at once.
+        resamples: The number of bootstrap resamples.
+        seed: The seed of the bootstrap.
+
+    Returns:
+        The summaries of both sets and their difference.
+    """
     scores = {arm: score(samples, judge, batch_size) for arm, samples in zip(ARMS, (free, projected), strict=True)}
     return {
         "kind": "genppl",
@@ -74,7 +107,14 @@ def judged(
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The paper's table of the projection experiment, and what it rests on."""
+    """Format the result for people: the paper's table of the projection experiment, and the classes of the scores.
+
+    Args:
+        result: The contents of repair.json.
+
+    Returns:
+        Lines of text.
+    """
     lines = [f"{result['checkpoint']}: {result['head']}", *_measured(result["measure"])]
     counts = result["changes"]
     lines += [
@@ -84,10 +124,10 @@ def table(result: Mapping[str, Any]) -> str:
     for arm in ARMS:
         overall = result["audits"][arm]["overall"]
         sites, before = max(1, overall["position_steps"]), overall["before"]
-        shares = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in CLASSES)
+        fractions = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in CLASSES)
         negative = before["negative_weights"]
         weights = "-" if negative is None else f"{negative / sites:.4%}"
-        lines.append(f"{TITLES[arm]:16} {shares} {weights:>10} {counts[f'distinct_{arm}']:>9,}")
+        lines.append(f"{TITLES[arm]:16} {fractions} {weights:>10} {counts[f'distinct_{arm}']:>9,}")
     lines.append(
         f"{counts['tokens_changed'] / counts['tokens']:.2%} of {counts['tokens']:,} tokens and {counts['samples_changed']:,} "
         f"of {counts['samples']:,} samples differ; the same noise for both."
@@ -96,6 +136,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _measured(measure: Mapping[str, Any] | None) -> Sequence[str]:
+    """Format the metric of both sets, where there is one."""
     if measure is None:
         return ()
     if measure["kind"] == "fid":

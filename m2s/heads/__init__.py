@@ -1,4 +1,4 @@
-"""What a network says about a site, and the exact maps between the ways of saying it."""
+"""Heads: what a network's output means, and the exact conversions between posterior, leave-one-out, score and rate."""
 
 from m2s.conversions.bridge import (
     bridge_matrix,
@@ -11,9 +11,12 @@ from m2s.conversions.bridge import (
     score_from_rate,
 )
 from m2s.conversions.inverse import affine_inverse, box
-from m2s.heads.heads import FactorizedRate, Head, LogScore, Posterior
+from m2s.heads.base import Head
+from m2s.heads.factorized_rate import FactorizedRate
+from m2s.heads.log_score import LogScore
 from m2s.heads.next_token import NextToken, Shifted
 from m2s.heads.ordinal import Ordinal
+from m2s.heads.posterior import Posterior
 from m2s.ops.last_layer import Output, Unprojected
 
 __all__ = [

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.heads.heads import Head
+from m2s.heads.base import Head
 from m2s.ops.last_layer import Output
 from m2s.process import Process
 

@@ -1,22 +1,35 @@
-"""What a network hands over: logits, or hidden states with the last layer not yet applied; and how it is asked for them."""
+"""Calling a network and reading its output: logits, or hidden states whose last layer is not yet applied."""
 
 import inspect
-import re
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from m2s import validation
 from m2s.dtypes import at_least_float32
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.process import Process
 
-DTYPES = re.compile(r"same dtype|scalar type|input dtype|\.dtype to be equal|Input type \(")  # torch, where two do not fit
-
 
 def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site V"]:
-    """At least `states` columns, in float32 at least; those past them mean nothing."""
+    """Return the output as a tensor in float32 or wider, with its padding.
+
+    Args:
+        output: Logits, [*site, V] with V >= states, or hidden states with the last layer not yet applied.
+        x_t: Current tokens, [*site].
+        states: Number of states.
+
+    Returns:
+        Logits, [*site, V]. Columns past `states` have no meaning.
+
+    Raises:
+        TypeError: The output is not a tensor of floats.
+        ValueError: The shape does not fit.
+    """
     if isinstance(output, Unprojected):
         output.wide_enough(states)
         output = output.project()
@@ -25,34 +38,68 @@ def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*s
 
 
 def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {states}"]:
-    """The columns that mean something, in float32 at least. The one place where padding is cut off."""
+    """Return the output in float32 or wider without its padding. Padding is removed nowhere else.
+
+    Args:
+        output: Logits, [*site, V] with V >= states, or hidden states with the last layer not yet applied.
+        x_t: Current tokens, [*site].
+        states: Number of states.
+
+    Returns:
+        Logits, [*site, states].
+    """
     return padded_logits(output, x_t, states)[..., :states]
 
 
 def check_model(model: object, process: Process) -> None:
-    """The network is one, not an objective that holds one; its table of tokens, where it is seen to have one, has a row for
-    the mask too."""
-    from m2s.heads.heads import Head  # which is built on this file
+    """Check that a model is a network, and that its embedding, if it has one, has a row for the mask.
 
-    if isinstance(getattr(model, "head", None), Head) and callable(getattr(model, "loss", None)):
+    Args:
+        model: The network.
+        process: The forward process.
+
+    Raises:
+        TypeError: The model is an objective, which returns a loss.
+        ValueError: The table `model.embedding` has no row for the mask.
+    """
+    if hasattr(getattr(model, "head", None), "log_score") and callable(getattr(model, "loss", None)):
         raise TypeError(f"model is an m2s.{type(model).__name__}, which returns a loss: give the network, not the objective")
     rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
     if rows == process.vocab < process.states:
-        raise ValueError(f"the network's embedding has {rows} rows: {_takes(process)}")
+        raise ValueError(f"the network's embedding has {rows} rows: {_required_states(process)}")
 
 
 def call_model(
     model: Callable[..., Output], process: Process, x_t: Tensor, t: Tensor, condition: Tensor | None = None, **cached: Tensor
 ) -> Output:
-    """What the network says: model(x_t, t), or model(x_t, t, condition) where there is one; or why it says nothing of use."""
+    """Call a network, and explain the errors that come from arguments it cannot take.
+
+    Args:
+        model: The network, called as model(x_t, t), or as model(x_t, t, condition) if there is a condition.
+        process: The forward process, for error messages.
+        x_t: Current tokens, [B, L].
+        t: Times, [B].
+        condition: Class labels or other conditions, or None.
+        **cached: Further arguments of autoregressive networks.
+
+    Returns:
+        The output: logits or `m2s.Unprojected`.
+
+    Raises:
+        IndexError: The network has no row for a token.
+        TypeError: The network cannot be called in this way, its weights have another dtype than its inputs, or its output is
+            not a tensor.
+    """
     given = (x_t, t) if condition is None else (x_t, t, condition)
     try:
         output = model(*given, **cached)
     except IndexError as error:
         also = "" if condition is None else f" and a condition {list(condition.shape)}"
-        raise IndexError(f"the network failed at tokens {list(x_t.shape)}{also} ({error}): {_takes(process)}") from error
+        raise IndexError(
+            f"the network failed at tokens {list(x_t.shape)}{also} ({error}): {_required_states(process)}"
+        ) from error
     except TypeError as error:
-        if not _refuses(model, given, cached):
+        if _accepts(model, given, cached):
             raise
         call = f"model(x_t, t{'' if condition is None else ', condition'})"
         raise TypeError(
@@ -60,7 +107,7 @@ def call_model(
             "tokens alone give lambda x_t, t, condition=None: net(x_t)"
         ) from error
     except (RuntimeError, ValueError) as error:
-        if not DTYPES.search(str(error)):
+        if isinstance(error, torch.OutOfMemoryError) or not _fails_by_dtype(model, given, cached):
             raise
         tokens, time = (str(value.dtype).removeprefix("torch.") for value in (x_t, t))
         raise TypeError(
@@ -72,20 +119,64 @@ def call_model(
     return output
 
 
-def _takes(process: Process) -> str:
-    """What a network must be able to read."""
+def _required_states(process: Process) -> str:
+    """Return the end of an error message: the states that a network must be able to read."""
     mask = "" if process.mask is None else ", the last one the mask"
     return f"under {process} it must take process.states = {process.states} states, 0..{process.states - 1}{mask}"
 
 
-def _refuses(model: Callable[..., Output], given: tuple[Tensor, ...], cached: dict[str, Tensor]) -> bool:
-    """Whether the arguments do not fit the network; else an error comes from its inside."""
+def _accepts(model: Callable[..., Output], given: tuple[Tensor, ...], cached: dict[str, Tensor]) -> bool:
+    """Return whether the arguments fit the network's signature, so that an error comes from its inside."""
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):
-        return False
+    except (TypeError, ValueError):  # a callable without a signature
+        return True
     try:
         signature.bind(*given, **cached)
     except TypeError:
+        return False
+    return True
+
+
+def _fails_by_dtype(model: Callable[..., Output], given: tuple[Tensor, ...], cached: dict[str, Tensor]) -> bool:
+    """Return whether a failed call failed because the dtypes of a layer's inputs and weights differ.
+
+    The call is repeated to find the innermost module that fails. The dtypes are the cause if that module succeeds with its
+    inputs in the dtype of its weights. This does not depend on the wording of torch's errors.
+    """
+    running: list[tuple[nn.Module, Any]] = []  # modules that were entered and not left
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        running.append((module, inputs))
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        running.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        with torch.no_grad():
+            model(*given, **cached)
+    except Exception:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not running:
+        return False
+    module, inputs = running[-1]
+    dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), None)
+    if dtype is None or all(value.dtype == dtype for value in inputs if isinstance(value, Tensor)):
+        return False
+    # First floats alone, as tokens for an embedding must stay integers; then integers too, as a linear layer needs them.
+    for integers in (False, True):
+        cast = [
+            value.to(dtype) if isinstance(value, Tensor) and (integers or value.is_floating_point()) else value
+            for value in inputs
+        ]
+        try:
+            with torch.no_grad():
+                module(*cast)
+        except Exception:
+            continue
         return True
     return False

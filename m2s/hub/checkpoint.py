@@ -23,6 +23,7 @@ from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, network_from_dict, network_to_dict, to_dict
 from m2s.hub.folder import CONFIG, WEIGHTS, current, write
 from m2s.hub.tensors import read_safetensors
+from m2s.version import __version__
 
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
 MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
@@ -176,7 +177,7 @@ def _describe(
     """The contents of `config.json`. The head's matrices are put into `tensors`."""
     config: dict[str, Any] = {
         "format": FORMAT,
-        "m2s": _version(),
+        "m2s": __version__,
         "model": network_to_dict(model),
         "head": to_dict(head, tensors),
         "data": None if data is None else dict(data),
@@ -222,7 +223,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if config["format"] > FORMAT:
         raise ValueError(
-            f"{path} has format {config['format']} (m2s {config.get('m2s')}), but this m2s ({_version()}) reads formats up to "
+            f"{path} has format {config['format']} (m2s {config.get('m2s')}), but this m2s ({__version__}) reads formats up to "
             f"{FORMAT}: install a newer m2s"
         )
     missing = [name for name in ("model", "head") if not isinstance(config.get(name), dict)]
@@ -264,10 +265,3 @@ def _within(folder: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder}: {error}") from error
-
-
-def _version() -> str:
-    """The version of m2s."""
-    from m2s import __version__  # m2s/__init__.py imports this module before it defines the version
-
-    return __version__

@@ -40,10 +40,10 @@ PREFIX = "process."  # of the names of a process's tensors
 
 # The classes that a checkpoint can name. A name must never change: files hold it.
 CLASSES: Registry[type] = Registry("process, schedule or head")
-SCHEDULES: tuple[type, ...] = (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled)
-PROCESSES: tuple[type, ...] = (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted)
-HEADS: tuple[type, ...] = (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected)
-for _cls in (*SCHEDULES, *PROCESSES, *HEADS):
+_SCHEDULES: tuple[type, ...] = (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled)
+_PROCESSES: tuple[type, ...] = (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted)
+_HEADS: tuple[type, ...] = (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected)
+for _cls in (*_SCHEDULES, *_PROCESSES, *_HEADS):
     CLASSES.add(_cls.__name__, _cls)
 
 

@@ -1,4 +1,4 @@
-"""Training losses, one file each, and the bound on the likelihood."""
+"""Training losses, one file each, and the NELBO."""
 
 from m2s.losses.any_order import any_order
 from m2s.losses.ct_elbo import ct_elbo

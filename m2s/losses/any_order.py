@@ -1,4 +1,4 @@
-"""RADD's any-order form of the masked objective (Ou et al. 2025): the weight of a sample is the number of its masks, not t."""
+"""RADD's any-order form of the masked cross entropy (Ou et al. 2025): weighted by the number of masks instead of by t."""
 
 import torch
 from jaxtyping import Float, Int
@@ -15,15 +15,29 @@ from m2s.ops.last_layer import Output
 def any_order(
     head: Head, output: Output, x_0: Int[Tensor, "B L"], x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"]
 ) -> Float[Tensor, "B L"]:
-    """-alpha' (L + 1)/n (-log mu_{x_0}) at the n masked sites of each sample and 0 elsewhere, nats per site.
+    """Compute -alpha' (L + 1)/n (-log mu_{x_0}) at the n masked positions of each example, 0 elsewhere.
 
-    Where the share of masks lambda = 1 - alpha is uniform, n is uniform on 0..L and E[1/lambda | n] = (L + 1)/n: for a network
-    that is not told t the mean over all times is that of the masked objective, and with n and the sites drawn apart it is
+    If the share of masks lambda = 1 - alpha is uniform, then n is uniform on 0..L and E[1/lambda | n] = (L + 1)/n. For a
+    network without time input the mean over t then equals that of `masked_cross_entropy`. With n and the masked positions
+    drawn separately, it is RADD's k-DCE,
 
         sum_{n=1}^L 1/n E[sum_{i masked} -log mu_{x_0^i}] = E_order[sum_j -log Pr(x_0^{order_j} | x_0^{order_<j})],
 
-    RADD's k-DCE: the likelihood of an autoregressive network that fills the sites in a random order. Over a part of all times
-    it is not the bound's integral.
+    the NLL of an autoregressive network that fills the positions in random order. Restricted to a part of [0, 1] it is not
+    the integral of the NELBO.
+
+    Args:
+        head: A posterior head over `m2s.Absorbing`, with a network that does not see the time.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [B, L].
+
+    Raises:
+        TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.
     """
     process = absorbing(head)
     check_pair(process, x_0, x_t, t)

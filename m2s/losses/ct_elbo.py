@@ -1,4 +1,4 @@
-"""The continuous-time ELBO of Campbell et al. (2022), in their terms: rates of the reverse process, by a law of x_0."""
+"""The continuous-time ELBO of Campbell et al. (2022), written with the rates of the reverse process."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,24 +10,38 @@ from m2s.heads import Head
 from m2s.heads.output import logits
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
-from m2s.process import Chain, Process, RankOne
+from m2s.process import Process
 
 
 def ct_elbo(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """sum_{y != k} R_y - R*_y log R_y + (R*_y log R*_y - R*_y), k = x_t, nats per site.
+    """Compute sum_{y != k} R_y - R*_y log R_y + (R*_y log R*_y - R*_y), with k = x_t.
 
-    R_y = Q_t(y -> k) sum_z mu_z P_t(y|z) / P_t(k|z) is the rate at which the model goes back from k to y, R*_y = Q_t(y -> k)
-    P_t(y|x_0) / P_t(k|x_0) that of the process which ends in x_0.
+    R_y = Q_t(y -> k) sum_z mu_z P_t(y|z) / P_t(k|z) is the reverse rate of the model from k to y. R*_y = Q_t(y -> k)
+    P_t(y|x_0) / P_t(k|x_0) is the reverse rate given x_0.
 
-    Their bound (Proposition 2) is E[sum_y R(x -> y) - sum_y Q_t(x -> y) log R(y -> x)], x ~ P_t(.|x_0), up to a constant: the
-    second sum is over forward jumps from x, and asks the network at every y. As a sum over pairs, of P_t(x|x_0) Q_t(x -> y)
-    log R(y -> x), it can be taken from the pair's other end: it is E[sum_y R*_y log R(x -> y)], which asks the network at x
-    alone. The constant that is added, in brackets, makes 0 of the least value; R = Q s and R* = Q r then give score entropy.
+    Their ELBO (Proposition 2) is E[sum_y R(x -> y) - sum_y Q_t(x -> y) log R(y -> x)], x ~ P_t(.|x_0), up to a constant. The
+    second sum runs over forward jumps from x and needs the network at every y. The same sum over pairs, indexed by the other
+    end of the jump, is E[sum_y R*_y log R(x -> y)], which needs the network at x only. The constant in parentheses makes the
+    minimum 0.
+    With R = Q s and R* = Q r the result is score entropy.
+
+    Args:
+        head: A head with a posterior, over a process with rates.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+
+    Raises:
+        TypeError: The head has no posterior, or the process is a finite chain.
     """
     process = head.process
-    if isinstance(process, Chain) or not head.has_posterior:
+    if not (process.has_rates and head.has_posterior):
         raise TypeError(f"the ELBO by reverse rates is for m2s.Posterior over a process with rates, not for {head}")
     check_pair(process, x_0, x_t, t)
     values, time = logits(output, x_t, process.states), to_float64(t)
@@ -45,7 +59,8 @@ def _seen_from(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> F
     """sum_z mu_z P_t(y|z) / P_t(k|z) for every y."""
     likelihood = process.columns(x_t, t)
     weight = posterior / likelihood.where(likelihood > 0, torch.inf)
-    if not isinstance(process, RankOne):
+    rank_one = process.rank_one
+    if rank_one is None:
         return apply_transition(weight, process.kernel(t))
-    site = process.at(x_t, t)
-    return site.alpha.unsqueeze(-1) * weight + mixing_vector(process, site) * weight.sum(-1, keepdim=True)
+    site = rank_one.at(x_t, t)
+    return site.alpha.unsqueeze(-1) * weight + mixing_vector(rank_one, site) * weight.sum(-1, keepdim=True)

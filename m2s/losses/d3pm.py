@@ -1,10 +1,10 @@
-"""The bound of a finite chain, and the loss that D3PM trains with (Austin et al. 2021).
+"""The NELBO of a finite chain, and the training loss of D3PM (Austin et al. 2021).
 
     -log p(x_0) <= KL(q(x_T|x_0) || reference) + sum_{n=2}^T E KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)) + E[-log p(x_0|x_1)],
 
     p(x_{n-1}|x_n) = sum_z q(x_{n-1}|x_n, z) mu_z
 
-In `m2s.elbo` the sum is the integral, the last term the reconstruction: m2s.elbo(model, head, x_0, loss=chain_kl).
+In `m2s.elbo(model, head, x_0, loss=chain_kl)` the sum is the integral and the last term is the reconstruction.
 """
 
 import torch
@@ -25,7 +25,18 @@ AUXILIARY = 1e-3  # lambda
 def chain_kl(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """T KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), n the step of t; 0 at n = 1, which is the reconstruction. Nats per site."""
+    """Compute T KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), n the step of t; 0 at n = 1, which is the reconstruction term.
+
+    Args:
+        head: A head with a posterior, over `m2s.Chain`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+    """
     every = chain(head, output, x_0, x_t, t)
     return torch.where(validation.align("t", _chain(head).index(t), x_t) > 1, every, 0)
 
@@ -33,34 +44,60 @@ def chain_kl(
 def chain(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """`chain_kl` with the first step, T (-log p(x_0|x_1)), in it: what is trained. Nats per site."""
+    """Compute `chain_kl` plus the first step, T (-log p(x_0|x_1)): the NELBO that is trained.
+
+    Args:
+        head: A head with a posterior, over `m2s.Chain`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+    """
     return _chain(head).steps * _divergence(head, output, x_0, x_t, t)
 
 
 def d3pm(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """`chain` with the auxiliary cross entropy, T lambda (-log nu_{x_0}), lambda = 0.001: for training, no bound.
+    """Compute `chain` plus the auxiliary cross entropy T lambda (-log nu_{x_0}), lambda = 0.001; for training, not an NELBO.
 
-    nu is the law that the network gives, as in the paper: it has not seen the site's own token (mu, if the head has no offset).
+    nu is the distribution that the network itself predicts, as in the paper: the leave-one-out distribution, or mu for a
+    head without
+    offset.
+
+    Args:
+        head: A head with a posterior, over `m2s.Chain`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
     """
     values, time = logits(output, x_t, _chain(head).states), to_float64(t)
-    said = head.log_network_distribution(values.to(time.dtype), x_t, time)
-    entropy = -gather_at(said, x_0).squeeze(-1).to(values.dtype)
+    log_nu = head.log_network_distribution(values.to(time.dtype), x_t, time)
+    entropy = -gather_at(log_nu, x_0).squeeze(-1).to(values.dtype)
     return chain(head, values, x_0, x_t, t) + _chain(head).steps * AUXILIARY * entropy
 
 
 def _chain(head: Head) -> Chain:
-    if not (head.has_posterior and isinstance(head.process, Chain)):
-        raise TypeError(f"the bound of a finite chain is for a posterior over m2s.Chain, not for {head}")
-    return head.process
+    """Return the chain of a head, or raise TypeError where the head is not a posterior over a chain."""
+    process = head.process.chain
+    if not head.has_posterior or process is None:
+        raise TypeError(f"the NELBO of a finite chain is for a posterior over m2s.Chain, not for {head}")
+    return process
 
 
 def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-    """KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}.
+    """Compute KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}; in float64.
 
-    With nu ∝ mu / P_n(k|.), both laws are Q_n(k|y) times another, normalised: P_{n-1}(y|x_0) and (nu P_{n-1})_y. The share of
-    x_0 in the latter is added in logarithms, so that it stays positive however small nu_{x_0} is. All in float64.
+    With nu proportional to mu / P_n(k|.), both distributions are Q_n(k|y) times another one, normalised: P_{n-1}(y|x_0) for
+    q and
+    (nu P_{n-1})_y for p. The term of x_0 in the latter is added in logarithms, so that it stays positive for any nu_{x_0} > 0.
     """
     process = _chain(head)
     validation.tokens("x_0", x_0, process.vocab)

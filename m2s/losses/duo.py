@@ -1,8 +1,8 @@
-"""DUO's curriculum (Sahoo et al. 2025): uniform noise is the argmax of Gaussian noise, and a network first sees the softmax.
+"""The curriculum of DUO (Sahoo et al. 2025): uniform noise as the argmax of Gaussian noise, with softened input at first.
 
     w = a e_{x_0} + sqrt(1 - a^2) e,   e normal:   Pr(argmax w = .) = P_t(.|x_0) of uniform noise where T(a) = alpha_t
 
-In place of the embedding of x_t = argmax w the network is given that of softmax(w / tau), a mean over tokens, and tau falls.
+Instead of the embedding of x_t = argmax w, the network gets the mean embedding under softmax(w / tau), and tau decreases.
 """
 
 import contextlib
@@ -21,15 +21,23 @@ from m2s.losses.objective import Loss, apply_weight
 from m2s.losses.score_entropy import score_entropy
 from m2s.process import Uniform
 
-REACH, STEP = 12.0, 1 / 32  # of the sum that stands for an integral over a normal law: its error is below rounding
-LEAST, MOST = 1e-9, 30.0  # ratios of signal and noise in the table: all but nothing is kept there, and lost
+REACH, STEP = 12.0, 1 / 32  # nodes of the quadrature over a normal density: its error is below rounding
+LEAST, MOST = 1e-9, 30.0  # range of the signal-to-noise ratio in the table: alpha is about 0 and about 1 at its ends
 
 
 def transformed(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-    """The operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise of this ratio, in float64.
+    """Compute the operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise, in float64.
 
-    alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), phi and F the density and distribution function of a normal variable,
-    r = a / sqrt(1 - a^2). Both are sums of positive terms: neither is found from the other.
+    alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), with phi and F the density and distribution function of a standard
+    normal variable and r = a / sqrt(1 - a^2). Both results are sums of positive terms, so neither
+    loses digits by subtraction from 1.
+
+    Args:
+        ratio: r, the ratio of signal to noise [*b], not negative.
+        vocab: The number of tokens K.
+
+    Returns:
+        alpha and 1 - alpha, each [*b].
     """
     validation.positive_int("vocab", vocab, low=2)
     validation.not_negative("ratio", ratio)
@@ -42,13 +50,24 @@ def transformed(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "
 
 @cache
 def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes, and the normal density there times their distance."""
+    """Return quadrature nodes and the standard normal density at them times their spacing."""
     node = torch.arange(-REACH, REACH + STEP, STEP, dtype=torch.float64, device=device)
     return node, torch.exp(-(node**2) / 2) * (STEP / math.sqrt(2 * math.pi))
 
 
 def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
-    """The ratio r at which T gives alpha = 1 - beta: looked up in a table of log r over log(alpha / beta), then by Newton."""
+    """Invert `transformed`: find the ratio r at which T gives alpha = 1 - beta.
+
+    A table of log r over log(alpha / beta) gives the start, three Newton steps give the digits.
+
+    Args:
+        alpha: The survival probability [*b].
+        beta: 1 - alpha [*b], given separately so that it keeps its digits near t = 0.
+        vocab: The number of tokens K.
+
+    Returns:
+        r [*b], float64.
+    """
     wanted = torch.log(alpha.double()) - torch.log(beta.double())
     ratios, odds = _table(vocab, wanted.device)
     above = torch.searchsorted(odds, wanted).clamp(1, len(odds) - 1)
@@ -67,7 +86,7 @@ def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) 
 
 @cache
 def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """log r, and log(alpha / beta) there."""
+    """Return log r on a grid, and log(alpha / beta) there."""
     log_ratio = torch.linspace(math.log(LEAST), math.log(MOST), 2048, dtype=torch.float64, device=device)
     kept, lost = transformed(log_ratio.exp(), vocab)
     return log_ratio, torch.log(kept) - torch.log(lost)
@@ -76,7 +95,17 @@ def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def latent(
     process: Uniform, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], noise: Float[Tensor, "B L K"]
 ) -> Float[Tensor, "B L K"]:
-    """w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is x_t ~ P_t(.|x_0); `noise` is e, normal numbers."""
+    """Compute w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is distributed as P_t(.|x_0).
+
+    Args:
+        process: The uniform process; its schedule and t determine r.
+        x_0: Clean tokens [B, L].
+        t: Times [B], in (0, 1).
+        noise: Standard normal numbers e [B, L, K].
+
+    Returns:
+        w [B, L, K].
+    """
     validation.tokens("x_0", x_0, process.vocab)
     validation.times("t", t, open_ends=True)
     time = to_float64(t)
@@ -86,7 +115,24 @@ def latent(
 
 
 def temperature(step: int, start: int, end: int, first: float = 0.1, last: float = 0.01) -> float:
-    """tau of an update: `first` up to `start`, then down to `last` evenly in log tau, and 0 from `end` on (the plain loss)."""
+    """Return the softmax temperature tau of a training step.
+
+    It is `first` up to step `start`, then decreases to `last` with log tau linear in the step, and is 0 from step `end` on
+    (plain loss).
+
+    Args:
+        step: The training step, counted from 0.
+        start: The step at which tau begins to decrease.
+        end: The first step without softening.
+        first: tau at the beginning.
+        last: tau just before `end`.
+
+    Returns:
+        tau.
+
+    Raises:
+        ValueError: Not 0 < last <= first, or not 0 <= start <= end.
+    """
     if not (0 < last <= first and 0 <= start <= end):
         raise ValueError(f"tau falls from {first} to {last} between {start} and {end}, but 0 < last <= first and start <= end")
     if step >= end:
@@ -95,7 +141,15 @@ def temperature(step: int, start: int, end: int, first: float = 0.1, last: float
 
 
 def check_duo(model: nn.Module, head: Head) -> None:
-    """Raise what keeps this network and this head from the curriculum."""
+    """Check that a network and a head can be trained with the curriculum.
+
+    Args:
+        model: The network; it needs an `embedding` (torch.nn.Embedding).
+        head: A posterior head over `m2s.Uniform`.
+
+    Raises:
+        TypeError: One of the two does not fit; the message says which.
+    """
     if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
         raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
     if not isinstance(getattr(model, "embedding", None), nn.Embedding):
@@ -106,10 +160,18 @@ def check_duo(model: nn.Module, head: Head) -> None:
 
 
 class Relaxed(nn.Module):
-    """forward(x_0, t, tau) -> nats per site [B, L]: `m2s.Objective` with softened input. The loss is that of x_t, the argmax.
+    """`m2s.Objective` with softened input: forward(x_0, t, tau) -> nats per site [B, L]. The loss is that of x_t, the argmax.
 
-    The network must have an `embedding`, as m2s.models.DiT has: its rows are averaged by softmax(w / tau). At tau = 0 it is
-    `m2s.Objective`, UDLM's bound; above, it is no bound. For training a network before it is trained with that.
+    The rows of the network's `embedding` are averaged by softmax(w / tau). At tau = 0 it is `m2s.Objective`, whose mean is
+    UDLM's
+    NELBO. For tau > 0 it is not an NELBO: it is for the first part of training.
+
+    Args:
+        model: The network, with an `embedding` as `m2s.models.DiT` has.
+        head: A posterior head over `m2s.Uniform`.
+        loss: A loss of (head, output, x_0, x_t, t).
+        t_min: The network sees times in [t_min, 1 - t_min].
+        generator: Source of the normal numbers; None: torch's default generator.
     """
 
     def __init__(
@@ -143,7 +205,12 @@ class Relaxed(nn.Module):
 
 @contextlib.contextmanager
 def soft_embedding(embedding: nn.Embedding, distribution: Float[Tensor, "B L K"]) -> Iterator[None]:
-    """Meanwhile `embedding` gives its mean under `law`, whatever tokens it is asked for, in the shape of those."""
+    """Inside the context, `embedding` returns its mean under `distribution`, whatever tokens it is called with.
+
+    Args:
+        embedding: The embedding layer, which gets a forward hook.
+        distribution: Probabilities of the first K rows [B, L, K].
+    """
 
     def mean(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return (

@@ -1,18 +1,24 @@
 """The negative ELBO (NELBO), an upper bound on the NLL, with all of its terms.
 
-    -log p(x_0) <= integral over [t_min, T] of the score entropy + KL(q_T(.|x_0) || reference) + E_{q_{t_min}} sum_i -log
-    p(x_0^i | x_{t_min})
+    -log p(x_0) <= integral over [t_min, T] of the score entropy         (integral)
+                   + KL(q_T(.|x_0) || reference)                         (prior)
+                   + E_{q_{t_min}} sum_i -log p(x_0^i | x_{t_min})       (reconstruction)
 
 T = 1 - t_min, or 1 where the KL at 1 - t_min is infinite (the reference is the mask). A finite chain (m2s.Chain) has its own
-times: its steps, of which the integral is the sum, and the first in place of t_min. The integral alone, which papers report,
-is not a bound.
+times: the integral is the sum over its steps, and its first step replaces t_min. The integral alone, which papers report, is
+not a bound.
 
-Where tokens survive to t = 1 although sampling starts from masks (alpha_1 = eps > 0 under a log-linear schedule), the KL is
-replaced by `prior_nats`.
+Where clean tokens remain at t = 1 although sampling starts from masks (alpha_1 = eps > 0 under a log-linear schedule), the KL
+is replaced by `prior_nats`.
+
+`NelboTerms` computes the three terms at given times and noise. Both estimators use it: `elbo`, for a batch, and
+`m2s.evaluation.dataset_nelbo`, for a data set. They differ only in how they draw times and noise, and how they average.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,34 +28,46 @@ from m2s import validation
 from m2s.conversions.bridge import apply_transition
 from m2s.heads import Head
 from m2s.heads.output import call_model, check_model
+from m2s.losses.d3pm import chain_kl
+from m2s.losses.next_token import zero_integral
 from m2s.losses.objective import Loss, Model, apply_weight, stratified_times
 from m2s.losses.score_entropy import score_entropy
 from m2s.ops.last_layer import Output
-from m2s.process import RankOne
 from m2s.process.base import kl_terms
 from m2s.process.chain import snap_times, time_interval
 
 
 @dataclass(frozen=True)
 class Elbo:
-    """An upper bound on -log p(x_0) for each sample, in nats, and its three terms. Unpacks as (nats, standard_error)."""
+    """The NELBO of each example, an upper bound on -log p(x_0) in nats, and its three terms.
+
+    It unpacks as (nats, standard_error).
+
+    Args:
+        nats: The NELBO, averaged over passes, [B].
+        standard_error: Its standard error over passes, [B]; NaN with a single pass.
+        integral: The integral, [B].
+        prior: The prior term, [B].
+        reconstruction: The reconstruction term, [B].
+        passes: The NELBO of every pass, [passes, B].
+    """
 
     nats: Float[Tensor, "B"]
-    standard_error: Float[Tensor, "B"]  # of each sample's bound over the passes; NaN with a single pass
+    standard_error: Float[Tensor, "B"]
     integral: Float[Tensor, "B"]
     prior: Float[Tensor, "B"]
     reconstruction: Float[Tensor, "B"]
-    passes: Float[Tensor, "passes B"]  # the bound of every pass
+    passes: Float[Tensor, "passes B"]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.nats, self.standard_error))
 
     def mean(self) -> tuple[float, float]:
-        """The bound averaged over the batch and its standard error.
+        """Return the NELBO averaged over the batch, and its standard error.
 
-        Times are stratified within a pass and independent between passes, so with several passes the error is the one of
-        sampling times and noise for this batch, itself known only roughly from a few passes; with one it is taken over
-        samples, and covers the choice of samples too.
+        Times are stratified within a pass and independent between passes. With several passes the error is that of times and
+        noise for this batch; a few passes give only a rough estimate of it. With one pass the error is taken over examples, and
+        includes the choice of examples.
         """
         if len(self.passes) > 1:
             means = self.passes.mean(1)
@@ -66,18 +84,18 @@ def prior_nats(
 ) -> Float[Tensor, "B *site"]:
     """Return the prior term of the NELBO.
 
-    It is KL(q_T(.|x_0) || reference). Where the reference is the mask and tokens survive to t = 1, that KL is infinite. There
-    the forward process is given one more jump, at t = 1, in which every token becomes the mask. Its reverse predicts x_1 from
-    masks alone, every site by itself, with mu the network's prediction of x_0 given all masks:
+    It is KL(q_T(.|x_0) || reference). Where the reference is the mask and clean tokens remain at t = 1, that KL is infinite.
+    There the forward process gets one more jump, at t = 1, in which every token becomes the mask. Its reverse predicts x_1 from
+    masks alone, each site independently, with mu the network's prediction of x_0 given all masks:
 
         p(x_1^i = y) = sum_z mu_z P_1(y|z),        term = KL(P_1(.|x_0) || p) = alpha_1 (-log mu_{x_0}) under absorbing noise.
 
     Args:
         head: What the network's output means.
-        network: Called as network(x_t, t) -> output, with t = 1 and masks alone, only where tokens survive.
+        network: Called as network(x_t, t) -> output, with t = 1 and masks alone, only where clean tokens remain.
         x_0: Clean tokens, [B, L].
         end: T, the end of the integral.
-        shared: Call the network on one example and use its output for all, where no condition tells them apart.
+        shared: Call the network on one example and use its output for all, where no condition distinguishes them.
 
     Returns:
         Nats per site, [B, L], float64.
@@ -87,12 +105,87 @@ def prior_nats(
     if not process.has_clean_tokens_at_end:
         return process.prior_kl(x_0, t)
     masks = torch.full_like(x_0, process.states - 1)
-    asked = slice(0, 1) if shared else slice(None)
-    log_mu = head.last_step(network(masks[asked], t[asked]), masks[asked], t[asked]).expand(*x_0.shape, -1)
-    if isinstance(process, RankOne):  # which is then a mask alone
-        survival = validation.align("t", process.alpha(t), x_0)
+    called = slice(0, 1) if shared else slice(None)
+    log_mu = head.last_step(network(masks[called], t[called]), masks[called], t[called]).expand(*x_0.shape, -1)
+    rank_one = process.rank_one
+    if rank_one is not None:  # its reference is the mask, so the closed form for absorbing noise holds
+        survival = validation.align("t", rank_one.alpha(t), x_0)
         return -survival * log_mu.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1).double()
     return kl_terms(process.rows(x_0, t), apply_transition(log_mu.double().exp(), process.kernel(t))).sum(-1)
+
+
+def nelbo_integrand(head: Head) -> Loss:
+    """Return the loss whose integral over time is the first term of the NELBO.
+
+    Args:
+        head: The head.
+
+    Returns:
+        Score entropy; the KL of each step for a finite chain; zero where the head has the exact likelihood.
+    """
+    if head.exact:
+        return zero_integral
+    return score_entropy if head.process.chain is None else chain_kl
+
+
+@dataclass(frozen=True)
+class NelboTerms:
+    """The terms of the NELBO per site, at given times and noise.
+
+    Args:
+        model: The network, called as model(x_t, t) or model(x_t, t, condition).
+        head: What its output means.
+        t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off; the network never sees a time there.
+        loss: The integrand; score entropy by default.
+        autocast: Makes the context in which the network is called.
+
+    Raises:
+        ValueError: `t_min` is not in (0, 0.5).
+    """
+
+    model: Model
+    head: Head
+    t_min: float = 1e-3
+    loss: Loss = score_entropy
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def __post_init__(self) -> None:
+        validation.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
+        if not 0 < self.t_min < 0.5:
+            raise ValueError(f"t_min is {self.t_min}, but it must lie in (0, 0.5)")
+        check_model(self.model, self.head.process)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ends of the integral: t_min and T, or the first and the last time of a finite chain."""
+        return time_interval(self.head.process, self.t_min)
+
+    def snap(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """Return the times themselves, or the nearest steps of a finite chain."""
+        return snap_times(self.head.process, t)
+
+    def first_times(self, count: int, device: torch.device | None = None) -> Float[Tensor, "count"]:
+        """Return the time of the reconstruction, once for each example, float64."""
+        return self.snap(torch.full((count,), self.interval[0], dtype=torch.float64, device=device))
+
+    def network(self, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Output:
+        """Call the network, with times clamped to [t_min, 1 - t_min]."""
+        network_time = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+        with self.autocast():
+            return call_model(self.model, self.head.process, x_t, network_time, condition)
+
+    def integrand(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
+        """Return the loss at time t, nats per site."""
+        return self.loss(self.head, self.network(x_t, t, condition), x_0, x_t, t)
+
+    def log_likelihood(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
+        """Return log p(x_0^i | x_t) at the first time, nats per site: minus the reconstruction term."""
+        log_posterior = self.head.last_step(self.network(x_t, t, condition), x_t, t)
+        return log_posterior.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)
+
+    def prior(self, x_0: Tensor, condition: Tensor | None = None, shared: bool = False) -> Float[Tensor, "B *site"]:
+        """Return the prior term, nats per site. `shared`: one call of the network for all examples (see `prior_nats`)."""
+        return prior_nats(self.head, lambda x_t, t: self.network(x_t, t, condition), x_0, self.interval[1], shared)
 
 
 @torch.no_grad()
@@ -107,44 +200,51 @@ def elbo(
     weight: Float[Tensor, "B *site"] | None = None,
     condition: Tensor | None = None,
 ) -> Elbo:
-    """Estimate the NELBO with `passes` times for each sample, stratified over the batch within a pass.
+    """Estimate the NELBO of a batch. For a data set, see `m2s.evaluation.dataset_nelbo`.
 
-    With `passes=1`, the default, the standard error of each sample is NaN: one draw does not show its own spread. Take two
-    passes at least, or `mean()`, whose error is then the one over samples.
+    Each pass draws one time per example, stratified over the batch. The network is called on all examples at once. Call
+    `model.eval()` first if it has dropout or hides labels at random.
 
-    `weight` multiplies the terms of each site (zero for padding). A `condition` [B, ...] is the network's third argument, and
-    what is bounded is -log p(x_0 | condition). The network is called as it is, all rows at once: `model.eval()` before, where
-    it has dropout or hides labels. `m2s.evaluation.bpd.bound` takes a whole set, some rows at a time.
+    Args:
+        model: The network, called as model(x_t, t) or model(x_t, t, condition).
+        head: What its output means.
+        x_0: Clean tokens, [B, L].
+        passes: Times per example. With one pass, the standard error of each example is NaN.
+        t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
+        loss: The integrand; `m2s.losses.chain_kl` for a finite chain.
+        generator: The source of randomness; None: torch's default.
+        weight: Weight of each site, [B, L]; 0 for padding. None: every weight is 1.
+        condition: The network's third argument, [B, ...]. The bound is then on -log p(x_0 | condition).
+
+    Returns:
+        The NELBO of each example and its terms.
+
+    Raises:
+        ValueError: A token, `t_min` or a shape is invalid.
     """
     validation.positive_int("passes", passes)
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     validation.tokens("x_0", x_0, process.vocab)
-    if not 0 < t_min < 0.5:
-        raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
     if condition is not None:
         validation.one_per_example("condition", condition, "x_0", x_0)
-    check_model(model, process)
-    low, end = time_interval(process, t_min)
+    terms = NelboTerms(model, head, t_min, loss)
+    low, end = terms.interval
 
-    def said(x_t: Tensor, t: Tensor) -> Output:
-        return call_model(model, process, x_t, t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype()), condition)
-
-    def total(terms: Tensor) -> Tensor:
-        return apply_weight(terms.double(), weight).flatten(1).sum(-1)
+    def total(nats: Tensor) -> Tensor:
+        return apply_weight(nats.double(), weight).flatten(1).sum(-1)
 
     integral, reconstruction = [], []
     for _ in range(passes):
-        t = snap_times(process, stratified_times(len(x_0), low, end, generator, x_0.device))
+        t = terms.snap(stratified_times(len(x_0), low, end, generator, x_0.device))
         x_t = process.corrupt(x_0, t, generator)
-        integral.append(total((end - low) * loss(head, said(x_t, t), x_0, x_t, t)))
+        integral.append(total((end - low) * terms.integrand(x_0, x_t, t, condition)))
 
-        t = snap_times(process, torch.full((len(x_0),), low, dtype=torch.float64, device=x_0.device))
+        t = terms.first_times(len(x_0), x_0.device)
         x_t = process.corrupt(x_0, t, generator)
-        distribution = head.last_step(said(x_t, t), x_t, t)
-        reconstruction.append(total(-distribution.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)))
+        reconstruction.append(total(-terms.log_likelihood(x_0, x_t, t, condition)))
 
-    prior = total(prior_nats(head, said, x_0, end))
+    prior = total(terms.prior(x_0, condition))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
     error = each.std(0) / passes**0.5 if passes > 1 else torch.full_like(prior, torch.nan)
     return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)

@@ -1,4 +1,4 @@
-"""GIDD's bound and the loss it trains with (von Rutte et al. 2025), as they are written there."""
+"""The NELBO of GIDD and its training loss (von Rutte et al. 2025), in the form of the authors."""
 
 import torch
 from jaxtyping import Float, Int
@@ -9,15 +9,25 @@ from m2s.dtypes import to_float64
 from m2s.heads import Head, leave_one_out_from_posterior
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
-from m2s.process import RankOne
 
 
 def gidd(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """w (KL(q_x || q_nu) + D(q_x(k), q_nu(k))), w = n_t(k) / q_x(k), D(a, b) = a/b - log(a/b) - 1, nats per site.
+    """Compute w (KL(q_x || q_nu) + D(q_x(k), q_nu(k))), w = n_t(k) / q_x(k), D(a, b) = a/b - log(a/b) - 1.
 
-    q_x = P_t(.|x_0) and q_nu = alpha nu + m, nu the law that has not seen the token. It is score entropy through the bridge.
+    q_x = P_t(.|x_0) and q_nu = alpha nu + m, with nu the leave-one-out distribution. It equals score entropy through the bridge
+    (`tests/losses/test_equivalences.py`).
+
+    Args:
+        head: A head with a posterior, over a rank-one process.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
     """
     weight, divergence = _parts(head, output, x_0, x_t, t)
     return weight.to(divergence.dtype) * divergence
@@ -49,8 +59,9 @@ def gidd_clipped(
 
 
 def _parts(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    process = head.process
-    if not (isinstance(process, RankOne) and head.has_posterior):
+    """Return the weight w and the divergence of GIDD's loss, each [*site]."""
+    process = head.process.rank_one
+    if process is None or not head.has_posterior:
         raise TypeError(f"GIDD's loss is for m2s.Posterior over a rank-one process, not for {head}")
     check_pair(process, x_0, x_t, t)
     time, index = to_float64(t), x_t.long().unsqueeze(-1)
@@ -59,8 +70,8 @@ def _parts(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> t
     model = site.alpha.unsqueeze(-1) * nu + mixing_vector(process, site)
     truth = process.rows(x_0, time).to(nu.dtype)
     ratio = torch.where(truth > 0, truth / model.where(model > 0, 1), 1)
-    own = ratio.gather(-1, index).squeeze(-1)
-    divergence = (truth * torch.log(ratio)).sum(-1) + own - torch.log(own) - 1
+    at_current = ratio.gather(-1, index).squeeze(-1)
+    divergence = (truth * torch.log(ratio)).sum(-1) + at_current - torch.log(at_current) - 1
     at_k = process.rows(x_0, time).gather(-1, index).squeeze(-1)
     rate = process.at(x_t, time).rate
     return torch.where(rate > 0, rate / at_k, 0), torch.where(rate > 0, divergence, 0)

@@ -1,5 +1,4 @@
-"""The masked form of the objective (MD4, MDLM): what score entropy through the bridge becomes under an absorbing mask
-(Theorem 4.6, Eq. 15)."""
+"""The masked cross entropy of MD4 and MDLM: score entropy through the bridge under an absorbing mask (Theorem 4.6, Eq. 15)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +15,21 @@ from m2s.process import Absorbing
 def masked_cross_entropy(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """(-alpha' / (1 - alpha)) (-log mu_{x_0}) at masked sites and 0 elsewhere, nats per site."""
+    """Compute (-alpha' / (1 - alpha)) (-log mu_{x_0}) at masked sites, 0 elsewhere.
+
+    Args:
+        head: A head with a posterior, over `m2s.Absorbing`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+
+    Raises:
+        TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.
+    """
     process = absorbing(head)
     check_pair(process, x_0, x_t, t)
     values = head.posterior_logits(output, x_t, t)
@@ -29,7 +42,17 @@ def masked_cross_entropy(
 
 
 def absorbing(head: Head) -> Absorbing:
-    """The head's process, if this objective is for it."""
+    """Return the process of a head for which the masked cross entropy is defined.
+
+    Args:
+        head: A head with a posterior, over `m2s.Absorbing`.
+
+    Returns:
+        The process.
+
+    Raises:
+        TypeError: The head has no posterior, or its process is not `m2s.Absorbing`.
+    """
     if not (head.has_posterior and isinstance(head.process, Absorbing)):
         raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
     return head.process

@@ -1,4 +1,4 @@
-"""The likelihood of the next token: of an autoregressive law it is known exactly."""
+"""The NLL of the next token, which is exact for an autoregressive network."""
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,18 @@ from m2s.ops.last_layer import Output
 def next_token_nll(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """-log Pr(x_0^i | x_0^{<i}), nats per site; its sum over sites is -log p(x_0)."""
+    """Compute -log Pr(x_0^i | x_0^{<i}); its sum over sites is -log p(x_0).
+
+    Args:
+        head: `m2s.heads.NextToken`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+    """
     logits = _head(head).posterior_logits(output, x_t, t)
     validation.tokens("x_0", x_0, head.process.vocab)
     validation.same_shape("x_0", x_0, "x_t", x_t)
@@ -23,12 +34,24 @@ def next_token_nll(
 def zero_integral(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """0, the integrand of `m2s.elbo` where nothing is corrupted: the bound is its reconstruction, which is the likelihood."""
+    """Return 0, the integrand of `m2s.elbo` for a next-token head: there the reconstruction term is the exact NLL.
+
+    Args:
+        head: `m2s.heads.NextToken`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Zeros [*site], float64.
+    """
     _head(head)
     return torch.zeros(x_0.shape, dtype=torch.float64, device=x_0.device)
 
 
 def _head(head: Head) -> NextToken:
+    """Return the head, or raise TypeError where it is not a next-token head."""
     if not isinstance(head, NextToken):
         raise TypeError(f"the likelihood is for m2s.heads.NextToken, not for {head}: other laws have a bound")
     return head

@@ -1,6 +1,6 @@
-"""The randomness of training: a pure function of (seed, step, row of the global batch).
+"""The random numbers of training: a pure function of (seed, step, example of the global batch).
 
-So neither the number of processes nor a restart changes what is drawn, and nothing about it is kept in a state.
+Neither the number of processes nor a restart changes them, and a checkpoint need not store a generator.
 """
 
 import math
@@ -16,23 +16,38 @@ from m2s.heads import Shifted
 from m2s.ops import use_backend
 from m2s.ops.categorical import draw_categorical, uniform_integer
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import Process, RankOne
+from m2s.process import Process
 from m2s.rng import derived_seed, permute
 
-TIME, TOUCHED, TOKEN, NORMAL = 0, 1, 2, 3  # purposes
+TIME, TOUCHED, TOKEN, NORMAL = 0, 1, 2, 3  # one stream of random numbers for each purpose
 
 
 def sample_times(
     rows: Int[Tensor, "n"], batch: int, seed: int, step: int, low: float, high: float, importance: float | None = None
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-    """Times in [low, high) of some rows of the global batch, and the weight of each (float64).
+    """Draw stratified times in [low, high) for some examples of the global batch.
 
-    Every row has its own of `batch` equal intervals of quantiles, dealt out at random. Uniform times have weight
-    high - low. With `importance` = c the density is p(t) = 1 / ((t + c) log((high + c)/(low + c))), the weight 1/p(t): a mean
-    of weight times loss is the integral over [low, high] in both cases, in expectation.
+    Every example has its own of `batch` equal intervals of quantiles, in random order. With uniform times the weight is
+    high - low. With `importance` = c the density is p(t) = 1 / ((t + c) log((high + c)/(low + c))) and the weight is 1/p(t).
+    In both cases the expected mean of weight times loss is the integral over [low, high].
+
+    Args:
+        rows: The examples' indices in the global batch, [n].
+        batch: The size of the global batch.
+        seed: The seed of the run.
+        step: The training step.
+        low: The smallest time.
+        high: The end of the interval.
+        importance: c of the density; None: times are uniform.
+
+    Returns:
+        The times and their weights in float64, [n] each.
+
+    Raises:
+        ValueError: `importance` is 0 where times start at 0.
     """
     stratum = permute(rows.cpu().numpy().astype(np.uint64), batch, derived_seed(seed, "strata"), step).astype(np.int64)
-    with use_backend("reference"):  # here, on the host
+    with use_backend("reference"):  # on the host, whatever the device of the run
         u = CounterNoise(seed, rows.cpu(), 1, step).once(TIME)
     quantile = ((torch.from_numpy(stratum) + u) / batch).clamp(max=1 - 1e-12)
     if importance is None:
@@ -47,7 +62,18 @@ def sample_times(
 def normals_by_counter(
     rows: Int[Tensor, "B"], length: int, vocab: int, seed: int, step: int | Tensor
 ) -> Float[Tensor, "B {length} {vocab}"]:
-    """A normal number for every token of the vocabulary at every site, float32."""
+    """Draw a normal number for every token of the vocabulary at every position.
+
+    Args:
+        rows: The examples' indices in the global batch, [B].
+        length: The number of positions L.
+        vocab: The number of tokens K.
+        seed: The seed of the run.
+        step: The training step.
+
+    Returns:
+        The numbers in float32, [B, L, K].
+    """
     u = CounterNoise(seed, rows, length * vocab, step)(NORMAL)
     return torch.special.ndtri(u + 2**-54).to(torch.float32).unflatten(-1, (length, vocab))
 
@@ -55,16 +81,31 @@ def normals_by_counter(
 def corrupt_by_counter(
     process: Process, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], rows: Int[Tensor, "B"], seed: int, step: int | Tensor
 ) -> Int[Tensor, "B L"]:
-    """x_t ~ P_t(.|x_0), the noise of each site by its row and place: the law of `process.corrupt`."""
+    """Draw x_t ~ P_t(.|x_0). The noise of a position is a function of its example and its place.
+
+    It has the distribution of `process.corrupt`, with random numbers that do not depend on the batch around an example.
+
+    Args:
+        process: The process.
+        x_0: Clean tokens, [B, L].
+        t: Times, [B].
+        rows: The examples' indices in the global batch, [B].
+        seed: The seed of the run.
+        step: The training step.
+
+    Returns:
+        Noisy tokens, [B, L].
+    """
     validation.tokens("x_0", x_0, process.vocab)
     if isinstance(process, Shifted):
         return process.network_input(x_0.long())
     noise = CounterNoise(seed, rows, x_0.shape[1], step)
     u = noise(TOUCHED)
-    if not isinstance(process, RankOne):
+    rank_one = process.rank_one
+    if rank_one is None:
         return draw_categorical(process.rows(x_0, to_float64(t)), u)
     t = validation.align("t", to_float64(t), x_0)
-    alpha, mixing = process.alpha(t), process.mixing(t)
+    alpha, mixing = rank_one.alpha(t), rank_one.mixing(t)
     token = uniform_integer(noise(TOKEN), process.vocab)
     if process.mask is not None:
         token = torch.where(u < alpha + mixing.mask, process.mask, token)

@@ -1,4 +1,4 @@
-"""The objective as a module: corrupt, call the network, score. What DDP and FSDP wrap."""
+"""The training objective as a module: corrupt, call the network, compute the loss."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,16 @@ from torch import Tensor, nn
 from m2s import validation
 from m2s.heads import Head
 from m2s.heads.output import call_model, check_model
+from m2s.losses.registry import Loss
 from m2s.losses.score_entropy import score_entropy
-from m2s.ops.last_layer import Output
+from m2s.losses.weighted_sum import apply_weight, weighted_sum
+from m2s.ops import uses_triton
+from m2s.ops.last_layer import Output, Unprojected
 
-Loss = Callable[[Head, Output, Tensor, Tensor, Tensor], Tensor]
 Model = Callable[..., Output]
+"""A network: model(x_t, t) or model(x_t, t, condition)."""
+
+__all__ = ["Loss", "Model", "Objective", "TrainingObjective", "apply_weight", "stratified_times"]
 
 
 def stratified_times(
@@ -23,7 +28,21 @@ def stratified_times(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "count"]:
-    """`count` times in [low, high), one in each of `count` equal intervals, in random order (float64)."""
+    """Draw times with one in each of `count` equal intervals of [low, high), in random order.
+
+    Args:
+        count: The number of times.
+        low: The smallest time.
+        high: The end of the interval.
+        generator: The random numbers; None: torch's default generator.
+        device: The device of the result.
+
+    Returns:
+        The times in float64, [count].
+
+    Raises:
+        ValueError: The interval is empty or not inside [0, 1].
+    """
     validation.positive_int("count", count)
     if not 0 <= low < high <= 1:
         raise ValueError(f"the interval [{low}, {high}) of times must lie in [0, 1] and not be empty")
@@ -32,20 +51,25 @@ def stratified_times(
     return low + (high - low) * ((order + u) / count).clamp(max=1 - 1e-12)
 
 
-def apply_weight(terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] | None) -> Float[Tensor, "B *site"]:
-    """The terms of each site times its weight, and 0 where that is 0 whatever the term; None weighs all as one."""
-    if weight is None:
-        return terms
-    validation.same_shape("weight", weight, "x_0", terms)
-    return torch.where(weight == 0, 0, weight * terms)
-
-
 class Objective(nn.Module):
-    """forward(x_0, t) -> nats per site [B, L]: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
+    """The loss of a network on clean tokens: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
 
-    The network sees times in torch's default dtype and never outside [t_min, 1 - t_min]; the process does. `weight` [B, L]
-    multiplies the loss of each site (zero for padding). A `condition` [B, ...] is the network's third argument: hiding it now
-    and then, as guidance needs, is the network's business. `loss` is any function of (head, output, x_0, x_t, t).
+    The network sees times in torch's default dtype, clamped to [t_min, 1 - t_min]; the process sees the exact times.
+
+    Example:
+        >>> objective = m2s.Objective(model, m2s.Posterior(process))
+        >>> loss = objective(x_0, m2s.stratified_times(len(x_0), 1e-3, 1 - 1e-3)).mean()
+
+    Args:
+        model: The network, called as model(x_t, t) or model(x_t, t, condition).
+        head: The meaning of its output.
+        loss: A function of (head, output, x_0, x_t, t) that returns nats per position.
+        t_min: The network sees no times nearer to 0 and 1 than this.
+        generator: The random numbers of the corruption; None: torch's default generator.
+
+    Raises:
+        ValueError: `t_min` is not in (0, 0.5), or the network has no embedding for the mask.
+        TypeError: `head` is not a head, or `model` is not a network.
     """
 
     def __init__(
@@ -70,10 +94,81 @@ class Objective(nn.Module):
         weight: Float[Tensor, "B *site"] | None = None,
         condition: Tensor | None = None,
     ) -> Float[Tensor, "B *site"]:
+        """Compute the loss of every position.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            t: A time for each example, [B].
+            weight: The weight of each position, [B, L]; 0 for padding. None: all have weight 1.
+            condition: The network's third argument, [B, ...], such as a class label. Dropping it at random, as guidance needs,
+                is up to the network.
+
+        Returns:
+            The weighted loss in nats per position, [B, L].
+        """
         process = self.head.process
         if condition is not None:
             validation.one_per_example("condition", condition, "x_0", x_0)
         x_t = process.corrupt(x_0, t, self.generator)
-        seen = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
-        output = call_model(self.model, process, x_t, seen, condition)
+        output = call_model(self.model, process, x_t, self.network_time(t), condition)
         return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
+
+    def network_time(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """Return the times that the network sees, [B]: clamped, and in torch's default dtype."""
+        return t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+
+
+class TrainingObjective(Objective):
+    """`Objective` with precomputed noisy tokens and weights. The trainer compiles it, and DDP and FSDP wrap it.
+
+    It returns the weighted sum of the loss, so that a fused op can compute the gradient together with the value.
+
+    Args:
+        model: The network.
+        head: The meaning of its output.
+        loss: The training loss.
+        t_min: The network sees no times nearer to 0 and 1 than this.
+    """
+
+    model: nn.Module
+
+    def __init__(self, model: nn.Module, head: Head, loss: Loss, t_min: float) -> None:
+        super().__init__(model, head, loss, t_min)
+        self.compiled: Callable[..., tuple[Tensor, Tensor]] = self.score
+
+    def forward(  # type: ignore[override]
+        self,
+        x_0: Int[Tensor, "B L"],
+        x_t: Int[Tensor, "B L"],
+        t: Float[Tensor, "B"],
+        weight: Float[Tensor, "B L"],
+        label: Int[Tensor, "B"] | None = None,
+        max_masked: int | None = None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B L"]]:
+        """Compute the weighted sum of the loss.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            x_t: Noisy tokens, [B, L].
+            t: A time for each example, [B].
+            weight: The weight of each position, [B, L].
+            label: The class of each example, [B].
+            max_masked: As in `m2s.losses.weighted_sum`.
+
+        Returns:
+            The sum, and its terms [B, L], which carry no gradient.
+        """
+        output: Output = self.model(x_t, self.network_time(t), label)
+        with torch.autocast(x_t.device.type, enabled=False):
+            # A fused op is opaque to the compiler: only the loss of logits, or of an unfused last layer, is compiled.
+            if isinstance(output, Unprojected) and uses_triton(output.hidden):
+                return weighted_sum(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)
+            parts = (output.hidden, output.weight, output.bias) if isinstance(output, Unprojected) else (output,)
+            return self.compiled(x_0, x_t, t, weight, max_masked, *parts)
+
+    def score(
+        self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, max_masked: int | None, *parts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the sum and its terms from logits, or from hidden states and the last layer's weight and bias."""
+        output = parts[0] if len(parts) == 1 else Unprojected(*parts)
+        return weighted_sum(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)

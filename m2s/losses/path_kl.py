@@ -1,4 +1,4 @@
-"""Neural CTMC's loss: the divergence of two jump processes by when they leave and where they go."""
+"""The loss of Neural CTMC: the KL divergence of two jump processes, split into exit times and jump destinations."""
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +14,24 @@ from m2s.ops.last_layer import Output
 def path_kl(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """l - l* + l* log(l*/l) + l* KL(pi* || pi), nats per site.
+    """Compute l - l* + l* log(l*/l) + l* KL(pi* || pi).
 
-    l and pi are the reverse process's rate of leaving and its law of jumps, l* and pi* those of the process that ends in x_0,
-    where a jump to y has the rate Q_t(y -> k) P_t(y|x_0) / P_t(k|x_0).
+    l and pi are the exit rate and the jump distribution of the reverse process. l* and pi* are those of the reverse process
+    given
+    x_0, in which a jump to y has the rate Q_t(y -> k) P_t(y|x_0) / P_t(k|x_0). It equals score entropy.
+
+    Args:
+        head: `m2s.FactorizedRate`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+
+    Raises:
+        TypeError: The head is not `m2s.FactorizedRate`.
     """
     process = head.process
     if not isinstance(head, FactorizedRate):

@@ -11,36 +11,50 @@ from m2s.heads import Head, LogScore, Posterior
 from m2s.heads.output import logits, padded_logits
 from m2s.ops import linear_loss, uses_triton
 from m2s.ops.last_layer import Output, Unprojected
-from m2s.ops.posterior_entropy import naive as bridged
-from m2s.ops.posterior_entropy.naive import posterior_score_entropy
-from m2s.ops.score_entropy import naive as free
-from m2s.ops.score_entropy.naive import entropy_from_logs, unconstrained_score_entropy
-from m2s.process import Process, RankOne
+from m2s.ops.posterior_entropy import posterior_score_entropy
+from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
+from m2s.ops.score_entropy import entropy_from_logs, unconstrained_score_entropy
+from m2s.ops.score_entropy import row_scalars as score_scalars
+from m2s.process import Process
 
 
 def score_entropy(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """sum_{y != k} Q_t(y -> k) h(s_y, r_y), r_y = P_t(y|x_0) / P_t(k|x_0): the integrand of the ELBO, nats per site.
+    """Compute the score entropy sum_{y != k} Q_t(y -> k) h(s_y, r_y), the integrand of the NELBO.
 
-    h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites into which no rate leads give exactly 0.
+    k = x_t, r_y = P_t(y|x_0) / P_t(k|x_0), h(s, r) = s - r log s + r log r - r, h(s, 0) = s. Sites that no rate leads into give
+    exactly 0. `m2s.Unprojected` outputs use the fused kernel where the backend is "fused".
+
+    Args:
+        head: Any head of `m2s`, over a process with rates.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site]; the mean over t of the sum over sites is the integral term of the NELBO.
+
+    Raises:
+        ValueError: Shapes, tokens or times do not fit together.
     """
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     check_pair(process, x_0, x_t, t)
     if isinstance(output, Unprojected) and uses_triton(output.hidden) and (rows := row_loss_spec(head, x_0, x_t, t)):
         return linear_loss.per_position(output, x_t, x_0, rows).to(at_least_float32(output.hidden[..., :0]).dtype)
-    if isinstance(process, RankOne):
-        scale = to_float64(t)
+    rank_one = process.rank_one
+    if rank_one is not None:
+        site = rank_one.at(x_t, to_float64(t))
         if isinstance(head, Posterior):
             columns, offset = padded_logits(output, x_t, process.states), head.offset_at_current_token(x_t, t)
-            return posterior_score_entropy(columns, offset, x_0, x_t, process.at(x_t, scale), process.mask, process.vocab)
-        site = process.at(x_t, scale)
+            return posterior_score_entropy(columns, offset, x_0, x_t, site, process.mask, process.vocab)
         if isinstance(head, LogScore):
             values = logits(output, x_t, process.states)
             return unconstrained_score_entropy(values, x_0, x_t, site, process.mask, head.shift(x_t, t))
         return unconstrained_score_entropy(head.log_score(output, x_t, t), x_0, x_t, site, process.mask)
-    values, t = logits(output, x_t, process.states), to_float64(t)  # kernel entries reach far below float32's smallest number
+    values, t = logits(output, x_t, process.states), to_float64(t)  # transition probabilities underflow in float32
     log_score = head.log_score(values.to(t.dtype), x_t, t)
     log_row = safe_log(process.rows(x_0, t))
     log_ratio = log_row - gather_at(log_row, x_t)
@@ -48,10 +62,19 @@ def score_entropy(
 
 
 def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_loss.RowLossSpec | None:
-    """What the operation on rows of logits is called that finds this loss, and what it must be told; None where there is
-    none."""
-    process = head.process
-    if not isinstance(process, RankOne) or not isinstance(head, Posterior | LogScore):
+    """Describe the fused form of the score entropy of a head, which works on rows of logits.
+
+    Args:
+        head: The head.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+
+    Returns:
+        The operation and the scalars of every row; None where there is no fused form (tabulated processes, other heads).
+    """
+    process = head.process.rank_one
+    if process is None or not isinstance(head, Posterior | LogScore):
         return None
     site = process.at(x_t, to_float64(t))
     if isinstance(head, Posterior) and process.is_pure_mask:
@@ -59,13 +82,24 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
         return linear_loss.RowLossSpec("masked_ce", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.RowLossSpec(
-            "posterior_entropy", bridged.scalars(head.offset_at_current_token(x_t, t), site), process
+            "posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process
         )
-    return linear_loss.RowLossSpec("score_entropy", free.scalars(x_0, x_t, site, head.shift(x_t, t)), process)
+    return linear_loss.RowLossSpec("score_entropy", score_scalars(x_0, x_t, site, head.shift(x_t, t)), process)
 
 
 def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:
-    """The clean and the noisy sequence belong together."""
+    """Check that clean tokens, noisy tokens and times fit together.
+
+    Args:
+        process: The forward process.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], in (0, 1).
+
+    Raises:
+        TypeError: A wrong dtype.
+        ValueError: A wrong shape or value; in checked mode also an x_t that x_0 cannot become.
+    """
     validation.tokens("x_0", x_0, process.vocab)
     validation.tokens("x_t", x_t, process.states)
     validation.same_shape("x_0", x_0, "x_t", x_t)

@@ -1,4 +1,4 @@
-"""UDLM's bound (Schiff et al. 2025), which DUO trains with too, as it is written there."""
+"""The NELBO of UDLM (Schiff et al. 2025), which DUO uses too, in the form of the authors."""
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +15,21 @@ from m2s.process import Uniform
 def udlm(
     head: Head, output: Output, x_0: Int[Tensor, "*site"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]
 ) -> Float[Tensor, "*site"]:
-    """alpha'/(K alpha) [K/a_k - K/b_k - sum_j (a_j/a_k) log(b_k a_j / (b_j a_k))], a = K alpha e_{x_0} + 1 - alpha and b =
-    K alpha nu + 1 - alpha, nu the law that has not seen the token; nats per site."""
+    """Compute alpha'/(K alpha) [K/a_k - K/b_k - sum_j (a_j/a_k) log(b_k a_j / (b_j a_k))].
+
+    a = K alpha e_{x_0} + 1 - alpha and b = K alpha nu + 1 - alpha, with nu the leave-one-out distribution. It equals score
+    entropy (`tests/losses/test_equivalences.py`).
+
+    Args:
+        head: A head with a posterior, over `m2s.Uniform`.
+        output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b], where *b is the start of *site.
+
+    Returns:
+        Nats per site [*site].
+    """
     process = head.process
     if not (isinstance(process, Uniform) and head.has_posterior):
         raise TypeError(f"UDLM's loss is for m2s.Posterior over m2s.Uniform, not for {head}")

@@ -1,4 +1,4 @@
-"""The weighted sum of a loss over all sites, with its gradient found on the way where an operation can do that."""
+"""The weighted sum of a loss over all positions, with its gradient from the same op where the loss has a fused form."""
 
 from typing import Any
 
@@ -7,15 +7,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from m2s import validation
 from m2s.heads import Head, LogScore, Posterior
-from m2s.losses.masked_cross_entropy import absorbing, masked_cross_entropy
-from m2s.losses.objective import Loss, apply_weight
-from m2s.losses.score_entropy import check_pair, row_loss_spec, score_entropy
+from m2s.losses.registry import Loss, entry_of, fused_spec
+from m2s.losses.score_entropy import check_pair
 from m2s.ops import linear_loss, uses_triton
 from m2s.ops.last_layer import Output, Unprojected
-from m2s.process import RankOne
 
-FUSED: tuple[Loss, ...] = (score_entropy, masked_cross_entropy)
+
+def apply_weight(terms: Float[Tensor, "B *site"], weight: Float[Tensor, "B *site"] | None) -> Float[Tensor, "B *site"]:
+    """Multiply the loss of each position by its weight.
+
+    Args:
+        terms: The loss of each position, [B, L].
+        weight: The weights, [B, L]; None: all weights are 1.
+
+    Returns:
+        The products, [B, L]. Where the weight is 0 the product is 0, also for an infinite loss.
+    """
+    if weight is None:
+        return terms
+    validation.same_shape("weight", weight, "x_0", terms)
+    return torch.where(weight == 0, 0, weight * terms)
 
 
 def weighted_sum(
@@ -28,57 +41,76 @@ def weighted_sum(
     weight: Float[Tensor, "B *site"],
     max_masked: int | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "B *site"]]:
-    """sum of weight times loss(head, output, x_0, x_t, t), and its terms, which carry no gradient.
+    """Compute the weighted sum of a loss, by its fused form where it has one and fused kernels are active.
 
-    Where it `picks` masked sites out, `room` is the number of rows to make of them, whatever their own: then no shape depends
-    on a value, and the host waits for none. It must be 1 at least; more masked sites than room make NaN of the sum.
+    Args:
+        loss: The loss, a function of (head, output, x_0, x_t, t).
+        head: The head.
+        output: The network's output: logits, or hidden states with the last layer.
+        x_0: Clean tokens, [B, L].
+        x_t: Noisy tokens, [B, L].
+        t: Times, [B].
+        weight: The weight of each position, [B, L].
+        max_masked: Where `skips_unmasked` holds: the number of rows to reserve for masked positions, at least 1. No shape then
+            depends on a value, as a CUDA graph requires. More masked positions than this make the sum NaN. None: as many rows
+            as there are masked positions.
+
+    Returns:
+        The sum, and its terms [B, L], which carry no gradient.
     """
-    if isinstance(output, Unprojected) and uses_triton(output.hidden) and loss in FUSED:
-        if loss is masked_cross_entropy:
-            absorbing(head)
-        rows = row_loss_spec(head, x_0, x_t, t)
-        if rows is not None:
+    if isinstance(output, Unprojected) and uses_triton(output.hidden):
+        spec = fused_spec(loss, head, x_0, x_t, t)
+        if spec is not None:
             check_pair(head.process, x_0, x_t, t)
             if skips_unmasked(loss, head):
-                return _of_masked_sites(output, x_t, x_0, rows, weight, max_masked)
-            return linear_loss.weighted_sum(output, x_t, x_0, rows, weight)
+                return _of_masked_positions(output, x_t, x_0, spec, weight, max_masked)
+            return linear_loss.weighted_sum(output, x_t, x_0, spec, weight)
     terms = apply_weight(loss(head, output, x_0, x_t, t), weight)
     return terms.sum(), terms.detach()
 
 
 def skips_unmasked(loss: Loss, head: Head) -> bool:
-    """Whether the fused `total` leaves out all sites but the masked ones: no rate leads into the others, whose loss is 0."""
-    only_masks = isinstance(head.process, RankOne) and head.process.is_pure_mask
-    return loss in FUSED and isinstance(head, Posterior | LogScore) and only_masks
+    """Return whether the fused form leaves out all unmasked positions: no rate leads into them, so their loss is 0.
+
+    Args:
+        loss: The loss.
+        head: The head.
+    """
+    entry, rank_one = entry_of(loss), head.process.rank_one
+    fused = entry is not None and entry.fused is not None and entry.zero_unmasked
+    return fused and isinstance(head, Posterior | LogScore) and rank_one is not None and rank_one.is_pure_mask
 
 
-def _of_masked_sites(
-    output: Unprojected, x_t: Tensor, x_0: Tensor, rows: linear_loss.RowLossSpec, weight: Tensor, max_masked: int | None
+def _of_masked_positions(
+    output: Unprojected, x_t: Tensor, x_0: Tensor, spec: linear_loss.RowLossSpec, weight: Tensor, max_masked: int | None
 ) -> tuple[Tensor, Tensor]:
-    """`linear_loss.total`, with what is not masked, and so counts for nothing, left out before the last layer."""
-    masked, hidden = torch.eq(x_t.reshape(-1), rows.process.vocab), output.hidden.reshape(-1, output.hidden.shape[-1])
+    """`linear_loss.weighted_sum` of the masked positions alone, which are selected before the last layer."""
+    masked, hidden = torch.eq(x_t.reshape(-1), spec.process.vocab), output.hidden.reshape(-1, output.hidden.shape[-1])
     count = len(masked)
-    at = masked.nonzero().squeeze(-1) if max_masked is None else _places(masked, max_masked)
-    near = at.clamp(max=count - 1)  # what has no site is the last one once more, with a weight of 0
+    at = masked.nonzero().squeeze(-1) if max_masked is None else _masked_indices(masked, max_masked)
+    near = at.clamp(max=count - 1)  # a row to spare repeats the last position, with a weight of 0
     token, clean, weight = (value.reshape(-1)[near] for value in (x_t, x_0, weight))
     if max_masked is not None:
         weight = torch.where(at < count, weight, 0)
         weight = torch.where(masked.sum() > max_masked, torch.nan, weight)
-    some = Unprojected(_Picked.apply(hidden, at), output.weight, output.bias)
-    value, terms = linear_loss.weighted_sum(some, token, clean, rows._replace(scalars=rows.scalars[:, near]), weight)
+    selected = Unprojected(_SelectRows.apply(hidden, at), output.weight, output.bias)
+    value, terms = linear_loss.weighted_sum(selected, token, clean, spec._replace(scalars=spec.scalars[:, near]), weight)
     return value, terms.new_zeros(count + 1).index_copy_(0, at, terms)[:count].reshape(x_t.shape)
 
 
-def _places(masked: Tensor, max_masked: int) -> Tensor:
-    """Where the first `room` true entries are; one past the end for each that is lacking."""
+def _masked_indices(masked: Tensor, max_masked: int) -> Tensor:
+    """The indices of the first `max_masked` true entries, [max_masked], filled up with the index past the end.
+
+    Without `nonzero`, whose shape depends on values: the host would wait for the device, and a CUDA graph cannot record it.
+    """
     count = len(masked)
     order = torch.where(masked, masked.cumsum(0) - 1, max_masked).clamp(max=max_masked)
     indices = torch.arange(count, device=masked.device)
     return indices.new_full((max_masked + 1,), count).index_copy_(0, order, indices)[:max_masked]
 
 
-class _Picked(torch.autograd.Function):
-    """Rows at places that differ, but for those one past the end: there is the last row, which gets no gradient from them."""
+class _SelectRows(torch.autograd.Function):
+    """Rows at distinct indices. An index past the end gives the last row, which gets no gradient from it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, at: Tensor) -> Tensor:
@@ -89,5 +121,6 @@ class _Picked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        (at,) = ctx.saved_tensors  # a copy, where that of an index would sort them in order to add
+        # The indices are distinct, so a copy will do. The backward of indexing would sort them in order to add.
+        (at,) = ctx.saved_tensors
         return upstream.new_zeros(ctx.count + 1, upstream.shape[-1]).index_copy_(0, at, upstream)[: ctx.count], None

@@ -1,6 +1,9 @@
 """GIDD: masks and other tokens in one process."""
 
+from dataclasses import replace
+
 from m2s.methods.base import Method
+from m2s.methods.config import HeadConfig, ProcessConfig
 
 BIBTEX = r"""@inproceedings{vonrutte2025gidd,
   title     = {Generalized Interpolating Discrete Diffusion},
@@ -9,36 +12,44 @@ BIBTEX = r"""@inproceedings{vonrutte2025gidd,
   booktitle = {International Conference on Machine Learning},
   year      = {2025},
 }"""
-SETTINGS = {"head.kind": "posterior", "head.offset": "exact", "process.kind": "hybrid", "process.schedule": "linear"}
+PROCESS = ProcessConfig(kind="hybrid", schedule="linear")
 
 GIDD = Method(
-    "gidd",
-    "GIDD, its bound",
-    {**SETTINGS, "head.loss": "score-entropy"},
-    r"""$P_t(y\mid z) = \alpha_t\,[y=z] + m_t(y)$ with $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$, $B =
-2p/(1-p)$; `--process.p-uniform` is $p$, below 1 (without masks it is `--process.kind uniform`). The network's law $\nu$ has
-not seen the token, and stands for $x_0$ in $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and the weight
-$w_t(k) = n_t(k)/P_t(k\mid x_0)$ the bound is $\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k),
-q_t(k))\big)\big]\,dt$, $D(a, b) = a/b - \log(a/b) - 1$. It is the score entropy of $\nu$ (`tests/losses/test_equivalences.py`),
-which is what is computed; `--head.loss gidd` computes it as written.
+    name="gidd",
+    title="GIDD, its NELBO",
+    process=PROCESS,
+    head=HeadConfig(kind="posterior", offset="exact", loss="score-entropy"),
+    text=r"""$P_t(y\mid z) = \alpha_t\,[y=z] + m_t(y)$ with $m_t = (t\,e_{\text{mask}} + c\,u)/(1+c)$, $c = B\sqrt{t(1-t)}$, $B
+= 2p/(1-p)$. `--process.p-uniform` is $p$, below 1. For noise without masks take `--process.kind uniform`. The network gives the
+leave-one-out distribution $\nu$, which replaces $x_0$ in $q_t(y) = \alpha_t\nu_y + m_t(y)$. With $q = P_t(\cdot\mid x_0)$ and
+the weight $w_t(k) = n_t(k)/P_t(k\mid x_0)$ the NELBO is
 
-Samplers, besides `bayes` (the authors' ancestral step): `--sampler adaptive` draws, at each step, the sites where
-$(\max_z\nu_z - \nu_k)\,\pi_t(k)$ is greatest, $\pi_t = m_t/(1-\alpha_t)$, anew from $\nu$: masks and tokens that look wrong
-alike (from the authors' later code; they take the likeliest token, `--top-k 1 --on leave_one_out`). `--sampler
-self_correcting` samples and then makes 128 more calls at $t = 0.01$: each draws $z\sim\nu^{1/0.1}$ at every site and
-replaces the token of that site where $z\neq k$ is surest. Ours besides: only where $\nu_z > \nu_k$, so that no step lowers
-the share of tokens that are the network's first choice; the authors watch that share, and stop when it has not risen for 32
-steps. Neither has the law of the reverse process.""",
-    BIBTEX,
+$$\int E\big[w_t(k)\,\big(\mathrm{KL}(q\,\|\,q_t) + D(q(k), q_t(k))\big)\big]\,dt, \qquad D(a, b) = a/b - \log(a/b) - 1.$$
+
+It equals the score entropy of $\nu$ (`tests/losses/test_equivalences.py`), which is what is computed. `--head.loss gidd`
+computes it as written.
+
+There are two samplers besides `bayes`, the authors' ancestral step. Neither samples the distribution of the reverse process.
+
+- `--sampler adaptive` redraws, at each step, the positions with the largest $(\max_z\nu_z - \nu_k)\,\pi_t(k)$ from $\nu$, with
+  $\pi_t = m_t/(1-\alpha_t)$. These are masks as well as tokens that look wrong. It is from the authors' later code, which takes
+  the most likely token (`--top-k 1 --on leave_one_out`).
+- `--sampler self_correcting` samples and then makes 128 more calls at $t = 0.01$. Each draws $z\sim\nu^{1/0.1}$ at every
+  position and replaces one token: where $z\neq k$ is most certain. Our addition: only where $\nu_z > \nu_k$. So no step lowers
+  the fraction of tokens that are the network's first choice. The authors watch that fraction, and stop when it has not risen
+  for 32 steps.""",
+    bibtex=BIBTEX,
 )
-CLIPPED = Method(
-    "gidd-clipped",
-    "GIDD, clipped weights",
-    {**SETTINGS, "head.loss": "gidd-clipped"},
-    r"""`gidd` with the weight $w_t(k)$ clipped at `--head.max-weight`, 1 by default: no bound, but steadier to train with. The
-weight knows $x_0$, so that clipping it moves the minimum away from the posterior: little where tokens are many, much where they
-are three. Validation is by the bound. It is one of the two weights that the authors train with, `loss.loss_weighting: clip` in
-their code, and the option is their `loss.max_loss_weight`. The paper has 1 there. Their configuration says 2, for their other
-weight, `dynamic`, which depends on the kind of the token alone and is not here.""",
-    BIBTEX,
+CLIPPED = replace(
+    GIDD,
+    name="gidd-clipped",
+    title="GIDD, clipped weights",
+    head=HeadConfig(kind="posterior", offset="exact", loss="gidd-clipped"),
+    text=r"""`gidd` with the weight $w_t(k)$ clipped at `--head.max-weight`, 1 by default. The loss is not an upper bound on the
+NLL, but training is more stable. The weight depends on $x_0$, so clipping moves the minimum away from the posterior: little
+where the vocabulary is large, much where it has three tokens. The validation loss is the NELBO.
+
+It is one of the two weights of the authors, `loss.loss_weighting: clip` in their code, and the option is their
+`loss.max_loss_weight`. The paper has 1 there. Their configuration has 2, for their other weight, `dynamic`. That one depends on
+the kind of the token alone and is not implemented here.""",
 )

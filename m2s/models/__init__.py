@@ -1,4 +1,4 @@
-"""Networks: called as model(x_t, t, condition=None)."""
+"""Networks. All are called as model(x_t, t, condition=None)."""
 
 from m2s.models.dit import DiT, DiTConfig
 from m2s.models.mask_at import MaskAt

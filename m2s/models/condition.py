@@ -1,4 +1,4 @@
-"""What a network is told besides its tokens: the time or the noise of that time, and the class of the sample."""
+"""What a network sees besides its tokens: the time, or the noise level of that time, and the class label."""
 
 import math
 
@@ -36,14 +36,22 @@ def sinusoids(
 
 
 class Condition(nn.Module):
-    """One vector per sample: an MLP of the time's sinusoids plus an embedding of the class; None where there is neither.
+    """One vector per example: an MLP of sinusoids of the time plus an embedding of the class; None if the network has neither.
 
-    The sinusoids are those of TIME_SCALE t or, where `clock` is a schedule, of its total noise sigma(t), as in SEDD.
-    Index `classes` of the embedding means "no label". It stands in where no condition is given, and while training with
-    probability `label_dropout`, so that one network learns both laws that guidance compares.
+    The sinusoids are those of TIME_SCALE t or, where `clock` is a schedule, of its total noise sigma(t), as in SEDD. Index
+    `classes` of the embedding means "no label". It is used where no condition is given, and in training with
+    probability `label_dropout`, so that one network learns both distributions that guidance combines.
 
-    `sin_first` is that of `sinusoids`. With `silu_each` the two are added after a SiLU of each, as in UDLM:
-    silu(time) + silu(class) is what is returned, and whoever uses it applies no SiLU to the sum.
+    Args:
+        width: Features of the result.
+        frequencies: The number of sinusoidal features of the time.
+        hidden: Hidden features of the MLP.
+        time: Whether the network sees the time.
+        classes: The number of classes; None: no class conditioning.
+        label_dropout: Probability of hiding a label in training.
+        clock: A schedule whose sigma(t) is the input in place of t (SEDD).
+        sin_first: Order and frequencies of the sinusoids, as in `sinusoids`.
+        silu_each: Return silu(time) + silu(class), as in UDLM; the caller then applies no SiLU to the sum.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Condition(nn.Module):
     def forward(
         self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None, condition: Int[Tensor, "B"] | None
     ) -> Float[Tensor, "B C"] | None:
+        """Return the conditioning vectors [B, width] of times t [B] and labels [B], or None."""
         parts: list[Tensor] = []
         with torch.autocast(x_t.device.type, enabled=False):  # bfloat16 cannot tell t = 0.500 from t = 0.501
             if self.time is not None:
@@ -82,6 +91,7 @@ class Condition(nn.Module):
         return sum(parts[1:], parts[0]) if parts else None
 
     def _sinusoids(self, x_t: Tensor, t: Tensor | None) -> Tensor:
+        """Return the sinusoidal features of the times [B, frequencies]."""
         assert self.time is not None
         if t is None:
             raise TypeError("t is None, but this network depends on time: give a tensor of times in [0, 1], one per sample")
@@ -91,6 +101,7 @@ class Condition(nn.Module):
         return sinusoids(value, self.frequencies, sin_first=self.sin_first).to(next(self.time.parameters()).dtype)
 
     def _labels(self, x_t: Tensor, condition: Tensor | None) -> Tensor:
+        """Return the labels [B], with "no label" where they are missing or dropped."""
         assert self.classes is not None
         if condition is None:
             return torch.full((len(x_t),), self.classes, device=x_t.device)
@@ -104,5 +115,6 @@ class Condition(nn.Module):
 
 
 def _one_each(name: str, value: Tensor, x_t: Tensor) -> None:
+    """Check that there is one value per example."""
     if value.shape != x_t.shape[:1]:
         raise ValueError(f"{name} has shape {list(value.shape)}, but x_t holds {len(x_t)} samples: expected [{len(x_t)}]")

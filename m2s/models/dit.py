@@ -1,4 +1,4 @@
-"""The diffusion transformer of SEDD and MDLM, its time-free form (RADD), and its causal form (autoregressive)."""
+"""The diffusion transformer of SEDD and MDLM, its time-free form (RADD) and its causal form (autoregressive)."""
 
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -31,16 +31,26 @@ SIZES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """`states` counts what the process can show the network: the tokens, and the mask where there is one.
+    """Configuration of a `DiT`.
 
-    `time=False` takes away the time (RADD); without classes too, nothing is modulated. `causal=True` lets a site see only
-    itself and those before it. `classes` adds class conditioning; label `classes` means none, and so does condition=None.
-    `length` is the greatest number of sites the network was made for; None sets no limit.
+    Args:
+        states: The number of input states: `process.states`, the tokens and the mask where there is one.
+        width: Features of a position, a multiple of 2 heads.
+        depth: The number of blocks.
+        heads: The number of attention heads.
+        condition_width: Features of the conditioning vector.
+        dropout: Dropout in the residual branches.
+        time: Whether the network sees the time. Without time and classes there is no modulation (RADD).
+        causal: Each position sees itself and the positions before it (autoregressive).
+        classes: The number of classes for class conditioning; label `classes` and condition=None mean "no label".
+        label_dropout: Probability of hiding a label in training.
+        length: The maximum number of positions; None: no limit.
+        clock: A schedule whose total noise sigma(t) the network sees in place of t (SEDD); None: t itself.
+        label_after_silu: Condition on silu(time) + silu(class), as in UDLM, in place of silu(time + class).
+        norm_bias: Every LayerNorm has a bias, initialized at one, as in RADD.
 
-    `clock` is what the network reads the time from: None, t itself; a schedule, its total noise sigma(t) (SEDD).
-
-    `label_after_silu=True` conditions on silu(time) + silu(class), as UDLM does, in place of silu(time + class).
-    `norm_bias=True` gives every LayerNorm a bias, which starts at one, as RADD's network has it.
+    Raises:
+        ValueError: A value is out of range, or two of them contradict each other.
     """
 
     states: int
@@ -93,6 +103,11 @@ class DiTConfig:
 
 
 def layer_norm(config: DiTConfig) -> nn.LayerNorm:
+    """Return a LayerNorm with the bias that the configuration asks for.
+
+    Args:
+        config: The configuration of the network.
+    """
     layer = nn.LayerNorm(config.width, bias=config.norm_bias)
     if config.norm_bias:
         nn.init.ones_(layer.bias)
@@ -100,21 +115,30 @@ def layer_norm(config: DiTConfig) -> nn.LayerNorm:
 
 
 def set_to_zero(*layers: nn.Module) -> None:
+    """Initialize all parameters of some layers at zero.
+
+    Args:
+        layers: The layers.
+    """
     for layer in layers:
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)
 
 
 class Embedding(nn.Embedding):
-    """torch's, with a gradient of its own where the kernels are taken."""
+    """torch.nn.Embedding whose gradient is computed by a kernel where the fused backend is used."""
 
     def forward(self, tokens: Int[Tensor, "*sites"]) -> Float[Tensor, "*sites D"]:
         return embed(tokens, self.weight, is_fused(self.weight))
 
 
 class Dense(nn.Linear):
-    """torch's, with a gradient of its own where the kernels are taken. `narrow` is the weight in bf16 where somebody keeps it
-    (`m2s.training.bf16_weights`): then it is what they read."""
+    """torch.nn.Linear whose products and gradients use kernels where the fused backend is used.
+
+    `narrow` is a copy of the weight in bf16 that the optimizer keeps up to date (`m2s.training.bf16_weights`). Where it
+    exists the
+    forward pass reads it, so that the weight is not converted in every step.
+    """
 
     narrow: Tensor | None = None
 
@@ -122,24 +146,44 @@ class Dense(nn.Linear):
         return dense(x, self.weight, self.bias, fused, self.narrow)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the narrow weight: nobody would keep a copy's."""
+        """Leave out the bf16 copy, which no optimizer would keep up to date in a copy of the layer."""
         return {**self.__dict__, "narrow": None}
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
-    """Whether a layer is no more than its weight and bias, which an operation may read in its place: not replaced, not wrapped,
-    and nobody listens."""
+    """Tell whether a fused operation may read the layer's weight and bias directly instead of calling the layer.
+
+    That is not so for a layer that was replaced, wrapped (LoRA) or has hooks.
+
+    Args:
+        layer: The layer.
+    """
     return type(layer) is Dense and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def called(layer: nn.Module, x: Tensor, fused: bool) -> Tensor:
-    """Any layer; one of ours is told what kernels it may take."""
+    """Call a layer, with the choice of kernels where it is a `Dense`.
+
+    Args:
+        layer: Any layer.
+        x: Its input [*rows, D].
+        fused: Whether fused kernels may be used.
+
+    Returns:
+        Its output.
+    """
     result: Tensor = layer(x, fused) if isinstance(layer, Dense) else layer(x)
     return result
 
 
 class Modulation(nn.Module):
-    """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates of a layer, linear in the condition and zero at first."""
+    """adaLN-zero (Peebles & Xie 2023): shifts, scales and gates, linear in the condition and initialized at zero.
+
+    Args:
+        condition_width: Features of the conditioning vector.
+        width: Features of a position.
+        count: How many vectors of `width` features are returned.
+    """
 
     def __init__(self, condition_width: int, width: int, count: int) -> None:
         super().__init__()
@@ -152,7 +196,13 @@ class Modulation(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax attention between all sites, or, if causal, from each site to those up to it."""
+    """Softmax attention between all positions or, if causal, from each position to itself and those before it.
+
+    Args:
+        width: Features of a position.
+        heads: The number of attention heads.
+        causal: Whether attention is causal.
+    """
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -181,7 +231,7 @@ class Attention(nn.Module):
         cache: Float[Tensor, "2 B H L D"],
         at: Int[Tensor, "B n"],
     ) -> Float[Tensor, "B H n D"]:
-        """Causal attention from the sites `at`, whose keys and values are put in their places among those of all sites."""
+        """Write keys and values of the positions `at` [B, n] into the cache, and attend causally from them."""
         turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads)  # each site by an angle of its own
         q, k, v = [part.squeeze(0).unflatten(1, at.shape).transpose(0, 1) for part in turned]
         index = at[:, None, :, None].expand_as(k)
@@ -193,7 +243,12 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """x + gate attention(norm(x)), then x + gate mlp(norm(x)), each norm shifted and scaled by the condition.
 
-    A branch is added where the next norm reads the sum: the last one is handed on beside x, with its gate, as it comes in.
+    A residual branch is added inside the next norm's kernel. So a block receives the last branch and its gate beside x, and
+    returns its own last branch and gate beside x.
+
+    Args:
+        config: The configuration of the network.
+        conditioned: Whether there is a conditioning vector.
     """
 
     def __init__(self, config: DiTConfig, conditioned: bool) -> None:
@@ -235,14 +290,18 @@ class Block(nn.Module):
 
 
 class DiT(nn.Module):
-    """model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states; the columns past `states` mean nothing.
+    """A diffusion transformer: model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states.
 
-    The body may run under autocast; the last layer adds up and answers in float32. With `model.unprojected = True` the output
-    is `m2s.Unprojected`: hidden states and the last layer, not multiplied out; one that is scaled by sigma is multiplied out
-    all the same. A time-free network takes t and ignores it.
+    The columns past `states` are padding. The body may run under autocast; the last layer accumulates and returns float32. With
+    `model.unprojected = True` the output is `m2s.Unprojected`: hidden states and the last layer, not multiplied out. A
+    time-free network accepts t and ignores it.
 
-    With `cache`, which `new_cache` makes, x_t holds the tokens of the sites `at` alone, [B, n]. Their keys and values are left
-    in the cache, and each of them sees all that the cache has up to it.
+    With `cache` (from `new_cache`), x_t holds only the tokens of the positions `at`, [B, n]. Their keys and values are
+    written into the
+    cache, and each of them attends to the cached positions up to itself.
+
+    Args:
+        config: The configuration.
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -270,8 +329,13 @@ class DiT(nn.Module):
         set_to_zero(self.head)
 
     def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
-        """Room for the keys and values of every layer, in the dtype of the network; None where those of a site depend on more
-        than the tokens up to it (on those after it, or on the time), and for a subclass with a forward of its own."""
+        """Return an empty cache of keys and values for all layers, in the dtype of the network.
+
+        Returns:
+            Zeros [depth, 2, samples, heads, length, head width]; None where keys and values depend on more than the tokens
+            up to
+            a position (a bidirectional network, or one with time input), and for a subclass with its own forward.
+        """
         config, weight = self.config, self.embedding.weight
         if config.time or not config.causal or type(self).forward is not DiT.forward:
             return None
@@ -294,6 +358,7 @@ class DiT(nn.Module):
         cache: Float[Tensor, "depth 2 B heads length head"] | None = None,
         at: Int[Tensor, "B L"] | None = None,
     ) -> Output:
+        """Return the logits of all states at every position, or `m2s.Unprojected`."""
         validation.tokens("x_t", x_t, self.config.states)
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")

@@ -1,4 +1,4 @@
-"""A network whose mask token is not the last of its vocabulary, as a network of this library."""
+"""An adapter for networks whose mask token is not the last of their vocabulary."""
 
 from collections.abc import Callable
 from typing import Any

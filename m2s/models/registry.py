@@ -41,8 +41,8 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     Raises:
         ValueError: There is no such network, or it has no such setting.
     """
-    kind = config.get("kind")
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items() if name != "kind"}
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    kind = options.pop("kind", None)
     if kind not in NETWORKS:
         raise ValueError(
             f"the network's kind is {kind!r}, but it must be one of {', '.join(NETWORKS)}; register a network of your own with "

@@ -1,6 +1,6 @@
-"""Rotary positions (Su et al. 2021): queries and keys turned by angles that grow with the position.
+"""Rotary position embeddings (Su et al. 2021): queries and keys are rotated by angles that grow with the position.
 
-The product of a query turned by p and a key turned by q depends on p - q alone.
+The product of a query at position p and a key at position q then depends on p - q only.
 """
 
 import torch
@@ -26,6 +26,16 @@ def _(length: int, width: int, slowest: float, device: torch.device) -> tuple[Te
 def angles(
     length: int, width: int, device: torch.device | None = None, slowest: float = 10_000.0
 ) -> tuple[Float[Tensor, "{length} {width}"], Float[Tensor, "{length} {width}"]]:
-    """(cos, cos) and (-sin, sin) of p slowest^{-2i/width} for positions p < length and i < width/2 (float32)."""
+    """Return the tables of rotary position embeddings, in float32.
+
+    Args:
+        length: The number of positions.
+        width: Features of an attention head, even.
+        device: Where the tables are made; None: torch's default device.
+        slowest: The ratio of the highest frequency, which is one, to the lowest.
+
+    Returns:
+        (cos, cos) and (-sin, sin) of p slowest^{-2i/width} for positions p and i < width/2, each [length, width].
+    """
     cos, sin = _angles(length, width, slowest, torch.get_default_device() if device is None else device)
     return cos, sin

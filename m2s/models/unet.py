@@ -1,4 +1,4 @@
-"""A U-Net for images of discrete levels. With one resolution and 32 layers it is MD4's network for CIFAR-10, after VDM's."""
+"""A U-Net for images of discrete levels. With one resolution and 32 layers it is MD4's network for CIFAR-10 (after VDM)."""
 
 import math
 from dataclasses import dataclass
@@ -22,17 +22,27 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """`shape` is (height, width) or (height, width, channels): the sites of an image, row by row, channels last.
+    """Configuration of a `UNet`.
 
-    `states` counts what the process can show; with `mask` the last of them is the mask, the others are levels. A site comes in
-    as an embedding of its token, or (`input="level"`) as its level scaled to [-1, 1] and, with a mask, a flag for it.
-    `multipliers` are the channels of each resolution in units of `width`, each resolution half of the one before; `layers`
-    counts the residual blocks at each on the way down. `rows` of the embedding and `columns` of the output are `states` unless
-    given: MD4 has 257 rows and 256 columns whatever the process; a mask without a column gets zeros.
+    Args:
+        states: The number of input states, `process.states`: the levels and the mask where there is one.
+        shape: (height, width) or (height, width, channels); a sequence holds the pixels row by row, channels last.
+        mask: Whether the last state is the mask.
+        input: A pixel enters as an "embedding" of its token, or as its "level" scaled to [-1, 1], with a flag for the mask.
+        width: Channels of the first resolution, a multiple of 4.
+        multipliers: Channels of each resolution in units of `width`; each resolution is half of the one before.
+        layers: Residual blocks at each resolution on the way down.
+        dropout: Dropout in the residual blocks.
+        time: Whether the network sees the time.
+        classes: The number of classes for class conditioning; None: none.
+        label_dropout: Probability of hiding a label in training.
+        rows: Rows of the embedding; None: `states`. MD4 has 257 whatever the process.
+        columns: Columns of the output; None: `states`. MD4 has 256. A mask without a column gets zeros.
+        groups: Groups of channels in every GroupNorm. None: groups of 4 channels, at most 32 groups; MD4 has 32 at every width.
+        sinusoids: Features of the time: "cos-first" as in the transformer, or "sin-first" as in MD4 (`condition.sinusoids`).
 
-    `groups` of channels are normalised together in every norm. None makes groups of 4 channels, and at most 32 of them: below
-    width 128 that is fewer than the 32 of MD4. `sinusoids` of the time are "cos-first", as in the transformer, or "sin-first",
-    as in MD4, whose frequencies differ too (`m2s.models.condition.sinusoids`).
+    Raises:
+        ValueError: A value is out of range, or two of them contradict each other.
     """
 
     states: int
@@ -95,6 +105,7 @@ class UNetConfig:
 
     @property
     def channels(self) -> int:
+        """Colour channels of a pixel."""
         return self.shape[2] if len(self.shape) == 3 else 1
 
     @classmethod
@@ -106,9 +117,14 @@ class UNetConfig:
 
 
 class Normalise(nn.GroupNorm):
-    """Each group of channels to mean 0 and variance 1 over the image, in float32; then scale and shift of each channel.
+    """GroupNorm in float32.
 
-    A compiler for a GPU gets the formula: torch's own kernel lays channels out first, convolutions want them last.
+    A compiler for a GPU gets the formula instead of torch's kernel, which would move channels first; convolutions want them
+    last.
+
+    Args:
+        channels: The number of channels.
+        groups: The number of groups; None: groups of 4 channels, at most 32 groups.
     """
 
     def __init__(self, channels: int, groups: int | None = None) -> None:
@@ -125,6 +141,14 @@ class Normalise(nn.GroupNorm):
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) -> nn.Conv2d:
+    """Return a 3 x 3 convolution that keeps the resolution, or divides it by `stride`.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        stride: The stride.
+        zero: Initialize weight and bias at zero.
+    """
     layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
     if zero:
         nn.init.zeros_(layer.weight)
@@ -134,7 +158,15 @@ def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) 
 
 
 class Residual(nn.Module):
-    """x + conv(dropout(silu(norm(conv(silu(norm(x))) + linear(c))))), with x made `outputs` channels wide."""
+    """x + conv(dropout(silu(norm(conv(silu(norm(x))) + linear(c))))), with x projected to `outputs` channels.
+
+    Args:
+        inputs: Input channels.
+        outputs: Output channels.
+        condition_width: Features of the conditioning vector; None: there is none.
+        dropout: Dropout before the second convolution.
+        groups: Groups of the GroupNorms, as in `Normalise`.
+    """
 
     def __init__(
         self, inputs: int, outputs: int, condition_width: int | None, dropout: float, groups: int | None = None
@@ -156,7 +188,12 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """x + attention between all places of the image, with one head."""
+    """x + attention between all pixels of the image, with one head.
+
+    Args:
+        channels: The number of channels.
+        groups: Groups of the GroupNorm, as in `Normalise`.
+    """
 
     def __init__(self, channels: int, groups: int | None = None) -> None:
         super().__init__()
@@ -171,7 +208,11 @@ class Attention(nn.Module):
 
 
 class Up(nn.Module):
-    """Twice the resolution: each place repeated, then a convolution."""
+    """Double the resolution by nearest-neighbour interpolation and a convolution.
+
+    Args:
+        channels: The number of channels.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -182,11 +223,13 @@ class Up(nn.Module):
 
 
 class UNet(nn.Module):
-    """model(x_t, t, condition=None) -> logits [B, L, columns]; L = height * width * channels.
+    """A U-Net: model(x_t, t, condition=None) -> logits [B, L, columns], L = height * width * channels.
 
-    Down: `layers` residual blocks at each resolution; middle: block, attention, block; up: one block more than down at each
-    resolution, each of them joined to what the way down left there. The body may run under autocast; the last layer runs in
-    float32.
+    Down: `layers` residual blocks at each resolution. Middle: block, attention, block. Up: one more block than down at each
+    resolution, each with a skip connection. The body may run under autocast; the last layer runs in float32.
+
+    Args:
+        config: The configuration.
     """
 
     def __init__(self, config: UNetConfig) -> None:
@@ -198,8 +241,8 @@ class UNet(nn.Module):
         def block(inputs: int, outputs: int) -> Residual:
             return Residual(inputs, outputs, conditioned, config.dropout, config.groups)
 
-        told = (config.time, config.classes, config.label_dropout)
-        self.condition = Condition(width, width, 4 * width, *told, sin_first=config.sinusoids == "sin-first")
+        inputs = (config.time, config.classes, config.label_dropout)
+        self.condition = Condition(width, width, 4 * width, *inputs, sin_first=config.sinusoids == "sin-first")
         self.embedding = nn.Embedding(config.rows or config.states, width) if config.input == "embedding" else None
         features = width if config.input == "embedding" else 1 + config.mask
         self.first = convolution(config.channels * features, width)
@@ -226,6 +269,7 @@ class UNet(nn.Module):
     def forward(
         self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None = None, condition: Int[Tensor, "B"] | None = None
     ) -> Float[Tensor, "B L V"]:
+        """Return the logits of all states at every site."""
         validation.tokens("x_t", x_t, self.config.states)
         if x_t.ndim != 2 or x_t.shape[1] != math.prod(self.config.shape):
             raise ValueError(
@@ -251,7 +295,7 @@ class UNet(nn.Module):
         return pad(logits, (0, missing)) if missing > 0 else logits
 
     def _features(self, x_t: Tensor) -> Float[Tensor, "B C H W"]:
-        """What each place shows to the first layer, the channels of a place side by side."""
+        """Return the input features of every pixel [B, channels * features, height, width]."""
         image = x_t.reshape(-1, *self.config.shape[:2], self.config.channels)
         if self.embedding is not None:
             features = self.embedding(image)

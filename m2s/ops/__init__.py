@@ -1,9 +1,14 @@
-"""Operations over a large vocabulary, those of training a transformer (`embedding`, `norm`, `rotary`, `gelu`, `adamw`) and
-random numbers (`philox`), each in two forms: `reference.py`, readable and for any device, and `triton.py`, fused.
+"""Operations with Triton kernels: large-vocabulary losses, sampling steps, and the layers of a training step.
 
-Every other folder is one operation on rows of logits, but for `columns`, which is part of the products. `linear.py` makes the
-rows out of hidden states and the last layer some at a time, so that the logits of all sites never exist at once; `dense.py` is
-a layer inside the network. Triton is imported where it is used and not before.
+Each folder is one operation. Its files are
+
+- `naive.py`: the readable definition in plain torch;
+- `cpu.py`, where it exists: a tuned version in torch for any device, used where Triton does not run;
+- `triton.py`: the fused GPU kernels. Triton is imported only where a kernel is launched.
+
+`m2s.ops.backend` chooses between them. The losses over the vocabulary (`posterior_entropy`, `score_entropy`, `masked_ce`)
+work on rows of logits. `linear_loss.py` computes these rows from hidden states in chunks, so that the logits of all positions
+never exist at once.
 """
 
 from m2s.ops.backend import probe_triton, use_backend, uses_triton, why_unavailable

@@ -1,7 +1,7 @@
-"""Randomness by counter: every number is a pure function of (seed, sample, step, site, purpose).
+"""Counter-based random numbers: each is a pure function of (seed, sample, step, position, purpose).
 
-So a sample does not depend on the batch it was drawn in, on the process that drew it or on a restart, and two models can be
-run on the same noise. The bits agree on every device.
+So a sample does not depend on its batch, on the process that draws it or on a restart, and two models can be run on the same
+noise. The bits agree on every device.
 """
 
 from jaxtyping import Float, Int
@@ -15,26 +15,45 @@ PURPOSES = ("start", "route", "token", "jump", "order", "site", "time", "last")
 
 
 class CounterNoise:
-    """The uniforms of one step of some samples: one for each (sample, site, purpose), or one for each (sample, purpose)."""
+    """The uniform random numbers of one sampling step, one per (sample, position, purpose) or per (sample, purpose).
+
+    Args:
+        seed: Seed of the run, 64 bits.
+        samples: Numbers of the samples in this batch `[B]`; their low 32 bits count.
+        length: Positions of each sample.
+        step: Number of the step: an integer, or a tensor on the device, [] or `[B, 1]`.
+        window: Number of the window, for samplers that generate a sequence in windows.
+
+    Example:
+        >>> noise = CounterNoise(seed=0, samples=torch.arange(4), length=128, step=3)
+        >>> noise("token").shape
+        torch.Size([4, 128])
+    """
 
     def __init__(self, seed: int, samples: Int[Tensor, "B"], length: int, step: int | Tensor, window: int = 0) -> None:
         self.key = (seed & LOW, (seed >> 32) & LOW)
         self.samples, self.length, self.step, self.window = samples, length, step, window
 
     def __call__(self, purpose: str | int) -> Float[Tensor, "B L"]:
-        """One number in [0, 1) for each site. A sampler of your own may number its purposes from 0 to 9,999."""
+        """Return one number in [0, 1) per position.
+
+        Args:
+            purpose: One of `PURPOSES`. A custom sampler may use the numbers 0 to 9,999.
+        """
         return uniforms(self.samples, self.step, 0, self.length, self._word(purpose), self.key)
 
     def once(self, purpose: str | int) -> Float[Tensor, "B"]:
-        """One number in [0, 1) for each sample."""
+        """Return one number in [0, 1) per sample."""
+        # LOW stands for "no position": no sequence is that long
         return uniforms(self.samples, self.step, LOW, 1, self._word(purpose), self.key).squeeze(-1)
 
     def counter(self, *purposes: str | int) -> Counter | None:
-        """Of what all these numbers are a function, where samples share the step."""
+        """Return the counter of these purposes, for a kernel that draws the numbers itself; None if samples differ in step."""
         if isinstance(self.step, Tensor):
             return None
         return Counter(self.samples, self.length, self.key, self.step, tuple(map(self._word, purposes)))
 
     def _word(self, purpose: str | int) -> int:
+        """The last word of the counter: the purpose, and above its 16 bits the window."""
         number = 10_000 + PURPOSES.index(purpose) if isinstance(purpose, str) else purpose
         return number | self.window << 16

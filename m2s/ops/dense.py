@@ -1,7 +1,9 @@
-"""A layer inside the network: its weight is narrowed once for both passes, and its gradient is added up and left in float32.
+"""A linear layer inside the network for mixed-precision training.
 
-Autocast narrows the weight, and a compiler does so again in the backward pass rather than keep it; the gradient of what was
-narrowed is rounded on its way to the weight. Here neither happens.
+In a training step this replaces `torch.nn.functional.linear` in every block. Autocast converts the weight to bf16 in the
+forward pass; torch.compile would rather convert it again in the backward pass than store it, and the gradient of the
+converted weight is rounded to bf16. Here the bf16 weight is made once (or passed in, where the optimizer maintains it), and
+the gradient of the weight is accumulated and returned in float32.
 """
 
 from typing import Any
@@ -13,7 +15,7 @@ from torch.nn.functional import linear
 
 from m2s.ops.last_layer import matmul_float32
 
-__all__ = ["dense", "for_autograd", "gradients", "kept", "multiplied", "operands", "shapes"]
+__all__ = ["convert_operands", "dense", "fake_multiply", "gradients", "gradients_for_autograd", "multiply", "saved_weight"]
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -23,105 +25,182 @@ def dense(
     weight: Float[Tensor, "W D"],
     bias: Float[Tensor, "W"] | None,
     fused: bool,
-    narrow: Float[Tensor, "W D"] | None = None,
+    half_weight: Float[Tensor, "W D"] | None = None,
 ) -> Float[Tensor, "*rows W"]:
-    """x weight^T + bias. `narrow` is the weight in fewer bits, where somebody keeps it so."""
+    """Compute x weight^T + bias.
+
+    Args:
+        x: Inputs.
+        weight: Weight in float32 (or float64).
+        bias: Bias, or None.
+        fused: Whether the operation of this module runs; otherwise torch's.
+        half_weight: The weight in bf16 or float16, where the caller maintains one; it is read in place of `weight` if it has
+            the dtype of autocast.
+
+    Returns:
+        The outputs, in the dtype of autocast.
+    """
     if not fused:
         return linear(x, weight, bias)
-    x, narrow = operands(x, weight, narrow)
-    return _dense(x, weight, narrow, bias)[0]
+    x, half_weight = convert_operands(x, weight, half_weight)
+    return _dense(x, weight, half_weight, bias)[0]
 
 
-def operands(x: Tensor, weight: Tensor, narrow: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The factors of a product: x in the dtype that autocast wants, and the narrow weight if it has that dtype."""
-    kind = weight.device.type
-    narrows = torch.is_autocast_enabled(kind) and weight.dtype == torch.float32
-    dtype = torch.get_autocast_dtype(kind) if narrows else weight.dtype
-    return x.to(dtype), narrow if narrow is not None and narrow.dtype == dtype else None
+def convert_operands(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Convert x to the dtype of autocast, and drop a half-precision weight of another dtype.
+
+    Args:
+        x: Inputs.
+        weight: Weight in float32 or float64.
+        half_weight: The weight in half precision, or None.
+
+    Returns:
+        x in the dtype of the product, and the half-precision weight if it has that dtype, else None.
+    """
+    device = weight.device.type
+    converts = torch.is_autocast_enabled(device) and weight.dtype == torch.float32  # autocast leaves float64 alone
+    dtype = torch.get_autocast_dtype(device) if converts else weight.dtype
+    return x.to(dtype), half_weight if half_weight is not None and half_weight.dtype == dtype else None
 
 
-def multiplied(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x weight^T + bias in the dtype of x; and the weight in it, empty if there was one."""
-    made = weight.new_empty(0) if _is_there(x, weight, narrow) else weight.to(x.dtype)
-    factor = kept(weight, narrow, made)
+def multiply(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute x weight^T + bias in the dtype of x.
+
+    Args:
+        x: Inputs `[*rows, D]`.
+        weight: Weight `[W, D]`.
+        half_weight: The weight in the dtype of x, or None.
+        bias: Bias `[W]`, or None.
+
+    Returns:
+        The product, and the weight as it was converted for it; the latter is empty if no conversion was necessary.
+    """
+    converted = weight.new_empty(0) if _needs_no_conversion(x, weight, half_weight) else weight.to(x.dtype)
+    operand = saved_weight(weight, half_weight, converted)
     with torch.autocast(x.device.type, enabled=False):
-        if x.dtype in HALF and not x.is_cuda:
-            result = matmul_float32(x.reshape(-1, x.shape[-1]), factor.t()).reshape(*x.shape[:-1], len(factor))
-            return (result if bias is None else result + bias).to(x.dtype), made
-        return linear(x, factor, None if bias is None else bias.to(x.dtype)), made
+        if x.dtype in HALF and not x.is_cuda:  # a CPU would accumulate in half precision
+            result = matmul_float32(x.reshape(-1, x.shape[-1]), operand.t()).reshape(*x.shape[:-1], len(operand))
+            return (result if bias is None else result + bias).to(x.dtype), converted
+        return linear(x, operand, None if bias is None else bias.to(x.dtype)), converted
 
 
-def _is_there(x: Tensor, weight: Tensor, narrow: Tensor | None) -> bool:
-    return narrow is not None or weight.dtype == x.dtype
+def _needs_no_conversion(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> bool:
+    """Whether a weight in the dtype of x exists already."""
+    return half_weight is not None or weight.dtype == x.dtype
 
 
-def kept(weight: Tensor, narrow: Tensor | None, made: Tensor) -> Tensor:
-    """What the backward pass multiplies by."""
-    return made if made.numel() else weight if narrow is None else narrow
+def saved_weight(weight: Tensor, half_weight: Tensor | None, converted: Tensor) -> Tensor:
+    """Return the weight that was multiplied, for the backward pass.
+
+    Args:
+        weight: The weight.
+        half_weight: The weight in half precision, or None.
+        converted: The second result of `multiply`.
+
+    Returns:
+        One of the three, in the dtype of the product.
+    """
+    return converted if converted.numel() else weight if half_weight is None else half_weight
 
 
 @torch.library.custom_op("m2s::dense", mutates_args=())
-def _dense(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return multiplied(x, weight, narrow, bias)
+def _dense(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return multiply(x, weight, half_weight, bias)
 
 
-def shapes(x: Tensor, weight: Tensor, narrow: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What `multiplied` gives, as a compiler is told."""
-    made = weight.new_empty(0) if _is_there(x, weight, narrow) else weight.new_empty(weight.shape, dtype=x.dtype)
-    return x.new_empty(*x.shape[:-1], weight.shape[0]), made
+def fake_multiply(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return empty tensors like the results of `multiply`, for torch.compile.
+
+    Args:
+        x: Inputs.
+        weight: Weight.
+        half_weight: The weight in half precision, or None.
+
+    Returns:
+        Tensors with the shapes and dtypes of the results.
+    """
+    done = _needs_no_conversion(x, weight, half_weight)
+    converted = weight.new_empty(0) if done else weight.new_empty(weight.shape, dtype=x.dtype)
+    return x.new_empty(*x.shape[:-1], weight.shape[0]), converted
 
 
 @_dense.register_fake
-def _(x: Tensor, weight: Tensor, narrow: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return shapes(x, weight, narrow)
+def _(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return fake_multiply(x, weight, half_weight)
 
 
 @torch.library.custom_op("m2s::dense_backward", mutates_args=())
-def gradients(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: bool) -> tuple[Tensor, Tensor]:
-    """Of x, in its dtype, and of the weight, in float32 at least; empty where it is not wanted."""
-    above, rows = above.reshape(-1, above.shape[-1]), x.reshape(-1, x.shape[-1])
-    half, first, second = above.dtype in HALF, x.new_empty(0), weight.new_empty(0, dtype=_wide(weight))
+def gradients(upstream: Tensor, x: Tensor, weight: Tensor, wants_x: bool, wants_weight: bool) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of x weight^T.
+
+    Args:
+        upstream: Gradient of the product `[*rows, W]`.
+        x: Inputs `[*rows, D]`.
+        weight: The weight that was multiplied `[W, D]`.
+        wants_x: Whether the gradient of x is needed.
+        wants_weight: Whether the gradient of the weight is needed.
+
+    Returns:
+        The gradient of x in its dtype, and of the weight in float32 or float64; empty where not needed.
+    """
+    upstream, rows = upstream.reshape(-1, upstream.shape[-1]), x.reshape(-1, x.shape[-1])
+    half, x_gradient = upstream.dtype in HALF, x.new_empty(0)
+    weight_gradient = weight.new_empty(0, dtype=_gradient_dtype(weight))
     with torch.autocast(x.device.type, enabled=False):
-        if at_x:
-            first = matmul_float32(above, weight).to(x.dtype) if half and not above.is_cuda else above @ weight
-            first = first.reshape(x.shape)
-        if at_weight:
-            second = matmul_float32(above.t(), rows) if half else above.t() @ rows
-    return first, second
+        if wants_x:
+            on_cpu = half and not upstream.is_cuda
+            x_gradient = matmul_float32(upstream, weight).to(x.dtype) if on_cpu else upstream @ weight
+            x_gradient = x_gradient.reshape(x.shape)
+        if wants_weight:
+            weight_gradient = matmul_float32(upstream.t(), rows) if half else upstream.t() @ rows
+    return x_gradient, weight_gradient
 
 
-def _wide(weight: Tensor) -> torch.dtype:
+def _gradient_dtype(weight: Tensor) -> torch.dtype:
+    """float32 for half-precision weights, else their dtype."""
     return torch.float32 if weight.dtype in HALF else weight.dtype
 
 
 @gradients.register_fake
-def _(above: Tensor, x: Tensor, weight: Tensor, at_x: bool, at_weight: bool) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape if at_x else 0), weight.new_empty(weight.shape if at_weight else 0, dtype=_wide(weight))
+def _(upstream: Tensor, x: Tensor, weight: Tensor, wants_x: bool, wants_weight: bool) -> tuple[Tensor, Tensor]:
+    shape = weight.shape if wants_weight else 0
+    return x.new_empty(x.shape if wants_x else 0), weight.new_empty(shape, dtype=_gradient_dtype(weight))
 
 
-def for_autograd(ctx: Any, above: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """`gradients` of an operation whose first inputs are x and the weight, as autograd wants them."""
-    at_x, at_weight = ctx.needs_input_grad[:2]
-    if not (at_x or at_weight):
+def gradients_for_autograd(ctx: Any, upstream: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients that autograd asks for, for an operation whose first two inputs are x and the weight.
+
+    Args:
+        ctx: Context of the backward pass.
+        upstream: Gradient of the product.
+        x: Inputs.
+        weight: The weight that was multiplied.
+
+    Returns:
+        Gradients of x and the weight; None where not needed.
+    """
+    wants_x, wants_weight = ctx.needs_input_grad[:2]
+    if not (wants_x or wants_weight):
         return None, None
-    first, second = gradients(above, x, weight, at_x, at_weight)
-    return first if at_x else None, second if at_weight else None
+    x_gradient, weight_gradient = gradients(upstream, x, weight, wants_x, wants_weight)
+    return x_gradient if wants_x else None, weight_gradient if wants_weight else None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, narrow, bias = inputs
-    ctx.save_for_backward(x, kept(weight, narrow, output[1]))
-    ctx.bias = bias if bias is None else bias.dtype
+    x, weight, half_weight, bias = inputs
+    ctx.save_for_backward(x, saved_weight(weight, half_weight, output[1]))
+    ctx.bias_dtype = bias if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, above: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if above is None:
+def _backward(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
         return None, None, None, None
-    wanted = ctx.bias is not None and ctx.needs_input_grad[3]
-    rows = above.reshape(-1, above.shape[-1])
-    at_bias = rows.sum(0, dtype=torch.promote_types(ctx.bias, torch.float32)).to(ctx.bias) if wanted else None
-    return *for_autograd(ctx, above, *ctx.saved_tensors), None, at_bias
+    wants_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[3]
+    rows = upstream.reshape(-1, upstream.shape[-1])
+    wide = torch.promote_types(ctx.bias_dtype, torch.float32) if wants_bias else None
+    bias_gradient = rows.sum(0, dtype=wide).to(ctx.bias_dtype) if wants_bias else None
+    return *gradients_for_autograd(ctx, upstream, *ctx.saved_tensors), None, bias_gradient
 
 
-_dense.register_autograd(_gradients, setup_context=_setup)
+_dense.register_autograd(_backward, setup_context=_setup)

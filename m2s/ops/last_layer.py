@@ -1,4 +1,9 @@
-"""The last layer of a network: logits in float32 from hidden states, with bf16 operands on a GPU."""
+"""The last layer of a network: logits in float32 from hidden states.
+
+In a training step it stands between the network body and the loss. A network returns `Unprojected`, its hidden states together
+with the weights of the last layer, so that a fused loss can compute logits in chunks (`m2s.ops.linear_loss`). Everything else
+calls `Unprojected.project`. Hidden states in bf16 on a GPU are multiplied as bf16 operands with float32 accumulation.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +21,17 @@ from m2s.ops.bias_columns import naive
 
 @dataclass(frozen=True)
 class Unprojected:
-    """Hidden states [*sites, D] and the last layer's weight [columns, D] and bias: accepted wherever `output` is.
+    """Hidden states and the last layer, in place of logits: accepted wherever a network output is.
 
-    A fused operation reads them directly and never multiplies them out; everything else does so in float32.
+    A fused operation reads them directly and never holds all logits; everything else multiplies them out in float32.
+
+    Args:
+        hidden: Hidden states `[*site, D]`.
+        weight: Weight of the last layer `[V, D]`; V may exceed the number of states (padding).
+        bias: Bias of the last layer `[V]`, or None.
+
+    Raises:
+        ValueError: If the shapes do not fit together.
     """
 
     hidden: Float[Tensor, "*site D"]
@@ -35,22 +48,40 @@ class Unprojected:
             raise ValueError(f"bias has shape {list(self.bias.shape)}, but weight has {self.weight.shape[0]} rows")
 
     def wide_enough(self, states: int) -> Float[Tensor, "V D"]:
-        """The weight, which must have a row for every state."""
+        """Return the weight, after checking that it has a row for every state.
+
+        Args:
+            states: Number of states of the process, the mask included.
+
+        Returns:
+            The weight `[V, D]`.
+
+        Raises:
+            ValueError: If V is less than `states`.
+        """
         if self.weight.shape[0] < states:
-            lacking = validation.missing_mask_hint(self.weight.shape[0], states)
-            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states{lacking}")
+            hint = validation.missing_mask_hint(self.weight.shape[0], states)
+            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states{hint}")
         return self.weight
 
     def project(self) -> Float[Tensor, "*site V"]:
-        """The logits of all columns, in float32 or better, whatever autocast says."""
+        """Return the logits of all columns `[*site, V]`, in float32 or float64 also under autocast."""
         with torch.autocast(self.hidden.device.type, enabled=False):
             return last_layer(self.hidden, self.weight, self.bias)
 
 
-# Opaque to a compiler, which may not know a product of bf16 that is returned in float32.
-@torch.library.custom_op("m2s::product", mutates_args=())
+# A custom op, because torch.compile does not know a bf16 product with a float32 result.
+@torch.library.custom_op("m2s::matmul_float32", mutates_args=())
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
-    """a b of matrices in bf16 or float16, added up and returned in float32."""
+    """Multiply two matrices in bf16 or float16, with accumulation and result in float32.
+
+    Args:
+        a: Matrix `[N, D]`.
+        b: Matrix `[D, M]`.
+
+    Returns:
+        a b `[N, M]` in float32.
+    """
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
@@ -59,25 +90,36 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
 
 
-BIAS_COLUMNS = 8  # columns beside a weight in bf16 for the bias: two, and six that keep the width a multiple of eight
+# Columns that a bf16 operand gains for the bias: two are used, six more keep the width a multiple of eight (16 bytes), which
+# the fast matrix kernels require.
+BIAS_COLUMNS = 8
 AppendColumns = Callable[[Tensor, Tensor | None, int, torch.dtype], Tensor]
 
 
 def bf16_operands(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, beside: AppendColumns = naive.append_bias_columns
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, append: AppendColumns = naive.append_bias_columns
 ) -> tuple[Tensor, Tensor]:
-    """The factors of hidden weight^T + bias as one product in the dtype of hidden states that are bf16.
+    """Build the operands of hidden weight^T + bias as a single bf16 product.
 
-    The bias goes in as two more columns of the weight (it and what rounding leaves of it) beside ones in hidden. So its
-    gradient comes out of the product that gives the weight's.
+    The bias becomes two more columns of the weight (its bf16 value and the rounding error), against columns of ones in hidden.
+    So its gradient comes out of the same product as the gradient of the weight.
+
+    Args:
+        hidden: Hidden states `[N, D]` in bf16.
+        weight: Weight `[V, D]` in any dtype.
+        bias: Bias `[V]`, or None.
+        append: The implementation of `append_bias_columns` to use.
+
+    Returns:
+        hidden and weight in bf16, `[N, D + BIAS_COLUMNS]` and `[V, D + BIAS_COLUMNS]`, or of width D without a bias.
     """
     if bias is None:
         return hidden, weight.to(hidden.dtype)
-    return beside(hidden, None, BIAS_COLUMNS, hidden.dtype), beside(weight, bias, BIAS_COLUMNS, hidden.dtype)
+    return append(hidden, None, BIAS_COLUMNS, hidden.dtype), append(weight, bias, BIAS_COLUMNS, hidden.dtype)
 
 
 class _BF16LastLayer(torch.autograd.Function):
-    """hidden weight^T + bias for hidden states in bf16: weight rounded to bf16, sums and result in float32."""
+    """hidden weight^T + bias for bf16 hidden states: weight rounded to bf16, accumulation and result in float32."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -97,7 +139,16 @@ class _BF16LastLayer(torch.autograd.Function):
 
 
 def last_layer(hidden: Float[Tensor, "*site D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None) -> Tensor:
-    """The logits [*site, V] of a last layer, in float32 at least. Hidden states in bf16 keep the operands in bf16 on a GPU."""
+    """Compute logits = hidden weight^T + bias in float32 or float64.
+
+    Args:
+        hidden: Hidden states `[*site, D]`. In bf16 on a GPU the operands stay in bf16 and only the sums are float32.
+        weight: Weight `[V, D]`.
+        bias: Bias `[V]`, or None.
+
+    Returns:
+        Logits `[*site, V]`.
+    """
     if hidden.dtype == torch.bfloat16 and hidden.is_cuda:
         flat = _BF16LastLayer.apply(hidden.reshape(-1, hidden.shape[-1]), weight, None if bias is None else bias.float())
         return flat.reshape(*hidden.shape[:-1], -1)

@@ -1,7 +1,10 @@
-"""The last layer, some rows at a time: logits in float32 out of hidden states, and its gradients out of theirs.
+"""The last layer in chunks of rows: logits from hidden states, and gradients of the layer from gradients of the logits.
 
-Hidden states in bf16 on a GPU keep their operands in bf16, with sums and results in float32; everything else is float32 at
-least. The bias rides in the product, so that its gradient comes out of the one that gives the weight's.
+This is the memory-saving half of a fused training step. Logits of 50,257 tokens at every position would take gigabytes;
+`Layer.chunks` bounds how many exist at once. `linear_loss` uses `Layer` and `Gradient` for training, samplers and the
+projection use `Layer` alone. bf16 hidden states on a GPU keep bf16 operands with float32 accumulation; everything else is
+float32 or float64. The bias is part of the product (`m2s.ops.bias_columns`), so that its gradient comes with that of the
+weight.
 """
 
 from collections.abc import Iterator
@@ -10,30 +13,54 @@ import torch
 from torch import Tensor
 
 from m2s.dtypes import at_least_float32
-from m2s.ops.backend import load_op
+from m2s.ops.backend import load_op, uses_triton
 from m2s.ops.last_layer import BIAS_COLUMNS, Unprojected, bf16_operands, matmul_float32
 
-CHUNK = 50_304 * 3328  # logits alive at once: 0.6 GiB
+CHUNK = 50_304 * 3328  # logits alive at once: 0.6 GiB in float32
 
 
-def extra(hidden: Tensor, bias: Tensor | None) -> int:
-    """Columns of the products beside those of the weight: what the bias takes."""
-    return 0 if bias is None else BIAS_COLUMNS if is_half(hidden) else 1
+def extra_columns(hidden: Tensor, bias: Tensor | None) -> int:
+    """Return how many columns the operands gain for the bias.
+
+    Args:
+        hidden: Hidden states; their dtype and device decide.
+        bias: The bias, or None.
+
+    Returns:
+        0 without a bias, otherwise `BIAS_COLUMNS` for bf16 products and 1 for all others.
+    """
+    return 0 if bias is None else BIAS_COLUMNS if uses_bf16_products(hidden) else 1
 
 
-def is_half(hidden: Tensor) -> bool:
+def uses_bf16_products(hidden: Tensor) -> bool:
+    """Return whether the products run with bf16 operands.
+
+    Args:
+        hidden: Hidden states.
+
+    Returns:
+        True for bf16 on a GPU. Elsewhere bf16 is converted to float32 first.
+    """
     return hidden.dtype == torch.bfloat16 and hidden.is_cuda
 
 
 class Layer:
-    """Hidden states [N, D] and a last layer [V, D], as the products want them."""
+    """Hidden states `[N, D]` and a last layer `[V, D]`, with operands prepared for the products.
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    Args:
+        hidden: Hidden states `[*site, D]`.
+        weight: Weight `[V, D]`.
+        bias: Bias `[V]`, or None.
+        fused: Whether Triton kernels append the bias columns; by default as `uses_triton` returns.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, fused: bool | None = None) -> None:
         self.width, self.bias = hidden.shape[-1], bias is not None
-        self.half = is_half(hidden)
+        self.bf16_products = uses_bf16_products(hidden)
         hidden = hidden.reshape(-1, self.width)
-        if self.half:
-            hidden, columns = bf16_operands(hidden, weight, bias, load_op("bias_columns", hidden).append_bias_columns)
+        if self.bf16_products:
+            fused = uses_triton(hidden) if fused is None else fused
+            hidden, columns = bf16_operands(hidden, weight, bias, load_op("bias_columns", fused).append_bias_columns)
         else:
             hidden, columns = at_least_float32(hidden), at_least_float32(weight)
             if bias is not None:
@@ -43,26 +70,32 @@ class Layer:
 
     @classmethod
     def of(cls, output: Unprojected) -> "Layer":
+        """Build the layer of an unprojected network output."""
         return cls(output.hidden, output.weight, output.bias)
 
     def chunks(self) -> Iterator[slice]:
-        """The rows, some at a time."""
+        """Return the slices of rows to work on, each of at most `CHUNK` logits (and at least one row)."""
         count, most = len(self.hidden), max(1, CHUNK // len(self.columns))
-        even = -(-count // max(1, -(-count // most)))  # none much smaller than the others
+        even = -(-count // max(1, -(-count // most)))  # chunks of equal size: a small last one would waste a GPU
         rows = max(1, min(most, -(-even // 128) * 128))
         return (slice(start, start + rows) for start in range(0, count, rows))
 
     def logits(self, at: slice) -> Tensor:
-        """[rows, V], in float32 at least."""
+        """Return the logits of the rows `at`, `[rows, V]` in float32 or float64."""
         return _product(self.hidden[at], self.columns.t())
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in float32 or float64."""
     return matmul_float32(a, b) if a.dtype == torch.bfloat16 else a @ b
 
 
 class Gradient:
-    """The gradients of a last layer, filled in as those of its logits come."""
+    """Gradients of a last layer, accumulated chunk by chunk from the gradients of its logits.
+
+    Args:
+        layer: The layer whose gradients are accumulated.
+    """
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -70,24 +103,32 @@ class Gradient:
         self._columns: Tensor | None = None
 
     def add(self, at: slice, logits: Tensor) -> None:
-        """The gradient of the logits of the rows `at`."""
+        """Add one chunk.
+
+        Args:
+            at: The rows of the chunk.
+            logits: Gradient of their logits `[rows, V]`.
+        """
         layer, hidden = self.layer, self.layer.hidden[at]
         self.hidden[at].copy_(_product(logits, layer.columns[:, : layer.width]))
         if self._columns is None:
             self._columns = _product(logits.t(), hidden)
-        elif layer.half:
+        elif layer.bf16_products:  # the sum over chunks stays in place, in float32
             torch.addmm(self._columns, logits.t(), hidden, out_dtype=torch.float32, out=self._columns)
         else:
             self._columns.addmm_(logits.t(), hidden)
 
     @property
     def columns(self) -> Tensor:
+        """Gradient of the weight with its bias columns; zeros where no chunk was added."""
         return torch.zeros_like(at_least_float32(self.layer.columns)) if self._columns is None else self._columns
 
     @property
     def weight(self) -> Tensor:
+        """Gradient of the weight `[V, D]`, a view of `columns`."""
         return self.columns[:, : self.layer.width]
 
     @property
     def bias(self) -> Tensor | None:
+        """Gradient of the bias `[V]`, or None without a bias."""
         return self.columns[:, self.layer.width] if self.layer.bias else None

@@ -1,7 +1,19 @@
-"""The last layer and a loss in one: values and gradients straight from hidden states, logits for some rows at a time.
+"""The last layer and a loss over the vocabulary in one operation: losses and gradients straight from hidden states.
 
-Where the weights of the losses are known beforehand, their gradients are found with the values, out of the same logits
-(`total`). Where they come from outside (`losses`), the backward pass makes the logits once more.
+This is the end of the forward pass of a fused training step. Logits are computed for a chunk of rows at a time
+(`m2s.ops.last_layer_chunks`), turned into losses and, in place, into their gradient, and discarded. `weighted_sum` is for
+training: the weights of the losses are known beforehand, so the gradients come out of the same logits as the values.
+`per_position` is for arbitrary upstream gradients: its backward pass computes the logits a second time.
+
+A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy or masked_ce) with two functions in its `cpu.py` and
+`triton.py`:
+
+- `prepare(x_t, x_0, row_scalars)` converts the tokens `[N]` and row scalars `[C, N]` of all rows once;
+- `row_losses(logits, x_t, x_0, row_scalars, masked, vocab, weight, dtype)` returns the losses of some rows, and with a weight
+  the gradient of weight times loss.
+
+Row scalars are the numbers that a row loss needs besides logits and tokens. Each row has C of them; `row_scalars` of the module
+documents which.
 """
 
 from typing import Any, NamedTuple
@@ -11,9 +23,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from m2s.ops.backend import load_op
+from m2s.ops.backend import load_op, uses_triton
 from m2s.ops.last_layer import Unprojected
-from m2s.ops.last_layer_chunks import Gradient, Layer, extra
+from m2s.ops.last_layer_chunks import Gradient, Layer, extra_columns
 from m2s.process import Process
 
 
@@ -23,32 +35,53 @@ def linear_loss(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    k: Tensor,
-    x: Tensor,
-    scalars: Tensor,
+    x_t: Tensor,
+    x_0: Tensor,
+    row_scalars: Tensor,
     masked: bool,
     vocab: int,
     row_weight: Tensor | None,
+    fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The losses [N] in float64, and, where rows have a weight, the gradients of their weighted sum with respect to hidden,
-    weight and bias (empty without). By a loss of rows of logits (bridged, free or masked): what is told of all rows is made
-    ready once by its `prepare`, then its `rows` are asked for, some at a time."""
-    layer, loss_of = Layer(hidden, weight, bias), load_op(kind, hidden)
+    """Compute the losses of all rows and, given weights, the gradients of their weighted sum.
+
+    Args:
+        kind: Name of the row loss: "posterior_entropy", "score_entropy" or "masked_ce".
+        hidden: Hidden states `[N, D]`.
+        weight: Weight of the last layer `[V, D]`.
+        bias: Bias of the last layer `[V]`, or None.
+        x_t: Current tokens `[N]`.
+        x_0: Clean tokens `[N]`.
+        row_scalars: `[C, N]` in float64.
+        masked: Whether the process has a mask, the state `vocab`.
+        vocab: Number of clean tokens.
+        row_weight: Weight of each row `[N]`, or None for the losses alone.
+        fused: Whether Triton kernels run. An argument, so that a backward pass repeats the choice of its forward pass.
+
+    Returns:
+        Losses `[N]` in float64, and the gradients with respect to hidden, weight and bias; the gradients are empty tensors
+        without `row_weight`, the last one also without a bias.
+    """
+    layer, row_loss = Layer(hidden, weight, bias, fused=fused), load_op(kind, fused)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
-    told = loss_of.prepare(k, x, scalars)
+    prepared = row_loss.prepare(x_t, x_0, row_scalars)
     for at in layer.chunks():
-        k, x, scalars = (value[..., at] for value in told)
-        given = None if row_weight is None else row_weight[at]
-        loss, found = loss_of.rows(layer.logits(at), k, x, scalars, masked, vocab, given, layer.hidden.dtype)
+        x_t, x_0, row_scalars = (value[..., at] for value in prepared)
+        weight_here = None if row_weight is None else row_weight[at]
+        loss, logits_gradient = row_loss.row_losses(
+            layer.logits(at), x_t, x_0, row_scalars, masked, vocab, weight_here, layer.hidden.dtype
+        )
         losses[at] = loss
-        if gradient is not None and found is not None:
-            gradient.add(at, found)
-        del found  # it may lie where the logits were: let go before the next are made
+        if gradient is not None and logits_gradient is not None:
+            gradient.add(at, logits_gradient)
+        del logits_gradient  # it occupies the memory of the logits: free it before the next chunk allocates
     if gradient is None:
         return losses, hidden.new_empty(0), hidden.new_empty(0), hidden.new_empty(0)
-    at_bias = hidden.new_empty(0) if gradient.bias is None or bias is None else gradient.bias.to(bias.dtype, copy=True)
-    return losses, gradient.hidden.to(hidden.dtype).reshape(hidden.shape), gradient.weight.to(weight.dtype), at_bias
+    bias_gradient = hidden.new_empty(0)
+    if gradient.bias is not None and bias is not None:
+        bias_gradient = gradient.bias.to(bias.dtype, copy=True)  # a custom op may not return two views of one tensor
+    return losses, gradient.hidden.to(hidden.dtype).reshape(hidden.shape), gradient.weight.to(weight.dtype), bias_gradient
 
 
 @linear_loss.register_fake
@@ -57,31 +90,35 @@ def _(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    k: Tensor,
-    x: Tensor,
-    scalars: Tensor,
+    x_t: Tensor,
+    x_0: Tensor,
+    row_scalars: Tensor,
     masked: bool,
     vocab: int,
     row_weight: Tensor | None,
+    fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float64)
     if row_weight is None:
         return losses, hidden.new_empty(0), hidden.new_empty(0), hidden.new_empty(0)
-    at_bias = hidden.new_empty(0) if bias is None else torch.empty_like(bias)
-    columns = weight.new_empty(weight.shape[0], weight.shape[1] + extra(hidden, bias))
-    return losses, torch.empty_like(hidden), columns[:, : weight.shape[1]], at_bias
+    bias_gradient = hidden.new_empty(0) if bias is None else torch.empty_like(bias)
+    columns = weight.new_empty(weight.shape[0], weight.shape[1] + extra_columns(hidden, bias))
+    return losses, torch.empty_like(hidden), columns[:, : weight.shape[1]], bias_gradient
 
 
-class _Total(torch.autograd.Function):
+class _WeightedSum(torch.autograd.Function):
+    """The weighted sum of the losses and its terms. The gradients are computed in the forward pass and saved."""
+
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, row_weight: Tensor, *rest: Any
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, row_weight: Tensor, fused: bool, *row_inputs: Any
     ) -> tuple[Tensor, Tensor]:
-        kind, *others = rest
+        kind, *others = row_inputs
         wanted = any(ctx.needs_input_grad[:3])
-        losses, *gradients = linear_loss(kind, hidden, weight, bias, *others, row_weight if wanted else None)
+        losses, *gradients = linear_loss(kind, hidden, weight, bias, *others, row_weight if wanted else None, fused)
         ctx.save_for_backward(*gradients)
-        ctx.bias = bias is not None
+        ctx.has_bias, ctx.fused = bias is not None, fused
+        # a weight of 0 gives 0 also where the loss is infinite: padding must not spoil a batch
         losses = torch.where(row_weight == 0, 0, row_weight * losses)
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
@@ -91,29 +128,37 @@ class _Total(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         hidden, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, bias))
-        weight = load_op("bias_columns", weight).drop_bias_columns(weight, upstream)
-        return hidden, weight, bias if ctx.bias else None, *(None for _ in range(7))
+        weight = load_op("bias_columns", ctx.fused).drop_bias_columns(weight, upstream)
+        return hidden, weight, bias if ctx.has_bias else None, *(None for _ in range(8))
 
 
-class _Losses(torch.autograd.Function):
+class _PerPosition(torch.autograd.Function):
+    """The loss of every row. The backward pass computes the logits again, with the upstream gradient as row weights."""
+
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        kind, k, x, scalars, masked, vocab = rest
-        ctx.save_for_backward(hidden, weight, bias, k, x, scalars)
-        ctx.rest = (kind, masked, vocab)
-        return linear_loss(kind, hidden, weight, bias, k, x, scalars, masked, vocab, None)[0]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, fused: bool, *row_inputs: Any) -> Tensor:
+        kind, x_t, x_0, row_scalars, masked, vocab = row_inputs
+        ctx.save_for_backward(hidden, weight, bias, x_t, x_0, row_scalars)
+        ctx.settings = (kind, masked, vocab, fused)
+        return linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, None, fused)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, k, x, scalars = ctx.saved_tensors
-        kind, masked, vocab = ctx.rest
-        _, *gradients = linear_loss(kind, hidden, weight, bias, k, x, scalars, masked, vocab, upstream)
-        return *gradients[:2], gradients[2] if bias is not None else None, *(None for _ in range(6))
+        hidden, weight, bias, x_t, x_0, row_scalars = ctx.saved_tensors
+        kind, masked, vocab, fused = ctx.settings
+        _, *gradients = linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, upstream, fused)
+        return *gradients[:2], gradients[2] if bias is not None else None, *(None for _ in range(7))
 
 
 class RowLossSpec(NamedTuple):
-    """Which operation on rows of logits, and what it is told besides tokens: scalars of every row, [C, N] in float64."""
+    """A row loss and its scalars.
+
+    Args:
+        kind: Name of the row loss in `m2s.ops`: "posterior_entropy", "score_entropy" or "masked_ce".
+        scalars: Row scalars `[C, N]` in float64, from `row_scalars` of that module (for "masked_ce" the rate, C = 1).
+        process: The forward process.
+    """
 
     kind: str
     scalars: Tensor
@@ -123,22 +168,47 @@ class RowLossSpec(NamedTuple):
 def weighted_sum(
     output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec, weight: Float[Tensor, "*site"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "*site"]]:
-    """The weighted sum of the losses, and its terms, which carry no gradient. Float64."""
-    value, terms = _Total.apply(*_layer(output, rows), weight.reshape(-1).double(), *_told(x_t, x_0, rows))
+    """Compute the weighted sum of the losses, with the gradient found in the forward pass.
+
+    Args:
+        output: Hidden states and last layer of the network.
+        x_t: Current tokens.
+        x_0: Clean tokens.
+        rows: The row loss and its scalars.
+        weight: Weight of each position; 0 excludes it.
+
+    Returns:
+        The sum, and its terms `[*site]`, which carry no gradient. Both in float64.
+    """
+    fused = uses_triton(output.hidden)
+    value, terms = _WeightedSum.apply(*_layer(output, rows), weight.reshape(-1).double(), fused, *_row_inputs(x_t, x_0, rows))
     return value, terms.reshape(x_0.shape)
 
 
 def per_position(
     output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec
 ) -> Float[Tensor, "*site"]:
-    """The loss of every site, float64."""
-    return _Losses.apply(*_layer(output, rows), *_told(x_t, x_0, rows)).reshape(x_0.shape)
+    """Compute the loss of every position.
+
+    Args:
+        output: Hidden states and last layer of the network.
+        x_t: Current tokens.
+        x_0: Clean tokens.
+        rows: The row loss and its scalars.
+
+    Returns:
+        The losses `[*site]` in float64.
+    """
+    fused = uses_triton(output.hidden)
+    return _PerPosition.apply(*_layer(output, rows), fused, *_row_inputs(x_t, x_0, rows)).reshape(x_0.shape)
 
 
 def _layer(output: Unprojected, rows: RowLossSpec) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states as rows, weight and bias."""
     return output.hidden.reshape(-1, output.hidden.shape[-1]), output.wide_enough(rows.process.states), output.bias
 
 
-def _told(x_t: Tensor, x_0: Tensor, rows: RowLossSpec) -> tuple[Any, ...]:
+def _row_inputs(x_t: Tensor, x_0: Tensor, rows: RowLossSpec) -> tuple[Any, ...]:
+    """What `linear_loss` takes besides the layer: kind, tokens, scalars, whether there is a mask, vocabulary."""
     process = rows.process
     return rows.kind, x_t.reshape(-1), x_0.reshape(-1), rows.scalars, process.mask is not None, process.vocab

@@ -1,4 +1,4 @@
-"""Named configurations. A preset is one file here and one line below."""
+"""Named configurations for `m2s train PRESET`. A preset is one file here and one line in each table below."""
 
 from m2s.presets.cifar10 import CIFAR10
 from m2s.presets.digits import DIGITS
@@ -10,8 +10,8 @@ from m2s.training.config import Config
 PRESETS: dict[str, Config] = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR10, "text8": TEXT8, "owt": OWT}
 SUMMARIES: dict[str, str] = {
     "digits": "8 x 8 digits, shipped with the package: under two minutes on two cores",
-    "mnist": "the paper's MNIST run but for the schedule (linear): width-64 U-Net, 50 epochs",
-    "cifar10": "the paper's CIFAR-10 run: MD4's U-Net, 125,000 updates of 4096",
+    "mnist": "the paper's MNIST run except for the schedule (linear): width-64 U-Net, 50 epochs",
+    "cifar10": "the paper's CIFAR-10 run: MD4's U-Net, 125,000 steps of 4096",
     "text8": "characters of text8: DiT-small, length 256",
     "owt": "the paper's OpenWebText run: DiT-small, GPT-2's tokens, length 512",
 }

@@ -1,4 +1,4 @@
-"""The paper's CIFAR-10 run: MD4's U-Net (28,427,520 parameters), AdamW 4e-4, weight decay 0.01, 125,000 updates of 4096."""
+"""The paper's CIFAR-10 run: MD4's U-Net (28,427,520 parameters), AdamW 4e-4, weight decay 0.01, 125,000 steps of 4096."""
 
 from pathlib import Path
 

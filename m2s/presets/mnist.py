@@ -1,6 +1,6 @@
-"""The paper's MNIST run but for the schedule: 256 levels, width-64 U-Net, AdamW 2e-4, 50 epochs (11,700 updates of 256).
+"""The paper's MNIST run except for the schedule: 256 levels, width-64 U-Net, AdamW 2e-4, 50 epochs (11,700 steps of 256).
 
-The paper's schedule is exponential with a horizon that it does not give; this one is linear. For the other:
+The paper's schedule is exponential with a horizon that it does not give. This one is linear. For the exponential one give
 --process.schedule exponential --process.horizon 5
 """
 

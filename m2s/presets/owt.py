@@ -1,4 +1,4 @@
-"""The paper's OpenWebText run: DiT 12 x 768 x 12, GPT-2's tokens, length 512, batch 1584, AdamW 5e-4, 161,800 updates."""
+"""The paper's OpenWebText run: DiT 12 x 768 x 12, GPT-2's tokens, length 512, batch 1584, AdamW 5e-4, 161,800 steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every forward process can say: how one site is corrupted, and how fast."""
+"""The interface of every forward process: how one site is corrupted, and how fast."""
 
 import math
 from abc import ABC, abstractmethod
@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from m2s import validation
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 
 def select_rows(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim: int) -> Float[Tensor, "*site S"]:
-    """Rows (dim = -2) or columns (dim = -1) of per-batch matrices, one for each site."""
+    """Select one row or column of a matrix for each site.
+
+    Args:
+        matrices: One matrix for each example, [*b, S, S]. The shape *b is the start of the shape of `x`.
+        x: Index of the row or column at each site, [*site].
+        dim: -2 for rows, -1 for columns.
+
+    Returns:
+        The rows or columns, [*site, S].
+    """
     if dim == -1:
         matrices = matrices.transpose(-1, -2)
     batch = matrices.shape[:-2]
@@ -29,10 +38,20 @@ def select_rows(matrices: Float[Tensor, "*b S S"], x: Int[Tensor, "*site"], dim:
 
 
 class Process(ABC):
-    """A continuous- or discrete-time Markov chain that corrupts every site independently.
+    """A Markov chain in continuous or discrete time that corrupts every site independently (Definition 3.2).
 
-    States 0..vocab-1 are the clean tokens. A process with a mask has one more, the last: `mask` = `vocab`, `states` =
-    `vocab` + 1. Matrices are indexed [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k).
+    States 0..vocab-1 are the clean tokens. A process with a mask has one state more, the last one. Matrices are indexed
+    [start, end]: `kernel(t)[..., z, y]` = P_t(y|z), `rates(t)[..., y, k]` = Q_t(y -> k). Time runs from 0 (clean) to 1.
+
+    A subclass defines `vocab`, `states`, `mask`, `kernel` and `step_kernel`, and `rates` if it runs in continuous time. The
+    other methods follow from these; a subclass overrides them where it has a closed form.
+
+    What a process can do is a property, so that no caller tests for a class: `rank_one`, `tabulated`, `chain`, `has_rates`.
+
+    Attributes:
+        vocab: Number K of clean tokens.
+        states: Number S of states: `vocab`, or `vocab` + 1 with a mask.
+        mask: The state of the mask, `vocab`, or None without a mask.
     """
 
     vocab: int
@@ -44,43 +63,111 @@ class Process(ABC):
 
     @property
     def rank_one(self) -> "RankOne | None":
-        """This process where P_t(y|z) = alpha_t [y = z] + m_t(y), which has closed forms at any vocabulary; else None."""
+        """This process if P_t(y|z) = alpha_t [y = z] + m_t(y), which has closed forms for any vocabulary; else None."""
         return None
 
     @property
     def tabulated(self) -> "RateMatrix | None":
-        """This process where its transition matrices are exponentials of a rate matrix; else None."""
+        """This process if its transition matrices are exponentials of a rate matrix; else None."""
         return None
 
     @property
     def chain(self) -> "Chain | None":
-        """This process where it has a finite number of steps and no rates; else None."""
+        """This process if it has a finite number of steps and no rates; else None."""
         return None
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether the process runs in continuous time and has rates Q_t. A finite chain has none."""
+        return type(self).rates is not Process.rates
 
     @abstractmethod
     def kernel(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        """P_t(y|z) as a matrix. For small state spaces: O(states^2) memory for each time."""
+        """Return the transition matrix P_t(y|z) from time 0 to t.
+
+        It takes O(states^2) memory for each time. Code for large vocabularies uses `rows`, `columns` or `rank_one`.
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            Matrices indexed [z, y], [*b, S, S], in the dtype of `t`. Rows sum to one.
+        """
 
     @abstractmethod
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        """P_{t|s}(y|z) for s <= t, as a matrix."""
+        """Return the transition matrix P_{t|s}(y|z) from time s to time t.
 
-    @abstractmethod
+        Args:
+            s: Start times, [*b], at most `t`.
+            t: End times, [*b].
+
+        Returns:
+            Matrices indexed [z, y], [*b, S, S]. Rows sum to one, and P_s P_{t|s} = P_t.
+        """
+
     def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        """The forward generator Q_t; its rows sum to zero."""
+        """Return the rate matrix Q_t of the forward process: dP_t/dt = P_t Q_t.
+
+        Only processes in continuous time have one (`has_rates`).
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            Matrices indexed [y, k], [*b, S, S]. Off-diagonal entries are not negative; rows sum to zero.
+
+        Raises:
+            ValueError: The process has no rates.
+        """
+        raise ValueError(
+            "a finite chain has no rates, so no score entropy in continuous time: its loss is m2s.losses.chain_kl; with "
+            "rates there are m2s.RateMatrix, Uniform and Absorbing"
+        )
+
+    def is_mask(self, x: Int[Tensor, "*site"]) -> Bool[Tensor, "*site"]:
+        """Return where `x` is the mask; nowhere for a process without a mask."""
+        return torch.zeros_like(x, dtype=torch.bool) if self.mask is None else x.long() == self.mask
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """P_t(. | x_0): where each site may have gone."""
+        """Return the row P_t(. | x_0) of the transition matrix at every site: the distribution of x_t.
+
+        Args:
+            x_0: Clean tokens, [*site].
+            t: Times, [*b], where *b is the start of *site.
+        """
         validation.align("t", t, x_0)
         return select_rows(self.kernel(t), x_0, -2)
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """P_t(x_t | .): the likelihood of each possible start."""
+        """Return the column P_t(x_t | .) of the transition matrix at every site: the likelihood of each clean token.
+
+        Args:
+            x_t: Current tokens, [*site].
+            t: Times, [*b].
+        """
         validation.align("t", t, x_t)
         return select_rows(self.kernel(t), x_t, -1)
 
+    def step_columns(
+        self, x_t: Int[Tensor, "*site"], s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]
+    ) -> Float[Tensor, "*site S"]:
+        """Return the column P_{t|s}(x_t | .) at every site: the likelihood of each token at time s.
+
+        Args:
+            x_t: Current tokens at time t, [*site].
+            s: Earlier times, [*b].
+            t: Times of `x_t`, [*b].
+        """
+        return select_rows(self.step_kernel(s, t), x_t, -1)
+
     def rates_into(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Q_t(y -> x_t) for y != x_t, and 0 at x_t: the weight of each candidate in score entropy."""
+        """Return Q_t(y -> x_t) for y != x_t and 0 at x_t: the weight of each candidate y in score entropy (Eq. 8).
+
+        Args:
+            x_t: Current tokens, [*site].
+            t: Times, [*b].
+        """
         validation.align("t", t, x_t)
         rates = select_rows(self.rates(t), x_t, -1)
         return rates.scatter(-1, x_t.long().unsqueeze(-1), 0.0)
@@ -88,8 +175,8 @@ class Process(ABC):
     def reference(self) -> Float[Tensor, "S"]:
         """Return the distribution from which sampling starts, float64.
 
-        Where the mask is absorbing it is the mask, also under a schedule with alpha_1 > 0 (`survives_to_the_end`). Otherwise it
-        is the distribution at t = 1 of a clean token drawn uniformly: uniform for uniform noise.
+        If the mask is absorbing, it is the mask, also under a schedule with alpha_1 > 0 (`has_clean_tokens_at_end`). Otherwise
+        it is the distribution at t = 1 of a clean token drawn uniformly: the uniform distribution for uniform noise.
         """
         end = self.kernel(torch.ones((), dtype=torch.float64))
         if self.mask is not None and bool(end[self.mask, self.mask] == 1):
@@ -100,19 +187,34 @@ class Process(ABC):
     def has_clean_tokens_at_end(self) -> bool:
         """Whether a clean token can be left at t = 1 although the reference is the mask (alpha_1 > 0, as in SEDD and MDLM).
 
-        The KL from q_1 to the mask is then infinite, and the bound predicts x_1 from masks alone: `m2s.losses.prior_nats`.
+        The KL from q_1 to the mask is then infinite, and the NELBO predicts x_1 from masks alone: `m2s.losses.prior_nats`.
         """
         return bool(self.prior_kl(torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)).isinf().any())
 
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
-        """KL(q_t(. | x_0) || reference), nats per site; infinite where a token is left and the reference is the mask."""
+        """Return KL(q_t(. | x_0) || reference) in nats per site, the prior term of the NELBO.
+
+        Args:
+            x_0: Clean tokens, [*site].
+            t: Times, [*b].
+
+        Returns:
+            The divergence, [*site], in float64. It is infinite where a clean token can be left and the reference is the mask.
+        """
         validation.tokens("x_0", x_0, self.vocab)
         validation.times("t", t)
         rows = self.rows(x_0, to_float64(t))
         return kl_terms(rows, self.reference().to(rows).expand_as(rows)).sum(-1)
 
     def last_time(self, t_min: float) -> float:
-        """Where the integral of the bound stops: 1 - t_min, or 1 where the prior KL at 1 - t_min would be infinite."""
+        """Return the upper end of the NELBO's integral over time.
+
+        Args:
+            t_min: The lower end.
+
+        Returns:
+            1 - t_min, or 1 if the prior KL at 1 - t_min is infinite.
+        """
         x_0 = torch.zeros(1, dtype=torch.long)
         t = torch.full((1,), 1 - t_min, dtype=torch.float64)
         return 1 - t_min if self.prior_kl(x_0, t).isfinite().all() else 1.0
@@ -120,21 +222,45 @@ class Process(ABC):
     def corrupt(
         self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*site"]:
-        """x_t ~ P_t(. | x_0), every site by itself."""
+        """Draw x_t ~ P_t(. | x_0), every site independently.
+
+        Args:
+            x_0: Clean tokens, [*site], usually [B, L].
+            t: Times, [*b], usually [B].
+            generator: Source of randomness. None uses torch's default generator.
+
+        Returns:
+            x_t, [*site].
+
+        Example:
+            >>> process = m2s.Uniform(256, m2s.Linear())
+            >>> x_t = process.corrupt(torch.randint(256, (8, 784)), torch.rand(8))
+        """
         validation.tokens("x_0", x_0, self.vocab)
         validation.times("t", t)
-        return draw_categorical(self.rows(x_0, to_float64(t)), generator)
+        return _sample_categorical(self.rows(x_0, to_float64(t)), generator)
 
 
 def kl_terms(p: Float[Tensor, "*n"], q: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """p log(p/q) - p + q >= 0, whose sum over a law is KL(p || q); infinite where q = 0 < p."""
+    """Return p log(p/q) - p + q, whose sum over two distributions is KL(p || q).
+
+    Every term is at least 0, so that a small divergence is not the difference of large terms.
+
+    Args:
+        p: Probabilities.
+        q: Probabilities, of the same shape.
+
+    Returns:
+        The terms; infinite where q = 0 < p.
+    """
     return torch.special.xlogy(p, p) - torch.special.xlogy(p, q) - p + q
 
 
-def draw_categorical(distribution: Float[Tensor, "*site S"], generator: torch.Generator | None) -> Int[Tensor, "*site"]:
-    """One index from each law by inverse CDF. A state of probability zero is never drawn."""
-    total = distribution.cumsum(-1)
-    u = torch.rand(distribution.shape[:-1], generator=generator, dtype=distribution.dtype, device=distribution.device)
+def _sample_categorical(probabilities: Float[Tensor, "*site S"], generator: torch.Generator | None) -> Int[Tensor, "*site"]:
+    """Draw one index from each row by inverting its CDF. A state of probability zero is never drawn."""
+    total = probabilities.cumsum(-1)
+    u = torch.rand(probabilities.shape[:-1], generator=generator, dtype=probabilities.dtype, device=probabilities.device)
     index = torch.searchsorted(total, (u * total[..., -1]).unsqueeze(-1), right=True).squeeze(-1)
-    last = distribution.shape[-1] - 1 - (distribution.flip(-1) > 0).long().argmax(-1)
+    # u * total can round up to the total itself, past the last state: take the last one that has a positive probability.
+    last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).long().argmax(-1)
     return torch.minimum(index, last)

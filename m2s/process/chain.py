@@ -1,7 +1,7 @@
 """Finite chains: given one-step matrices and their stored products (D3PM).
 
-D3PM's discretised Gaussian belongs here and not under `RateMatrix`: its steps do not commute, and the logarithm of their
-product has negative rates, so that it is no expm(sigma Q).
+D3PM's discretised Gaussian is a chain and not a `RateMatrix`: its steps do not commute, and the logarithm of their product has
+negative off-diagonal entries. So no rate matrix Q gives it as expm(sigma Q).
 """
 
 import math
@@ -14,21 +14,28 @@ from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.process.base import Process
 
-ROUNDING = 1e-7  # of a time n/T in float32
+ROUNDING = 1e-7  # rounding error of a time n/T in float32
 
 
 class Chain(Process):
-    """`matrices[n - 1]` is Q_n, which takes x_{n-1} to x_n; P_n = Q_1 ... Q_n. There are no rates.
+    """A process with T steps: `matrices[n - 1]` is Q_n, which takes x_{n-1} to x_n, and P_n = Q_1 ... Q_n.
 
-    A time t in ((n-1)/T, n/T] stands for step n, and 0 for the clean data. So times drawn evenly over (0, 1] stand for every
-    step equally often, and the integral over t of T f(n) is the sum of f over all steps.
+    There are no rates. A time t in ((n-1)/T, n/T] stands for step n, and t = 0 for the clean data. So times that are uniform on
+    (0, 1] stand for every step equally often, and the integral of T f(n) over t is the sum of f over all steps.
 
-    Products are stored in the dtype of `matrices`: K = 256, T = 1000 in float32 take 262 MB.
+    Products are stored in the dtype of `matrices`: K = 256 and T = 1000 take 262 MB in float32.
+
+    Args:
+        matrices: One-step transition matrices, [T, S, S]. Rows sum to one.
+        mask: Whether the last state is a mask and not a clean token.
+
+    Raises:
+        ValueError: The shape is wrong, an entry is negative, or a row does not sum to one.
+        TypeError: The dtype is not floating-point.
+
+    Example:
+        >>> process = m2s.Chain.gaussian(256, m2s.process.chain.linear_betas(1000))
     """
-
-    @property
-    def chain(self) -> "Chain":
-        return self
 
     def __init__(self, matrices: Float[Tensor, "T S S"], mask: bool = False) -> None:
         matrices = torch.as_tensor(matrices)
@@ -45,6 +52,7 @@ class Chain(Process):
         self.steps, self.states = matrices.shape[:2]
         self.vocab = self.states - 1 if mask else self.states
         self.mask = self.states - 1 if mask else None
+        # The running product stays in float64; only the stored copy is rounded.
         products = torch.empty(self.steps + 1, self.states, self.states, dtype=matrices.dtype)
         running = torch.eye(self.states, dtype=torch.float64)
         products[0] = running
@@ -54,16 +62,23 @@ class Chain(Process):
         self.products = products
         self._tables = {products.device: (products, matrices.to(products.device))}
 
+    @property
+    def chain(self) -> "Chain":
+        return self
+
     def index(self, t: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-        """The step n that t stands for: ceil(t T), with room for the rounding of n/T."""
+        """Return the step n that each time stands for: ceil(t T), with a tolerance for the rounding of n/T."""
         return torch.ceil((to_float64(t) - ROUNDING) * self.steps).long()
 
     def before(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """The time (n-1)/T of the step before that of t."""
+        """Return the time (n-1)/T of the step before that of t."""
         return (self.index(t) - 1) / to_float64(t).new_full((), self.steps)
 
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Products and matrices there. A copy stays where it was made: a recorded graph may read it for as long as it lives."""
+        """Return products [T+1, S, S] and one-step matrices [T, S, S] on a device.
+
+        Copies are never freed: a recorded CUDA graph reads their memory for as long as it lives.
+        """
         if device not in self._tables:
             self._tables[device] = (self.products.to(device), self.matrices.to(device))
         return self._tables[device]
@@ -81,12 +96,13 @@ class Chain(Process):
         return products.transpose(1, 2)[validation.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
 
     def arrivals(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Q_n(x_t | y) for every y: how the last step before t may have led to x_t."""
+        """Return the column Q_n(x_t | .) of the last step before t: the likelihood of each token at step n - 1."""
         _, matrices = self.tables(t.device)
         return matrices.transpose(1, 2)[validation.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
 
     def step_kernel(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
         _, matrices = self.tables(t.device)
+        # A batch has few different pairs of steps, often one: multiply each pair's matrices once.
         pairs, place = torch.unique(torch.stack([self.index(s), self.index(t)]).reshape(2, -1), dim=1, return_inverse=True)
         out = torch.empty(pairs.shape[1], self.states, self.states, dtype=t.dtype, device=t.device)
         for i, (low, high) in enumerate(pairs.t().tolist()):
@@ -97,7 +113,11 @@ class Chain(Process):
         return out[place].reshape(*t.shape, self.states, self.states)
 
     def last_time(self, t_min: float) -> float:
-        """1: nothing is cut off a chain. Its first step, where the bound has its reconstruction, must not end before t_min."""
+        """Return 1: the sum over the steps of a chain is complete.
+
+        Raises:
+            ValueError: `t_min` lies after the first step, where the NELBO has its reconstruction term.
+        """
         if t_min > 1 / self.steps + ROUNDING:
             raise ValueError(
                 f"t_min is {t_min}, but the first of {self.steps} steps ends at {1 / self.steps:g}: give a t_min of at most "
@@ -105,34 +125,46 @@ class Chain(Process):
             )
         return 1.0
 
-    def rates(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        raise ValueError(
-            "a finite chain has no rates, so no score entropy in continuous time: its loss is m2s.losses.chain_kl; with "
-            "rates there are m2s.RateMatrix, Uniform and Absorbing"
-        )
-
     @classmethod
     def uniform(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
-        """D3PM uniform: keep with probability 1 - beta_n, else any token."""
-        betas = _probabilities(betas)[:, None, None]
+        """Build D3PM's uniform noise: Q_n = (1 - beta_n) I + beta_n 1 1^T / K.
+
+        Args:
+            vocab: Number K of tokens.
+            betas: Probability of replacement in each step, [T], such as `cosine_betas(1000)`.
+            dtype: Dtype of the stored matrices.
+        """
+        betas = _check_betas(betas)[:, None, None]
         return cls(((1 - betas) * torch.eye(vocab, dtype=torch.float64) + betas / vocab).to(dtype))
 
     @classmethod
     def absorbing(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
-        """D3PM absorbing: keep with probability 1 - beta_n, else the mask."""
-        betas = _probabilities(betas)[:, None, None]
+        """Build D3PM's masking noise: Q_n = (1 - beta_n) I + beta_n 1 e_mask^T.
+
+        Args:
+            vocab: Number K of clean tokens; the mask is one state more.
+            betas: Probability of masking in each step, [T], such as `even_betas(1000)`.
+            dtype: Dtype of the stored matrices.
+        """
+        betas = _check_betas(betas)[:, None, None]
         to_mask = torch.zeros(vocab + 1, vocab + 1, dtype=torch.float64)
         to_mask[:, vocab] = 1.0
         return cls(((1 - betas) * torch.eye(vocab + 1, dtype=torch.float64) + betas * to_mask).to(dtype), mask=True)
 
     @classmethod
     def gaussian(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
-        """D3PM's discretised Gaussian on ordered levels (Austin et al. 2021, appendix A.2.3).
+        """Build D3PM's discretised Gaussian on ordered levels (Austin et al. 2021, appendix A.2.3).
 
-        Q(i, j) = exp(-4 (i-j)^2 / ((K-1)^2 beta)) / sum_{n=-(K-1)}^{K-1} exp(-4 n^2 / ((K-1)^2 beta)) for i != j; the rest
-        stays.
+            Q(i, j) = exp(-4 (i-j)^2 / ((K-1)^2 beta)) / sum_{n=-(K-1)}^{K-1} exp(-4 n^2 / ((K-1)^2 beta)) for i != j
+
+        The diagonal takes the rest, so that rows sum to one.
+
+        Args:
+            vocab: Number K of levels.
+            betas: Variance of each step, [T], such as `linear_betas(1000)`.
+            dtype: Dtype of the stored matrices.
         """
-        betas = _probabilities(betas)[:, None, None]
+        betas = _check_betas(betas)[:, None, None]
         level = torch.arange(vocab, dtype=torch.float64)
         spread = torch.arange(-(vocab - 1), vocab, dtype=torch.float64)
         norm = torch.exp(-4 * spread**2 / ((vocab - 1) ** 2 * betas)).sum(-1, keepdim=True)
@@ -144,7 +176,8 @@ class Chain(Process):
         return f"Chain({self.steps} steps, {self.states} states, mask={self.mask is not None})"
 
 
-def _probabilities(betas: Tensor) -> Tensor:
+def _check_betas(betas: Tensor) -> Tensor:
+    """Return betas in float64 after checking that they are probabilities above 0."""
     betas = torch.as_tensor(betas).double()
     if betas.ndim != 1 or not ((betas > 0) & (betas <= 1)).all():
         raise ValueError("betas must be a vector of probabilities in (0, 1], one for each step")
@@ -152,20 +185,45 @@ def _probabilities(betas: Tensor) -> Tensor:
 
 
 def cosine_betas(steps: int) -> Float[Tensor, "T"]:
-    """D3PM's for uniform noise: beta_n = min(1 - a_n / a_{n-1}, 0.999), a_n = cos(pi/2 (n/T + 0.008) / 1.008)."""
+    """Return D3PM's betas for uniform noise.
+
+        beta_n = min(1 - a_n / a_{n-1}, 0.999),    a_n = cos(pi/2 (n/T + 0.008) / 1.008)
+
+    Args:
+        steps: Number T of steps.
+
+    Returns:
+        Betas, [T], float64.
+    """
     validation.positive_int("steps", steps)
-    kept = torch.cos(math.pi / 2 * (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008)
-    return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
+    survival = torch.cos(math.pi / 2 * (torch.arange(steps + 1, dtype=torch.float64) / steps + 0.008) / 1.008)
+    return (1 - survival[1:] / survival[:-1]).clamp(max=0.999)
 
 
 def even_betas(steps: int) -> Float[Tensor, "T"]:
-    """D3PM's for masks: beta_n = 1 / (T - n + 1), so that alpha_n = 1 - n/T, the linear schedule at t = n/T."""
+    """Return D3PM's betas for masking noise: beta_n = 1 / (T - n + 1).
+
+    Then alpha_n = 1 - n/T, the linear schedule at t = n/T.
+
+    Args:
+        steps: Number T of steps.
+
+    Returns:
+        Betas, [T], float64.
+    """
     validation.positive_int("steps", steps)
     return 1 / torch.arange(steps, 0, -1, dtype=torch.float64)
 
 
 def linear_betas(steps: int) -> Float[Tensor, "T"]:
-    """D3PM's for the discretised Gaussian: from 1e-4 to 0.02 evenly at T = 1000, and 1000/T times that for another T."""
+    """Return D3PM's betas for the discretised Gaussian: 1e-4 to 0.02 evenly at T = 1000, times 1000/T for another T.
+
+    Args:
+        steps: Number T of steps, at least 20.
+
+    Returns:
+        Betas, [T], float64.
+    """
     validation.positive_int("steps", steps)
     if steps < 20:
         raise ValueError(f"steps is {steps}, but it must be at least 20: the last beta, 20/steps, is a probability")
@@ -173,12 +231,29 @@ def linear_betas(steps: int) -> Float[Tensor, "T"]:
 
 
 def time_interval(process: Process, t_min: float) -> tuple[float, float]:
-    """Between which times they are drawn: [t_min, process.last_time(t_min)], and [0, 1] for a chain."""
-    return (0.0, 1.0) if isinstance(process, Chain) else (t_min, process.last_time(t_min))
+    """Return the interval from which training and evaluation draw times.
+
+    Args:
+        process: The forward process.
+        t_min: Lower end for a process in continuous time.
+
+    Returns:
+        (t_min, process.last_time(t_min)), and (0, 1) for a chain.
+    """
+    return (0.0, 1.0) if process.chain is not None else (t_min, process.last_time(t_min))
 
 
 def snap_times(process: Process, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Drawn times as they are used: t, and for a chain the end n/T of the step into which t falls (the first, for t = 0)."""
-    if not isinstance(process, Chain):
+    """Move drawn times to the ends of a chain's steps.
+
+    Args:
+        process: The forward process.
+        t: Drawn times, [*b].
+
+    Returns:
+        For a chain the end n/T of the step into which t falls (the first step for t = 0); otherwise `t`.
+    """
+    if process.chain is None:
         return t
-    return torch.ceil(t * process.steps).clamp(1, process.steps) / process.steps
+    steps = process.chain.steps
+    return torch.ceil(t * steps).clamp(1, steps) / steps

@@ -1,11 +1,12 @@
-"""expm(sigma Q) of a generator, without negative entries and accurate to a small relative error in every entry, tiny ones
-included.
+"""The matrix exponential expm(sigma Q) of a rate matrix, with a small relative error in every entry, also in tiny ones.
 
-A short step is summed by uniformization, then doubled. While the step is short its off-diagonal part O is squared by itself,
+The algorithm adds and multiplies non-negative numbers only, so that no entry becomes negative and no digit is lost to
+cancellation. A short step is summed by uniformization. The step is then doubled until it has the right length. While it is
+short, only its off-diagonal part O is squared,
 
     O <- O (2 - r_i - r_j) + offdiag(O O),   r = row sums of O,
 
-which adds only positive terms, so that no digit of a small entry is lost to the ones on the diagonal.
+because the diagonal is close to one and would swallow the digits of small entries.
 """
 
 import math
@@ -14,30 +15,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-TERMS = 16  # of the uniformization series for one short step
-SHORT = 0.25  # a step in which less than this is expected to leave any state
+TERMS = 16  # terms of the uniformization series for one short step
+SHORT = 0.25  # a step is short if fewer jumps than this are expected from any state
 
 
 def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-    """expm(sigma Q) for a generator Q and times sigma >= 0 (infinity allowed: the limit), by positive terms only."""
+    """Return expm(sigma Q) for a batch of times.
+
+    Args:
+        rates: The rate matrix Q, [S, S]: off-diagonal entries are not negative, rows sum to zero.
+        sigma: Times, [*b], at least 0. At infinity the result is the limit.
+
+    Returns:
+        Transition matrices, [*b, S, S], in the dtype of `rates`.
+    """
     states = rates.shape[-1]
     fastest = -rates.diagonal().min()
-    flat, place = sigma.reshape(-1).to(rates).unique(return_inverse=True)  # each time once: a sampler's are all equal
+    flat, place = sigma.reshape(-1).to(rates).unique(return_inverse=True)  # in a sampler all times of a batch are equal
     if fastest == 0:
         return torch.eye(states, dtype=rates.dtype, device=rates.device).expand(*sigma.shape, states, states).clone()
-    jumps = (flat * fastest).clamp(max=2.0**60)  # expected number of uniformized jumps; past this the chain is at its limit
-    # Enough doublings that a path between any two states is found by joining short ones, and that the first step is short.
+    jumps = (flat * fastest).clamp(max=2.0**60)  # expected number of uniformized jumps; beyond this it is the limit
+    # A series of TERMS jumps reaches TERMS states far. Enough doublings join such paths between any two states, and make the
+    # first step short.
     least = math.ceil(math.log2(max(states / TERMS, 1))) + 6
     doublings = torch.ceil(torch.log2(jumps.clamp(min=1e-300) / SHORT)).clamp(min=0).long() + least
     out = torch.empty(len(flat), states, states, dtype=rates.dtype, device=rates.device)
-    for count in doublings.unique().tolist():  # one batched product for all the times that double equally often
+    for count in doublings.unique().tolist():  # one batched product for all times with the same number of doublings
         chosen = doublings == count
         out[chosen] = _double(_short_step(rates / fastest, jumps[chosen] * 2.0**-count), count, jumps[chosen] * 2.0**-count)
     return out[place].reshape(*sigma.shape, states, states)
 
 
 def _short_step(unit_rates: Tensor, jumps: Tensor) -> Tensor:
-    """Off-diagonal part of e^{-h} sum_n h^n/n! U^n, U = I + Q/fastest, for small h = `jumps`."""
+    """Return the off-diagonal part of e^{-h} sum_n h^n/n! U^n, U = I + Q/fastest, for small h = `jumps`."""
     eye = torch.eye(unit_rates.shape[-1], dtype=unit_rates.dtype, device=unit_rates.device)
     jump = (unit_rates + eye).clamp(min=0)
     power, total = eye, torch.zeros(len(jumps), *eye.shape, dtype=eye.dtype, device=eye.device)
@@ -51,7 +61,7 @@ def _short_step(unit_rates: Tensor, jumps: Tensor) -> Tensor:
 
 
 def _double(off: Tensor, count: int, jumps: Tensor) -> Tensor:
-    """The kernel over 2^count short steps from the off-diagonal part of one."""
+    """Return the transition matrix of 2^count short steps from the off-diagonal part of one."""
     done = 0
     while done < count and float(jumps.max()) * 2**done < SHORT:
         leave = off.sum(-1)
@@ -59,8 +69,8 @@ def _double(off: Tensor, count: int, jumps: Tensor) -> Tensor:
         joined.diagonal(dim1=-2, dim2=-1).zero_()
         off = off * (2 - leave.unsqueeze(-1) - leave.unsqueeze(-2)) + joined
         done += 1
-    kernel = off + torch.diag_embed(1 - off.sum(-1))
+    matrix = off + torch.diag_embed(1 - off.sum(-1))
     for _ in range(count - done):
-        kernel = kernel @ kernel
-        kernel = kernel / kernel.sum(-1, keepdim=True)
-    return kernel
+        matrix = matrix @ matrix
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+    return matrix

@@ -1,7 +1,9 @@
-"""Noise schedules: the survival probability alpha_t = e^{-sigma_t} of a token, accurate at both ends of [0, 1].
+"""Noise schedules: the survival probability alpha_t = e^{-sigma_t} of a token.
 
-Every schedule states `alpha`, `beta` = 1 - alpha, `sigma`, `sigma_prime`, and `lost(s, t)` = 1 - alpha_t/alpha_s, each in a
-form without cancellation, in the dtype of the time it is given.
+Every schedule has `alpha`, `beta` = 1 - alpha, `sigma` = -log alpha, the derivatives `alpha_prime` and `sigma_prime`, and
+`one_minus_alpha_ratio(s, t)` = 1 - alpha_t/alpha_s. Each takes times in [0, 1] of any shape and returns the same shape and
+dtype. Each is accurate to a few units in the last place at both ends of time, also in float32: where `1 - exp(x)` or
+`log(1 + x)` would cancel, `expm1` and `log1p` are used, and differences are written as products.
 """
 
 import math
@@ -13,40 +15,58 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def _positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
+    """Raise an error unless a parameter is a positive finite number."""
     if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is {value!r}, but it must be a positive number")
 
 
 class Schedule(ABC):
-    """alpha decreasing in t, with alpha_0 = 1 unless the schedule says otherwise."""
+    """Base class of noise schedules: alpha_t decreases in t.
+
+    alpha_0 = 1, except for `Geometric` and `Rescaled`. A schedule with alpha_0 < 1 corrupts already at t = 0, so that a
+    likelihood needs its reconstruction term.
+    """
 
     @abstractmethod
-    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]: ...
+    def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return alpha_t, the probability that a token is untouched; accurate where it is near zero."""
 
     @abstractmethod
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """1 - alpha_t, accurate where alpha_t is near one."""
+        """Return beta_t = 1 - alpha_t, accurate where alpha_t is near one."""
 
     @abstractmethod
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """-log alpha_t."""
+        """Return sigma_t = -log alpha_t, the total noise."""
 
     @abstractmethod
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """d sigma / dt = -alpha'/alpha."""
+        """Return sigma_t' = -alpha_t'/alpha_t, the noise rate."""
 
     @abstractmethod
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """1 - alpha_t/alpha_s for s <= t, accurate for a short step."""
+        """Return 1 - alpha_t/alpha_s for s <= t, accurate for a short step.
+
+        It is the probability that a token which is untouched at s is replaced between s and t.
+        """
 
     def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return alpha_t', which is negative."""
         return -self.sigma_prime(t) * self.alpha(t)
 
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """alpha = 1 - t: the paper's CIFAR-10 and text runs."""
+    """alpha_t = 1 - t, the schedule of the paper's CIFAR-10 and text runs.
+
+        sigma_t = -log(1 - t),    sigma_t' = 1 / (1 - t)
+
+    Nothing is left of the data at t = 1, where the rate is infinite: samplers start at 1 - t_min.
+
+    Example:
+        >>> m2s.Uniform(256, m2s.Linear())
+    """
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return 1 - t
@@ -69,12 +89,21 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """alpha = e^{-horizon t}: the paper's MNIST run, which does not state its horizon. See `Process.prior_kl`."""
+    """alpha_t = e^{-horizon t}, the schedule of the paper's MNIST run.
+
+        sigma_t = horizon t,    sigma_t' = horizon
+
+    The paper does not state its horizon. A short one leaves information at t = 1, which `Process.prior_kl` measures: at
+    horizon 1 and K = 256 it is 1.40 nats per site.
+
+    Args:
+        horizon: Total noise at t = 1.
+    """
 
     horizon: float
 
     def __post_init__(self) -> None:
-        _positive("horizon", self.horizon)
+        _check_positive("horizon", self.horizon)
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return torch.exp(-self.horizon * t)
@@ -94,17 +123,23 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class LogLinear(Schedule):
-    """alpha = 1 - (1 - eps) t (SEDD): the rate stays finite at t = 1, where alpha = eps."""
+    """alpha_t = 1 - (1 - eps) t, the log-linear schedule of SEDD: the rate stays finite at t = 1, where alpha_1 = eps.
+
+        sigma_t = -log(1 - (1 - eps) t),    sigma_t' = (1 - eps) / alpha_t
+
+    Args:
+        eps: alpha at t = 1, in (0, 1).
+    """
 
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _positive("eps", self.eps)
+        _check_positive("eps", self.eps)
         if self.eps >= 1:
             raise ValueError(f"eps is {self.eps}, but it must lie in (0, 1)")
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        return (1 - t) + self.eps * t
+        return (1 - t) + self.eps * t  # 1 - (1 - eps) t would lose eps near t = 1
 
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - self.eps) * t
@@ -113,7 +148,7 @@ class LogLinear(Schedule):
         return torch.full_like(t, self.eps - 1)
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        # log1p is accurate near t = 0 and loses eps near t = 1 in float32; log of alpha is the other way round.
+        # log1p(-beta) is accurate near t = 0 and loses eps near t = 1 in float32; log(alpha) is the other way round.
         return torch.where(t < 0.5, -torch.log1p(-self.beta(t)), -torch.log(self.alpha(t)))
 
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -125,20 +160,29 @@ class LogLinear(Schedule):
 
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """sigma = sigma_min^{1-t} sigma_max^t (SEDD). alpha_0 = e^{-sigma_min} is not one: a likelihood needs its
-    reconstruction term."""
+    """sigma_t = sigma_min^{1-t} sigma_max^t, the geometric schedule of SEDD.
+
+        alpha_t = e^{-sigma_t},    sigma_t' = log(sigma_max/sigma_min) sigma_t
+
+    alpha_0 = e^{-sigma_min} is not one, so that a likelihood needs its reconstruction term.
+
+    Args:
+        sigma_min: Total noise at t = 0.
+        sigma_max: Total noise at t = 1, above `sigma_min`.
+    """
 
     sigma_min: float
     sigma_max: float
 
     def __post_init__(self) -> None:
-        _positive("sigma_min", self.sigma_min)
-        _positive("sigma_max", self.sigma_max)
+        _check_positive("sigma_min", self.sigma_min)
+        _check_positive("sigma_max", self.sigma_max)
         if self.sigma_min >= self.sigma_max:
             raise ValueError(f"sigma_min is {self.sigma_min}, but it must be below sigma_max = {self.sigma_max}")
 
     @property
     def _growth(self) -> float:
+        """log(sigma_max/sigma_min), the growth rate of sigma."""
         return math.log(self.sigma_max / self.sigma_min)
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -154,35 +198,40 @@ class Geometric(Schedule):
         return self._growth * self.sigma(t)
 
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # sigma_t - sigma_s = sigma_s expm1(growth (t - s)), without cancellation
         return -torch.expm1(-self.sigma(s) * torch.expm1(self._growth * (t - s)))
 
 
 @dataclass(frozen=True)
 class GeometricRate(Schedule):
-    """sigma = sigma_max (base^t - 1) / (base - 1) (Campbell et al.): the rate grows like base^t, and sigma(0) = 0.
+    """sigma_t = sigma_max (base^t - 1) / (base - 1), the schedule of Campbell et al. (2022): sigma_0 = 0.
 
-    The authors write a (b^t - 1): base is b, sigma_max is a (b - 1).
+        alpha_t = e^{-sigma_t},    sigma_t' = sigma_max log(base) base^t / (base - 1)
+
+    The rate grows like base^t. The authors write sigma_t = a (b^t - 1): base is b, and sigma_max is a (b - 1).
 
     Args:
         sigma_max: Total noise at t = 1.
-        base: How many times larger the rate is at t = 1 than at t = 0; above 1.
+        base: The rate at t = 1 over the rate at t = 0; above 1.
     """
 
     sigma_max: float
     base: float = 100.0
 
     def __post_init__(self) -> None:
-        _positive("sigma_max", self.sigma_max)
-        _positive("base", self.base)
+        _check_positive("sigma_max", self.sigma_max)
+        _check_positive("base", self.base)
         if self.base <= 1:
             raise ValueError(f"base is {self.base}, but it must be above 1")
 
     @property
     def _growth(self) -> float:
+        """log(base), the growth rate of sigma'."""
         return math.log(self.base)
 
     @property
     def _scale(self) -> float:
+        """The factor a in sigma_t = a (base^t - 1)."""
         return self.sigma_max / (self.base - 1)
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -204,9 +253,15 @@ class GeometricRate(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """alpha = 1 - cos(pi (1-t) / 2) (MD4), as 2 sin^2(pi (1-t) / 4)."""
+    """alpha_t = 1 - cos(pi (1-t) / 2) = 2 sin^2(pi (1-t) / 4), the cosine schedule of MD4.
+
+        beta_t = sin(pi t / 2),    sigma_t' = (pi/2) cot(pi (1-t) / 4)
+
+    Like `Linear`, it has alpha_1 = 0 and an infinite rate at t = 1.
+    """
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # 1 - cos would cancel near t = 1
         return 2 * torch.sin(math.pi / 4 * (1 - t)) ** 2
 
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -216,22 +271,23 @@ class Cosine(Schedule):
         return -math.pi / 2 * torch.sin(math.pi / 2 * (1 - t))
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        # each form is accurate in its half of [0, 1], as in LogLinear
         return torch.where(t < 0.5, -torch.log1p(-self.beta(t)), -torch.log(self.alpha(t)))
 
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return math.pi / 2 / torch.tan(math.pi / 4 * (1 - t))
 
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        # sin(pi t/2) - sin(pi s/2), as a product, over alpha_s
+        # (sin(pi t/2) - sin(pi s/2)) / alpha_s, the difference of sines written as a product
         return 2 * torch.sin(math.pi / 4 * ((1 - t) + (1 - s))) * torch.sin(math.pi / 4 * (t - s)) / self.alpha(s)
 
 
 @dataclass(frozen=True)
 class Rescaled(Schedule):
-    """alpha = eps + (1 - 2 eps) alpha~ of another schedule alpha~: it falls from 1 - eps to eps where alpha~ falls from 1 to 0.
+    """alpha_t = eps + (1 - 2 eps) alpha~_t for another schedule alpha~: between 1 - eps and eps if alpha~ is between 1 and 0.
 
-    MD4's released code trains with it, eps = 1e-4, over its linear and its cosine schedule. Rates and loss weights are then
-    finite at both ends of time. Because alpha_0 is not one, a likelihood needs its reconstruction term.
+    MD4's released code trains with eps = 1e-4 over its linear and its cosine schedule. Rates and loss weights are then finite
+    at both ends of time. Because alpha_0 is not one, a likelihood needs its reconstruction term.
 
     Args:
         schedule: The schedule alpha~.
@@ -247,12 +303,13 @@ class Rescaled(Schedule):
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {self.schedule!r}")
-        _positive("eps", self.eps)
+        _check_positive("eps", self.eps)
         if self.eps >= 0.5:
             raise ValueError(f"eps is {self.eps}, but it must lie in (0, 0.5)")
 
     @property
     def _factor(self) -> float:
+        """1 - 2 eps."""
         return 1 - 2 * self.eps
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -266,13 +323,15 @@ class Rescaled(Schedule):
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         alpha, beta = self.alpha(t), self.beta(t)
+        # each form is accurate on its side of beta = 1/2
         return torch.where(beta < 0.5, -torch.log1p(-beta), -torch.log(alpha))
 
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return -self.alpha_prime(t) / self.alpha(t)
 
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        # alpha_s - alpha_t = (1 - 2 eps) alpha~_s lost~(s, t); at alpha~_s = 0, where lost~ is 0/0, nothing is left to lose
+        # alpha_s - alpha_t = (1 - 2 eps) alpha~_s (1 - alpha~_t/alpha~_s); where alpha~_s = 0 the ratio is 0/0 and the
+        # difference is 0
         alpha = self.schedule.alpha(s)
-        lost = torch.where(alpha > 0, alpha * self.schedule.one_minus_alpha_ratio(s, t), 0)
-        return self._factor * lost / self.alpha(s)
+        difference = torch.where(alpha > 0, alpha * self.schedule.one_minus_alpha_ratio(s, t), 0)
+        return self._factor * difference / self.alpha(s)

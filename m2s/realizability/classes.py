@@ -1,5 +1,4 @@
-"""Does one posterior stand behind a whole score vector? The paper's four classes, and what a sampler does with the vectors
-that have none."""
+"""Whether a score vector has a posterior: the paper's four classes, and how far a score is from having one."""
 
 from typing import NamedTuple
 
@@ -9,28 +8,41 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.conversions.bridge import scatter_at, validate_inputs
-from m2s.conversions.inverse import is_determined, weighted_system
+from m2s.conversions.inverse import weighted_system
+from m2s.conversions.least_squares import is_determined
 from m2s.ops.classify import is_fused, measure_scores
 from m2s.ops.classify.naive import distance, finite
-from m2s.process import Process, RankOne
+from m2s.process import Process
 from m2s.realizability.projection import project
 
 CLASSES = ("outside the box", "material", "boundary", "realizable")
-BLOCK = 1 << 22  # entries in float64 at once
+BLOCK = 1 << 22  # float64 entries that are processed at once
 
 
 class Diagnosis(NamedTuple):
-    """What one score vector looks like; every field has the shape of x_t."""
+    """What `m2s.diagnose` measures of a score vector. Every field has the shape of x_t.
 
-    classes: Tensor  # 0 outside the box, 1 material, 2 boundary, 3 realizable
-    strict: Tensor  # the same with no tolerance on the box: the paper's count
-    outside: Tensor  # coordinates outside the box, no tolerance
-    lowest: Tensor  # min of the signed posterior, or of the nearest posterior where the score does not fix a signed one
-    off_plane: Tensor  # distance of the score from the plane of bridged scores, relative to it; 0 for uniform
-    negative_weights: Tensor  # candidates with a negative weight in the analytic step to `s` (0 without one)
-    negative_mass: Tensor  # their mass
-    beyond: Tensor  # coordinates outside the box by more than the tolerance
-    signed_mass: Tensor  # -sum of the negative entries of the signed posterior
+    Args:
+        classes: 0 outside the box, 1 material, 2 boundary, 3 realizable.
+        strict: The same classes with no tolerance on the box: the paper's count.
+        outside: Number of coordinates outside the box, with no tolerance.
+        lowest: Least entry of the signed posterior; where the score does not determine it, of the nearest posterior.
+        off_plane: Distance of the score from the plane of the bridge's scores, relative to its norm; 0 for uniform noise.
+        negative_weights: Number of candidates with a negative weight in the analytic step to `s`; 0 without `s`.
+        negative_mass: Minus the sum of those weights.
+        beyond: Number of coordinates outside the box by more than the tolerance.
+        signed_mass: Minus the sum of the negative entries of the signed posterior.
+    """
+
+    classes: Tensor
+    strict: Tensor
+    outside: Tensor
+    lowest: Tensor
+    off_plane: Tensor
+    negative_weights: Tensor
+    negative_mass: Tensor
+    beyond: Tensor
+    signed_mass: Tensor
 
 
 def diagnose(
@@ -42,30 +54,52 @@ def diagnose(
     box_tolerance: float = 1e-6,
     posterior_tolerance: float = 1e-6,
 ) -> Diagnosis:
-    """Classify every score vector, in float64; with `s`, also weigh the analytic sampler's step from t to s.
+    """Measure how far every score vector is from having a posterior, in float64 (Eqs. 12, 13).
 
-    Of a network's output the score is `head.log_score(output, x_t, t).exp()`.
-    A float32 score carries noise of about 6e-8 beta/(K alpha) into the signed posterior: near t = 1 hand over float64 scores.
+    A score in float32 has rounding errors of about 6e-8 beta/(K alpha) in its signed posterior: near t = 1 give float64 scores.
+
+    Args:
+        score: Scores, [*site, S]; `head.log_score(output, x_t, t).exp()` for a network's output. The entry at x_t is ignored.
+        x_t: Current tokens, [*site].
+        t: Times in (0, 1), [*b].
+        process: A forward process with rates.
+        s: End of a step of the analytic sampler, [*b], at most t. If given, its negative weights are counted.
+        box_tolerance: Relative tolerance on the box and on the plane of the bridge's scores.
+        posterior_tolerance: A signed posterior with all entries above minus this is on the boundary, not material.
+
+    Returns:
+        The classes and measures, each [*site].
+
+    Raises:
+        TypeError: `s` is given and the process is not rank-one.
+        ValueError: The score has negative entries, as log-scores have.
+
+    Example:
+        >>> score = head.log_score(model(x_t, t), x_t, t).exp()
+        >>> found = m2s.diagnose(score, x_t, t, head.process, s=0.9 * t)
+        >>> material = (found.classes == 1).float().mean()
+        >>> found.negative_mass.mean()
     """
     validate_inputs("score", score, x_t, t, process, open_ends=True)
     validation.score("score", score, x_t)
     if s is not None:
-        if not isinstance(process, RankOne):
+        if process.rank_one is None:
             raise TypeError(f"the analytic step to s is for rank-one processes (Uniform, Absorbing, Hybrid), not {process}")
         validation.times("s", s)
         validation.not_after("s", s, "t", t)
     flat_x = x_t.reshape(-1)
     flat_score = score.reshape(-1, score.shape[-1])
-    spread = validation.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
-    earlier = None if s is None else validation.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
-    per_row = score.shape[-1] if isinstance(process, RankOne) else score.shape[-1] ** 2
-    rows = max(1, len(flat_x) if is_fused(flat_score, process) else BLOCK // per_row)
+    flat_t = validation.align("t", t, x_t).expand(x_t.shape).reshape(-1).double()
+    flat_s = None if s is None else validation.align("s", s, x_t).expand(x_t.shape).reshape(-1).double()
+    # The matrix form has S^2 entries for each site. The fused kernel needs no blocks.
+    per_site = score.shape[-1] if process.rank_one is not None else score.shape[-1] ** 2
+    rows = max(1, len(flat_x) if is_fused(flat_score, process) else BLOCK // per_site)
     parts = [
         _diagnose(
             flat_score[at],
             flat_x[at],
-            spread[at],
-            None if earlier is None else earlier[at],
+            flat_t[at],
+            None if flat_s is None else flat_s[at],
             process,
             box_tolerance,
             posterior_tolerance,
@@ -78,46 +112,69 @@ def diagnose(
 def _diagnose(
     score: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: Process, box_tolerance: float, posterior_tolerance: float
 ) -> Diagnosis:
+    """Diagnose one block of sites, [N, S]."""
     found = measure_scores(score, x_t, t, s, process, box_tolerance)
     lowest, off_plane = found.lowest, found.off_plane
-    if not isinstance(process, RankOne):
-        lowest, off_plane = _where_several_posteriors_fit(lowest, off_plane, score.double(), x_t, t, process)
+    if process.rank_one is None:
+        lowest, off_plane = _measure_undetermined(lowest, off_plane, score.double(), x_t, t, process)
     material = (lowest < -posterior_tolerance) | (off_plane > box_tolerance)
     inside = torch.where(material, 1, torch.where(lowest < 0, 2, 3))
-    classes = torch.where(found.beyond > 0, 0, inside)
-    strict = torch.where(found.outside > 0, 0, inside)
-    signed_mass = torch.where(lowest < 0, found.signed_mass, 0)
     return Diagnosis(
-        classes,
-        strict,
-        found.outside,
-        lowest,
-        off_plane,
-        found.negative_weights,
-        found.negative_mass,
-        found.beyond,
-        signed_mass,
+        classes=torch.where(found.beyond > 0, 0, inside),
+        strict=torch.where(found.outside > 0, 0, inside),
+        outside=found.outside,
+        lowest=lowest,
+        off_plane=off_plane,
+        negative_weights=found.negative_weights,
+        negative_mass=found.negative_mass,
+        beyond=found.beyond,
+        signed_mass=torch.where(lowest < 0, found.signed_mass, 0),
     )
 
 
-def _where_several_posteriors_fit(
+def _measure_undetermined(
     lowest: Tensor, off_plane: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process
 ) -> tuple[Tensor, Tensor]:
-    """Where the rank condition fails the signed posterior is one of many: there only the distance to the nearest true one
-    counts."""
+    """Measure again the sites where the rank condition fails, by the distance to the nearest posterior.
+
+    There the signed posterior is one of many, so that its negative entries prove nothing.
+    """
     score = finite(scatter_at(score, x_t, 1.0))
-    several = ~is_determined(*weighted_system(score, x_t, t, process))
-    if several.any():
-        some = (score[several], x_t[several], t[several], process)
+    undetermined = ~is_determined(*weighted_system(score, x_t, t, process))
+    if undetermined.any():
+        some = (score[undetermined], x_t[undetermined], t[undetermined], process)
         nearest = project(*some)
-        lowest = lowest.masked_scatter(several, nearest[..., : process.vocab].amin(-1))
-        off_plane = off_plane.masked_scatter(several, distance(nearest, *some))
+        lowest = lowest.masked_scatter(undetermined, nearest[..., : process.vocab].amin(-1))
+        off_plane = off_plane.masked_scatter(undetermined, distance(nearest, *some))
     return lowest, off_plane
 
 
 def classify(
     score: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process
 ) -> Int[Tensor, "*site"]:
-    """0 outside the box, 1 in the box but materially (below -1e-6) without a posterior, 2 on the numerical boundary, 3
-    realizable. Of a network's output the score is `head.log_score(output, x_t, t).exp()`."""
+    """Return the class of every score vector (Eqs. 12, 13).
+
+        0  outside the box: a coordinate is impossible under any posterior
+        1  material: in the box, but the signed posterior has an entry below -1e-6
+        2  boundary: the least entry of the signed posterior is between -1e-6 and 0
+        3  realizable: the score is the bridge of a posterior
+
+    Args:
+        score: Scores, [*site, S]; `head.log_score(output, x_t, t).exp()` for a network's output. The entry at x_t is ignored.
+        x_t: Current tokens, [*site].
+        t: Times in (0, 1), [*b].
+        process: A forward process with rates.
+
+    Returns:
+        Classes 0 to 3, [*site]. `m2s.realizability.CLASSES` has their names.
+
+    Raises:
+        ValueError: The score has negative entries, as log-scores have.
+
+    Example:
+        >>> process = m2s.Uniform(256, m2s.Linear())
+        >>> score = m2s.score_from_posterior(mu, x_t, t, process)
+        >>> bool((m2s.classify(score, x_t, t, process) >= 2).all())
+        True
+    """
     return diagnose(score, x_t, t, process).classes

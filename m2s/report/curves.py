@@ -1,4 +1,4 @@
-"""Curves that compare runs: the loss and the gradient's norm over the steps, and the loss over t."""
+"""Curves of the HTML report: the loss and the gradient norm over training steps, and the NELBO integrand over time t."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,137 +6,133 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from m2s.report.read_run import Run
-from m2s.report.toy import BLUE, GREEN, INK, MUTED, SMALL, TEXT, VERMILLION
+from m2s.report.read_run import TrainingRun
+from m2s.report.style import format_axes, line_style, new_figure, plain_label
 
-COLOURS = (BLUE, VERMILLION, GREEN, "#9B4F96", "#A67C00", "#3A9BC1", "#6B6B6B")
-STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1)))
-RECORDS = 25  # the smooth curve is a mean over a 25th of them
+WINDOWS = 25  # the running mean covers 1/25 of the records
 
 
-def look(number: int) -> dict[str, Any]:
-    """The colour and line of run `number`."""
-    return {"color": COLOURS[number % len(COLOURS)], "ls": STYLES[number // len(COLOURS) % len(STYLES)]}
+def smoothing_window(records: int) -> int:
+    """Return the width of the running mean.
+
+    Args:
+        records: Number of records in the log.
+
+    Returns:
+        About `records / 25`. It is odd, so that the mean is centred.
+    """
+    return 2 * (records // WINDOWS // 2) + 1
 
 
-def label(name: str) -> str:
-    """A name as matplotlib shows it: no formula between dollars, and not hidden for an underscore in front."""
-    shown = name.replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
+def running_mean(values: Float[np.ndarray, "n"], width: int) -> Float[np.ndarray, "n"]:
+    """Return the centred running mean.
 
+    Args:
+        values: [n] values.
+        width: Odd number of values in a mean. At both ends the mean is over the values that exist.
 
-def apart(places: list[float], least: float) -> list[float]:
-    """The nearest places between 0 and 1, in the same order, of which no two are closer than `least`."""
-    order, steps = np.argsort(places, kind="stable"), least * np.arange(len(places))
-    pooled: list[tuple[float, int]] = []  # what must rise is out of order in these: its mean, and how many they are
-    for mean in np.asarray(places)[order] - steps:
-        count = 1
-        while pooled and pooled[-1][0] > mean:
-            before, many = pooled.pop()
-            mean, count = (before * many + mean * count) / (many + count), many + count
-        pooled.append((mean, count))
-    found = np.empty(len(places))
-    means = np.repeat([mean for mean, _ in pooled], [count for _, count in pooled])
-    found[order] = means.clip(0, max(0, 1 - least * (len(places) - 1))) + steps
-    return found.tolist()
-
-
-def window(records: int) -> int:
-    """Odd, so that the mean is about its own place."""
-    return 2 * (records // RECORDS // 2) + 1
-
-
-def smooth(values: Float[np.ndarray, "n"], width: int) -> Float[np.ndarray, "n"]:
-    """The mean over `width` values about each; over those that are there at the ends."""
+    Returns:
+        [n] means.
+    """
     ones = np.ones(width)
     return np.convolve(values, ones, "same") / np.convolve(np.ones_like(values), ones, "same")
 
 
-def _axes() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.2, 4.3), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
-
-
-def format_axes(axes: Axes, across: str, up: str, seen: Sequence[np.ndarray] = ()) -> None:
-    """The look of a finished panel: names, a legend, and a logarithmic axis where the values seen differ tenfold."""
-    axes.set_xlabel(across, fontsize=TEXT, color=INK)
-    axes.set_ylabel(up, fontsize=TEXT, color=INK)
-    axes.tick_params(labelsize=SMALL, colors=MUTED)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(MUTED)
-    values = [value for each in seen for value in each]
-    if values and 0 < 10 * min(values) < max(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=SMALL, framealpha=0.9, edgecolor="none", labelcolor=INK)
-
-
 def column(records: Iterable[dict[str, Any]], key: str) -> Float[np.ndarray, "n"]:
-    """One value of every record; NaN where it has none."""
+    """Return one value of every record as an array.
+
+    Args:
+        records: Records, such as the lines of log.jsonl.
+        key: The name of the value.
+
+    Returns:
+        [n] values in float64, NaN where a record has none.
+    """
     return np.array([np.nan if record.get(key) is None else record[key] for record in records], dtype=np.float64)
 
 
-def loss(runs: Sequence[Run]) -> Figure | None:
-    """Bits over steps: the records of the log pale, their running mean strong, the bound on held-out data as points."""
-    figure, axes = _axes()
-    seen = []
+def _panel() -> tuple[Figure, Axes]:
+    """Return a figure of one panel."""
+    figure = new_figure(6.2, 4.3)
+    return figure, figure.subplots()
+
+
+def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
+    """Plot the loss in bits per site over training steps.
+
+    Pale: the records of the log. Strong: their running mean. Circles: the NELBO on held-out data with standard errors.
+
+    Args:
+        runs: The runs, one colour each.
+
+    Returns:
+        The figure, or None where no run has a loss.
+    """
+    figure, axes = _panel()
+    plotted = []
     for number, run in enumerate(runs):
-        style = look(number)
+        style = line_style(number)
         steps, bits = column(run.training, "step"), column(run.training, "bits")
         if len(bits):
-            if window(len(bits)) > 1:
+            width = smoothing_window(len(bits))
+            if width > 1:
                 axes.plot(steps, bits, color=style["color"], lw=0.8, alpha=0.35)
-            axes.plot(steps, smooth(bits, window(len(bits))), lw=1.8, label=label(run.name), **style)
-            seen.append(bits)
-        held = run.validation
-        if held:
-            at, bound, error = (column(held, key) for key in ("step", "validation_bits", "validation_error"))
-            named = label(f"{run.name}, held-out")
-            face = {"color": style["color"], "mfc": "white", "ms": 4.5, "elinewidth": 1.0}
-            axes.errorbar(at, bound, np.nan_to_num(error), fmt="o", label=named, **face)
-            seen.append(bound)
-    if not seen:
+            axes.plot(steps, running_mean(bits, width), lw=1.8, label=plain_label(run.name), **style)
+            plotted.append(bits)
+        if run.validation:
+            steps, nelbo, error = (column(run.validation, key) for key in ("step", "validation_bits", "validation_error"))
+            label = plain_label(f"{run.name}, held-out")
+            marker = {"color": style["color"], "mfc": "white", "ms": 4.5, "elinewidth": 1.0}
+            axes.errorbar(steps, nelbo, np.nan_to_num(error), fmt="o", label=label, **marker)
+            plotted.append(nelbo)
+    if not plotted:
         return None
-    format_axes(axes, "step", "bits per site", seen)
+    format_axes(axes, "step", "bits per site", plotted)
     return figure
 
 
-def gradient(runs: Sequence[Run]) -> Figure | None:
-    """The norm before clipping: the mean between two records strong, the greatest pale."""
-    figure, axes = _axes()
-    seen = []
+def plot_gradient_norm(runs: Sequence[TrainingRun]) -> Figure | None:
+    """Plot the gradient norm before clipping over training steps: the mean of each record strong, its maximum pale.
+
+    Args:
+        runs: The runs, one colour each.
+
+    Returns:
+        The figure, or None where no run has gradient norms.
+    """
+    figure, axes = _panel()
+    plotted = []
     for number, run in enumerate(runs):
         records = [line for line in run.training if line.get("grad_norm") is not None]
         if not records:
             continue
-        steps, mean, most = (column(records, key) for key in ("step", "grad_norm", "grad_norm_max"))
-        style = look(number)
-        axes.plot(steps, most, color=style["color"], lw=0.8, alpha=0.35)
-        axes.plot(steps, mean, lw=1.6, label=label(run.name), **style)
-        seen.append(mean)
-    if not seen:
+        steps, mean, maximum = (column(records, key) for key in ("step", "grad_norm", "grad_norm_max"))
+        style = line_style(number)
+        axes.plot(steps, maximum, color=style["color"], lw=0.8, alpha=0.35)
+        axes.plot(steps, mean, lw=1.6, label=plain_label(run.name), **style)
+        plotted.append(mean)
+    if not plotted:
         return None
-    format_axes(axes, "step", "norm of the gradient", seen)
+    format_axes(axes, "step", "norm of the gradient", plotted)
     return figure
 
 
-def over_time(curves: Sequence[tuple[str, str, Sequence[dict[str, Any]]]]) -> Figure:
-    """The integrand of the bound over t, as (name, unit, `curve` of a bpd result): the area below is the integral."""
-    figure, axes = _axes()
+def plot_integrand(curves: Sequence[tuple[str, str, Sequence[dict[str, Any]]]]) -> Figure:
+    """Plot the integrand of the NELBO over time t. The area below a curve is the integral term.
+
+    Args:
+        curves: One (name, unit, points) for each result of `m2s evaluate bpd`; points are its `curve`.
+
+    Returns:
+        The figure.
+    """
+    figure, axes = _panel()
     for number, (name, _, points) in enumerate(curves):
         left, right, height, error = (column(points, key) for key in ("from", "to", "bits", "error"))
-        style = look(number)
-        axes.stairs(height, [*left, right[-1]], lw=1.8, label=label(name), **style)
+        style = line_style(number)
+        axes.stairs(height, [*left, right[-1]], lw=1.8, label=plain_label(name), **style)
         axes.errorbar((left + right) / 2, height, np.nan_to_num(error), fmt="none", ecolor=style["color"], elinewidth=1.0)
     format_axes(axes, "time t, from data to noise", f"bits per {' or '.join(dict.fromkeys(unit for _, unit, _ in curves))}")
     axes.set_xlim(0, 1)

@@ -1,19 +1,21 @@
-"""Methods that were measured alike, in pictures: distance and bound of each, and samples of each.
+"""Figures that compare methods trained and measured alike: FID over steps, NELBO, and samples.
 
-A row is one of the experiment on MNIST: its `method`, `bound` and `samples`, with the number of steps and the FID of each.
+A row is one of the MNIST experiment (experiments/mnist.py). Its keys are `method`, `bound` (the result of `dataset_nelbo`) and
+`samples` (the number of steps and the FID of each).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from m2s.methods import METHODS
-from m2s.report.curves import COLOURS, apart, format_axes, label
-from m2s.report.toy import INK, MUTED, SMALL
+from m2s.report.style import COLOURS, INK, MUTED, SMALL, format_axes, new_figure, plain_label, spread_labels
+
+MethodRow = Mapping[str, Any]
 
 NOISE = {
     "uniform": "any level",
@@ -22,71 +24,102 @@ NOISE = {
     "gaussian": "near levels",
     "none": "none",
 }
-BITS = (0.5, 0.7, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 8)  # that an axis may show
+NOISE_COLOURS = dict(zip(NOISE.values(), COLOURS, strict=False))
+BIT_TICKS = (0.5, 0.7, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 8)  # of the logarithmic axis in bits, where ten ticks a decade collide
 
 
-def compared(rows: list[dict[str, Any]], grid: Sequence[int]) -> Figure:
-    """FID over the steps of `grid`, a line for each method in the colour of its noise; and their bounds, the lowest first."""
-    figure = Figure(figsize=(11.5, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+def compared(rows: Sequence[MethodRow], grid: Sequence[int]) -> Figure:
+    """Plot the FID over sampler steps and the NELBO of each method, in the colour of its noise.
+
+    Args:
+        rows: One row for each method.
+        grid: Numbers of steps at which samples were drawn. A method with one number of steps only, such as an autoregressive
+            one, is a dashed line.
+
+    Returns:
+        A figure of two panels: FID on the left, NELBO with standard errors on the right, the lowest first.
+    """
+    figure = new_figure(11.5, 6.0)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    kinds = {row["method"]: NOISE[METHODS[row["method"]].settings["process.kind"].removeprefix("chain-")] for row in rows}
-    colours = dict(zip(NOISE.values(), COLOURS, strict=False))
-    for kind, colour in colours.items():
-        if kind in kinds.values():
-            right.plot([], [], "o", ms=5, color=colour, label=kind)
-    ends, seen = [], []
-    for row in rows:
-        name, colour, steps = row["method"], colours[kinds[row["method"]]], [each["steps"] for each in row["samples"]]
-        fid = np.array([np.nan if each["fid"] is None else each["fid"] for each in row["samples"]])
-        seen.append(fid[np.isfinite(fid)])
-        if len(steps) > 1:
-            left.plot(steps, fid, marker="o", ms=3.5, lw=1.4, color=colour)
-        else:
-            left.axhline(fid[0], lw=1.4, ls=(0, (4, 2)), color=colour)
-        if np.isfinite(fid[-1]):
-            ends.append((fid[-1], name if len(steps) > 1 else f"{name}, {steps[0]} steps", colour))
-    format_axes(left, "steps", "FID of 5,000 samples", seen)
-    left.set_xscale("log")
-    left.set_xticks(grid, [str(steps) for steps in grid])
-    left.xaxis.set_minor_locator(NullLocator())
-    heights = [left.transAxes.inverted().transform(left.transData.transform((grid[-1], fid)))[1] for fid, _, _ in ends]
-    for (fid, name, colour), height in zip(ends, apart(heights, 0.04), strict=True):
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 2}
-        where = {"xytext": (1.06, height), "textcoords": "axes fraction"}
-        left.annotate(label(name), (grid[-1], fid), **where, arrowprops=line, va="center", fontsize=SMALL, color=INK)
-    ordered = sorted((row for row in rows if row["bound"]["bound"]["value"] is not None), key=bits)
-    for number, row in enumerate(ordered):
-        error = row["bound"]["bound"]["rows_error"] or 0
-        right.errorbar(bits(row), number, xerr=error, fmt="o", ms=5, capsize=2, color=colours[kinds[row["method"]]])
-    format_axes(right, "bits per dimension on the test images", "")
-    right.legend(
-        title="noise", title_fontsize=SMALL, fontsize=SMALL, loc="center right", framealpha=1, edgecolor="none", labelcolor=INK
-    )
-    right.set_xscale("log")
-    right.xaxis.set_minor_locator(NullLocator())
-    lowest, highest = right.get_xlim()
-    right.set_xticks([tick for tick in BITS if lowest < tick < highest])
-    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    right.set_yticks(range(len(ordered)), [label(row["method"]) for row in ordered])
-    right.invert_yaxis()
-    right.grid(axis="y", color=MUTED, alpha=0.2, lw=0.6)
+    _plot_fid(left, rows, grid)
+    _plot_nelbo(right, rows)
     return figure
 
 
-def bits(row: dict[str, Any]) -> float:
+def _noise(row: MethodRow) -> str:
+    """Return the kind of noise of a method, in words."""
+    return NOISE[METHODS[row["method"]].process.kind.removeprefix("chain-")]
+
+
+def _nelbo(row: MethodRow) -> float:
+    """Return the NELBO of a method in bits per dimension."""
     return row["bound"]["bound"]["value"]
 
 
+def _plot_fid(axes: Axes, rows: Sequence[MethodRow], grid: Sequence[int]) -> None:
+    """Plot FID over steps, with the names of the methods to the right of their last points."""
+    ends, plotted = [], []
+    for row in rows:
+        name, colour, steps = row["method"], NOISE_COLOURS[_noise(row)], [point["steps"] for point in row["samples"]]
+        fid = np.array([np.nan if point["fid"] is None else point["fid"] for point in row["samples"]])
+        plotted.append(fid[np.isfinite(fid)])
+        if len(steps) > 1:
+            axes.plot(steps, fid, marker="o", ms=3.5, lw=1.4, color=colour)
+        else:
+            axes.axhline(fid[0], lw=1.4, ls=(0, (4, 2)), color=colour)
+        if np.isfinite(fid[-1]):
+            ends.append((fid[-1], name if len(steps) > 1 else f"{name}, {steps[0]} steps", colour))
+    format_axes(axes, "steps", "FID of 5,000 samples", plotted)
+    axes.set_xscale("log")
+    axes.set_xticks(grid, [str(steps) for steps in grid])
+    axes.xaxis.set_minor_locator(NullLocator())
+    to_axes = axes.transAxes.inverted()
+    heights = [to_axes.transform(axes.transData.transform((grid[-1], fid)))[1] for fid, _, _ in ends]
+    for (fid, name, colour), height in zip(ends, spread_labels(heights, 0.04), strict=True):
+        line: dict[str, Any] = {"arrowstyle": "-", "color": colour, "lw": 0.7, "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 2}
+        at: dict[str, Any] = {"xytext": (1.06, height), "textcoords": "axes fraction"}
+        axes.annotate(plain_label(name), (grid[-1], fid), **at, arrowprops=line, va="center", fontsize=SMALL, color=INK)
+
+
+def _plot_nelbo(axes: Axes, rows: Sequence[MethodRow]) -> None:
+    """Plot the NELBO of each method with its standard error over images, the lowest at the top."""
+    kinds = {_noise(row) for row in rows}
+    for kind, colour in NOISE_COLOURS.items():
+        if kind in kinds:
+            axes.plot([], [], "o", ms=5, color=colour, label=kind)  # for the legend only
+    ordered = sorted((row for row in rows if _nelbo(row) is not None), key=_nelbo)
+    for number, row in enumerate(ordered):
+        error = row["bound"]["bound"]["rows_error"] or 0
+        axes.errorbar(_nelbo(row), number, xerr=error, fmt="o", ms=5, capsize=2, color=NOISE_COLOURS[_noise(row)])
+    format_axes(axes, "bits per dimension on the test images", "")
+    axes.legend(
+        title="noise", title_fontsize=SMALL, fontsize=SMALL, loc="center right", framealpha=1, edgecolor="none", labelcolor=INK
+    )
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    lowest, highest = axes.get_xlim()
+    axes.set_xticks([tick for tick in BIT_TICKS if lowest < tick < highest])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(range(len(ordered)), [plain_label(row["method"]) for row in ordered])
+    axes.invert_yaxis()
+    axes.grid(axis="y", color=MUTED, alpha=0.2, lw=0.6)
+
+
 def sheet(pictures: dict[str, np.ndarray]) -> Figure:
-    """Samples of the methods under each other, those of the most steps: a line for each."""
+    """Plot samples of several methods, one row of images for each.
+
+    Args:
+        pictures: [n, H, W] grey images with values in 0..255, by the name of the method.
+
+    Returns:
+        The figure.
+    """
     lines = np.stack([np.concatenate(list(images), 1) for images in pictures.values()])
     count, side, width = lines.shape
-    figure = Figure(figsize=(7, 0.35 * count))
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.0, 0.35 * count, layout=None)
     axes = figure.subplots()
     axes.imshow(lines.reshape(-1, width), cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
-    axes.set_yticks((np.arange(count) + 0.5) * side, [label(name) for name in pictures], fontsize=SMALL, color=INK)
+    axes.set_yticks((np.arange(count) + 0.5) * side, [plain_label(name) for name in pictures], fontsize=SMALL, color=INK)
     axes.set_xticks([])
     axes.tick_params(length=0)
     return figure

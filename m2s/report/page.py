@@ -1,78 +1,105 @@
-"""One page about runs that stands alone: curves, samples, tables, audits, and how all of it was made.
+"""The HTML page of `m2s report`: curves, samples, tables, audits, and the commands that made them.
 
     write([Path("runs/m2s"), Path("runs/sedd")], Path("report.html"))
 
-The page holds its figures and numbers itself and asks nothing of a network. What a run does not have is left out; a file that
-cannot be read is named. The same files give the same bytes.
+The page is self-contained: figures are data URIs, numbers are embedded as JSON, and its content security policy forbids every
+request to a network. What a run does not have is left out. A file that cannot be read is listed in the page. The same files
+give the same bytes.
+
+Each section computes plain data (`m2s.report.sections`), which a Jinja2 template renders. Templates escape all text.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from m2s.io import atomic_write, output_file
-from m2s.report.markup import page, picture, png, prose, side_by_side
-from m2s.report.read_run import Run, read_runs
-from m2s.report.sections import Problems, audits, made, measures, opening, overview, repairs, samples, training
+from m2s.report.blocks import conjunction, paragraphs
+from m2s.report.read_run import TrainingRun, read_runs
+from m2s.report.sections import SECTIONS, Problems
+from m2s.report.sections.overview import opening
 
-PARTS: dict[str, tuple[str, Callable[[Sequence[Run], Problems], str]]] = {
-    "runs": ("Runs", overview),
-    "training": ("Training", training),
-    "measures": ("Measures", measures),
-    "samples": ("Samples", samples),
-    "audit": ("Audit: is there a posterior behind the scores?", audits),
-    "repair": ("Repair: the same noise, with projected scores", repairs),
-    "made": ("How this was made", made),
-}
 TITLE = "Runs of discrete diffusion"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page that its author answers for: HTML, such as `m2s.report.markup.prose` and `table` make, and PNG files
-    with what they show."""
+def write(runs: Sequence[Path], out: Path, title: str = TITLE, notes: str = "") -> list[str]:
+    """Write the page of some training runs.
 
-    heading: str
-    html: str
-    pictures: tuple[tuple[Path, str], ...] = ()
+    Args:
+        runs: Folders that `m2s train` made.
+        out: The page to write: .html.
+        title: Title of the page.
+        notes: Plain text for the opening. An empty line ends a paragraph.
 
+    Returns:
+        What could not be read, one sentence each. The page lists it too.
 
-def write(runs: Sequence[Path], out: Path, title: str = TITLE, notes: str = "", sections: Sequence[Section] = ()) -> list[str]:
-    """The page of the runs as `out`. `notes` are paragraphs of plain text for the opening; `sections` come before the runs.
-
-    Returns what could not be read, which the page says too. Folders that are no runs are refused before anything is written.
+    Raises:
+        UserError: A folder is not a run, or `out` cannot be written. Nothing has been written then.
     """
     found = read_runs(runs)
     output_file(out, (".html",))
     problems = Problems(problem for run in found for problem in run.problems)
-    text = render(found, problems, title, notes, sections)
+    text = render(found, problems, title, notes)
     with atomic_write(out) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return list(problems)
 
 
-def render(runs: Sequence[Run], problems: Problems, title: str, notes: str, sections: Sequence[Section]) -> str:
-    parts = [(f"part-{place}", part.heading, _own(part, problems)) for place, part in enumerate(sections, 1)]
-    parts += [(name, heading, text) for name, (heading, show) in PARTS.items() if (text := show(runs, problems))]
-    if problems:
-        items = "\n".join(f"<li>{prose(text)}</li>" for text in problems)
-        parts.append(("left-out", "Left out", f'<ul class="problems">\n{items}\n</ul>'))
-    return page(title, parts, prose(f"{notes}\n\n{opening(runs)}"), {"runs": [_data(run) for run in runs]})
+def render(runs: Sequence[TrainingRun], problems: Problems, title: str = TITLE, notes: str = "") -> str:
+    """Render the page.
+
+    Args:
+        runs: The runs.
+        problems: What could not be read. Rendering adds what cannot be shown.
+        title: Title of the page.
+        notes: Plain text for the opening.
+
+    Returns:
+        The HTML.
+    """
+    environment = template_environment()
+    sections = []
+    for section in SECTIONS:
+        data = section.collect(runs, problems)
+        if data is not None:
+            content = environment.get_template(section.template).render(data)
+            sections.append({"id": section.id, "heading": section.heading, "content": content})
+    return environment.get_template("page.html.jinja").render(
+        title=title,
+        policy=POLICY,
+        notes=notes,
+        opening=opening(runs),
+        sections=sections,
+        problems=list(problems),
+        data={"runs": [_json_data(run) for run in runs]},
+    )
 
 
-def _own(part: Section, problems: Problems) -> str:
-    shown = [problems.attempt(path, partial(_picture, path, what)) for path, what in part.pictures]
-    figures = [figure for figure in shown if figure is not None]
-    return "\n".join([part.html, *([side_by_side(figures)] if figures else [])])
+def template_environment() -> Environment:
+    """Return the Jinja2 environment of the templates.
+
+    Text is escaped. A name that a template uses but Python does not supply is an error. `tojson` keeps the order of keys,
+    rejects NaN, and writes `<`, `>`, `&` and `'` as \\uXXXX, so that data cannot end the script element they are in.
+    """
+    environment = Environment(
+        loader=PackageLoader("m2s.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {"conjunction": conjunction, "paragraphs": paragraphs}
+    return environment
 
 
-def _picture(path: Path, what: str) -> str:
-    return picture(png(path), what, what)
-
-
-def _data(run: Run) -> dict[str, Any]:
+def _json_data(run: TrainingRun) -> dict[str, Any]:
+    """Return what the page embeds of a run as JSON."""
     return {
         "name": run.name,
         "train": run.record,
@@ -80,5 +107,5 @@ def _data(run: Run) -> dict[str, Any]:
         "parameters": run.parameters,
         "log": run.log,
         "results": [{"file": result.file, "kind": result.kind, "value": result.value} for result in run.results],
-        "samples": [{"file": one.file, "count": one.count, "settings": one.settings} for one in run.samples],
+        "samples": [{"file": samples.file, "count": samples.count, "settings": samples.settings} for samples in run.samples],
     }

@@ -22,8 +22,8 @@ from m2s.ops import uses_triton
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.last_layer_chunks import Layer
-from m2s.ops.reverse_step import Routes, TokenDraw, draw_token, naive
-from m2s.ops.reverse_step.naive import BLOCK
+from m2s.ops.reverse_step import Routes, TokenDraw, cpu, draw_token
+from m2s.ops.reverse_step.cpu import BLOCK
 from m2s.samplers.logits_processor import LogitsProcessor, guided_logits, guided_step
 
 __all__ = ["LogitsProcessor", "Prediction", "TokenDraw"]
@@ -348,7 +348,7 @@ class Prediction:
         vocab = self.process.vocab
         logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
         offset = torch.where(self.known().reshape(-1), torch.inf, 0.0)
-        drawn = naive.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
+        drawn = cpu.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
         return TokenDraw(*(value.reshape(u.shape) for value in drawn))
 
     def _by_rows(self, function: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -1,7 +1,6 @@
-"""Training: one loop for every head, process, objective and network.
+"""Training: one loop for every head, process, loss and network.
 
-The loop is imported when it is first asked for: it brings torch.distributed, for which commands
-that train nothing need not wait.
+The loop is imported on first access, because it imports torch.distributed, which takes time that other commands need not spend.
 """
 
 from importlib import import_module
@@ -22,7 +21,7 @@ from m2s.training.config import (
 if TYPE_CHECKING:
     from m2s.training.loop import Diverged, Result, train
 
-LATER = {"Diverged": "loop", "Result": "loop", "train": "loop"}
+LAZY = {"Diverged": "loop", "Result": "loop", "train": "loop"}
 
 __all__ = [
     "Batch",
@@ -42,6 +41,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LATER:
+    if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"m2s.training.{LATER[name]}"), name)
+    return getattr(import_module(f"m2s.training.{LAZY[name]}"), name)

@@ -1,198 +1,156 @@
-"""From names to objects: the process, the head, the loss and the network that a configuration describes."""
+"""Build what a configuration describes: the data, the network with its initial weights, and the method's head."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import torch
 from torch import nn
 
 from m2s import hub
-from m2s.data.source import Source
+from m2s.data import DATASETS
+from m2s.data.source import Source, open_source
 from m2s.errors import UserError, suggest
-from m2s.heads import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
-from m2s.losses import (
-    any_order,
-    chain,
-    chain_kl,
-    ct_elbo,
-    d3pm,
-    duo,
-    gidd,
-    gidd_clipped,
-    masked_cross_entropy,
-    next_token_nll,
-    path_kl,
-    score_entropy,
-    udlm,
-    zero_integral,
-)
-from m2s.losses.objective import Loss
-from m2s.models import DiTConfig, UNetConfig, build, describe, dit, unet
-from m2s.process import (
-    Absorbing,
-    Chain,
-    Cosine,
-    Exponential,
-    Geometric,
-    GeometricRate,
-    Hybrid,
-    Linear,
-    LogLinear,
-    Process,
-    RateMatrix,
-    Schedule,
-    Uniform,
-)
-from m2s.process.chain import cosine_betas, even_betas, linear_betas
-from m2s.process.schedule import Rescaled
+from m2s.heads import Head, LogScore, Shifted
+from m2s.losses import duo
+from m2s.methods import METHODS
+from m2s.methods.build import make_head, make_loss, make_process, nelbo_loss, with_options
+from m2s.models import NETWORKS, DiTConfig, UNetConfig, build, describe, dit, unet
+from m2s.process import Process
+from m2s.registry import option_types, parse_options
 from m2s.rng import derived_seed
-from m2s.training.config import Config, HeadConfig, NetworkConfig, ProcessConfig, rename
+from m2s.training.config import Config, DataConfig, NetworkConfig
 
-LOSSES: dict[str, Loss] = {
-    "score-entropy": score_entropy,
-    "masked": masked_cross_entropy,
-    "any-order": any_order,
-    "gidd": gidd,
-    "gidd-clipped": gidd_clipped,
-    "udlm": udlm,
-    "path-kl": path_kl,
-    "chain": chain,
-    "d3pm": d3pm,
-    "ct-elbo": ct_elbo,
-    "likelihood": next_token_nll,
-}
-CHAIN_LOSSES = ("chain", "d3pm")  # all there are for a finite chain
-LEVELS = 512  # the most that are tabulated
-# what stands in for a loss that is no bound, or holds the reconstruction too, when the bound is wanted
-BOUNDS = {
-    "any-order": masked_cross_entropy,
-    "gidd-clipped": score_entropy,
-    "chain": chain_kl,
-    "d3pm": chain_kl,
-    "likelihood": zero_integral,
-}
-CHAINS = {  # D3PM's, by the names of their processes
-    "chain-uniform": (Chain.uniform, cosine_betas),
-    "chain-absorbing": (Chain.absorbing, even_betas),
-    "chain-gaussian": (Chain.gaussian, linear_betas),
-}
+__all__ = [
+    "describe_network",
+    "load_weights",
+    "make_head",
+    "make_loss",
+    "make_objects",
+    "make_process",
+    "nelbo_loss",
+    "open_data",
+]
+# Options of the network that change its function but not the shape of any tensor.
+INVISIBLE = ("heads", "causal", "label_after_silu", "groups", "sinusoids")
 
 
-def make_schedule(config: ProcessConfig) -> Schedule:
-    schedules = {
-        "linear": lambda: Linear(),
-        "exponential": lambda: Exponential(config.horizon),
-        "log-linear": lambda: LogLinear(config.eps),
-        "geometric": lambda: Geometric(config.sigma_min, config.sigma_max),
-        "geometric-rate": lambda: GeometricRate(config.sigma_max, config.base),
-        "cosine": lambda: Cosine(),
-    }
-    schedule = schedules[config.schedule]()
-    return schedule if config.rescale is None else Rescaled(schedule, config.rescale)
+def open_data(config: DataConfig) -> Source:
+    """Open the data of a configuration.
 
+    Args:
+        config: The data. Its KEY=VALUE options are keyword arguments of the registered data set.
 
-def make_process(config: ProcessConfig, vocab: int) -> Process:
-    if config.kind == "hybrid":
-        if config.p_uniform == 1:
-            raise ValueError("p_uniform is 1, but then no token outlasts t = 0: give --process.kind uniform in its place")
-        return Hybrid(vocab, config.p_uniform)
-    if config.kind in CHAINS:
-        make, betas = CHAINS[config.kind]
-        return make(vocab, betas(config.chain_steps))
-    if config.kind == "gaussian":
-        return make_gaussian(config, vocab)
-    if config.kind == "none":
-        return Shifted(vocab)
-    return {"uniform": Uniform, "absorbing": Absorbing}[config.kind](vocab, make_schedule(config))
+    Returns:
+        The training and validation examples.
 
-
-def make_gaussian(config: ProcessConfig, vocab: int) -> RateMatrix:
-    """The Gaussian rate of Campbell et al., divided by its spectral gap: e^{-sigma} is what is left of the memory that fades
-    last, whatever the number of levels."""
-    if vocab > LEVELS:
-        raise ValueError(f"gaussian tabulates rates between at most {LEVELS} levels, but the data has {vocab} tokens")
-    jump = 6 * vocab / 256 if config.jump_width is None else config.jump_width
-    stationary = 2.0 * vocab if config.stationary_width is None else config.stationary_width
-    process = RateMatrix.gaussian(vocab, make_schedule(config), jump, stationary)
-    rates = process.generator
-    symmetric = torch.sqrt(rates * rates.T).copysign(rates)  # of the same eigenvalues, for the chain is reversible
-    gap = -torch.linalg.eigvalsh(symmetric)[-2]
-    return RateMatrix(rates / gap, process.schedule)
-
-
-def make_head(config: HeadConfig, process: Process) -> Head:
-    assert config.scale != "auto" and config.offset != "auto"
-    if config.offset != "none" and config.kind not in ("posterior", "ordinal"):
-        raise ValueError(f"head.offset is {config.offset}, which is for a posterior, not {config.kind}: leave it out")
-    if config.kind == "log-score":
-        return LogScore(process, config.scale)
-    if config.scale != "none":
-        raise ValueError(f"head.scale is {config.scale}, which is for head.kind log-score, not {config.kind}: leave it out")
-    if config.kind in ("posterior", "ordinal"):
-        return {"posterior": Posterior, "ordinal": Ordinal}[config.kind](process, config.offset)
-    return {"factorized-rate": FactorizedRate, "next-token": NextToken}[config.kind](process)
-
-
-def make_loss(config: HeadConfig) -> Loss:
-    """The training loss that `config` names, with its options bound."""
-    if config.loss == "gidd-clipped":
-        return functools.partial(gidd_clipped, max_weight=config.max_weight)
-    return LOSSES[config.loss]
+    Raises:
+        UserError: There is no such data set, or the data is missing or damaged.
+    """
+    where: dict[str, Any] = {"folder": config.folder, "length": config.length, "hub": config.hub}
+    if not config.options:
+        return open_source(config.name, **where)
+    if config.name not in DATASETS:
+        raise UserError(f"data.name is {config.name!r}: {suggest(config.name, DATASETS)}")
+    dataset: Any = DATASETS[config.name]
+    known = {name: kind for name, kind in option_types(dataset).items() if name not in where}
+    return dataset(**where, **parse_options(config.options, known, "data"))
 
 
 def describe_network(config: NetworkConfig, process: Process, source: Source) -> dict[str, Any]:
-    """The network as `m2s.models.build` reads it: its size, and what was changed of it."""
-    sizes: dict[str, Any] = {"dit": dit.SIZES, "unet": unet.SIZES}[config.kind]
-    if config.size not in sizes:
-        raise UserError(f"network.size is {config.size!r}, of kind {config.kind}: {suggest(config.size, sizes)}")
+    """Return the description of a network from which `m2s.models.build` builds it.
+
+    Args:
+        config: The network: a size, and single numbers that differ from it.
+        process: The process.
+        source: The data.
+
+    Returns:
+        The kind of the network and the fields of its configuration class.
+
+    Raises:
+        UserError: An option is unknown, out of range, or not for this kind of network or data.
+    """
+    if config.kind not in NETWORKS:
+        raise UserError(f"network.kind is {config.kind!r}: {suggest(config.kind, NETWORKS)}")
     if isinstance(process, Shifted) and config.time == "yes":
-        raise UserError("network.time is yes, but where nothing is corrupted there is no time: leave it out")
+        raise UserError("network.time is yes, but an autoregressive model has no time: leave it out")
     if config.labels and source.classes is None:
         raise UserError("network.labels is set, but the data has no labels")
-    common = {"width": config.width, "dropout": config.dropout}
-    own: dict[str, dict[str, Any]] = {
-        "dit": {
-            "depth": config.depth,
-            "heads": config.heads,
-            "label_after_silu": config.label_after_silu or None,
-            "norm_bias": config.norm_bias or None,
-        },
-        "unet": {
-            "layers": config.layers,
-            "multipliers": config.multipliers or None,
-            "groups": config.groups,
-            "sinusoids": None if config.sinusoids == NetworkConfig().sinusoids else config.sinusoids,
-        },
-    }
-    other = {"dit": "unet", "unet": "dit"}[config.kind]
-    strange = [name for name, value in own[other].items() if value is not None]
-    sigma = _clock(config, process)
-    if sigma and config.kind != "dit":
-        raise UserError(f"network.{next(iter(sigma))} is for network.kind dit, not {config.kind}: leave it out")
-    if strange:
-        raise UserError(f"network.{strange[0]} is an option of a {other}, but network.kind is {config.kind}")
-    options = {name: value for name, value in {**common, **own[config.kind]}.items() if value is not None} | sigma
-    options |= {"time": config.time != "no", "label_dropout": config.label_dropout}
-    options["classes"] = source.classes if config.labels else None
-    if config.kind == "unet" and source.shape is None:
-        raise UserError("network.kind is unet, which is for images, but the data is text: use dit")
-    description: DiTConfig | UNetConfig
     try:
         if config.kind == "dit":
-            options["causal"] = isinstance(process, Shifted)
-            description = DiTConfig.preset(config.size, process.states, length=source.length, **options)
+            description: Any = _describe_dit(config, process, source)
+        elif config.kind == "unet":
+            description = _describe_unet(config, process, source)
         else:
-            assert source.shape is not None
-            fixed = {"mask": process.mask is not None, "input": config.input}
-            description = UNetConfig.preset(config.size, process.states, source.shape, **fixed, **options)
+            description = _describe_plugin(config, process, source)
+    except UserError:
+        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"network: {error}") from error
     return {"kind": config.kind, **vars(description)}
 
 
+def _describe_dit(config: NetworkConfig, process: Process, source: Source) -> DiTConfig:
+    """The configuration of a transformer."""
+    options = _common_options(config, source) | _sized_options(config, "dit") | _clock(config, process)
+    options["causal"] = isinstance(process, Shifted)
+    return DiTConfig.preset(config.size, process.states, length=source.length, **options)
+
+
+def _describe_unet(config: NetworkConfig, process: Process, source: Source) -> UNetConfig:
+    """The configuration of a U-Net."""
+    if _clock(config, process):
+        raise UserError(f"network.clock is for network.kind dit, not {config.kind}: leave it out")
+    options = _common_options(config, source) | _sized_options(config, "unet")
+    if source.shape is None:
+        raise UserError("network.kind is unet, which is for images, but the data is text: use dit")
+    mask = process.mask is not None
+    return UNetConfig.preset(config.size, process.states, source.shape, mask=mask, input=config.input, **options)
+
+
+def _describe_plugin(config: NetworkConfig, process: Process, source: Source) -> Any:
+    """The configuration of a registered network: what its dataclass has fields for, and then KEY=VALUE options."""
+    settings = NETWORKS[config.kind][0]
+    known = option_types(settings)
+    offered = _common_options(config, source) | _clock(config, process)
+    offered |= {name: getattr(config, name) for name in ("depth", "heads", "layers") if getattr(config, name) is not None}
+    offered |= {"states": process.states, "length": source.length, "shape": source.shape, "mask": process.mask is not None}
+    offered |= {"vocab": process.vocab, "causal": isinstance(process, Shifted)}
+    given = parse_options(config.options, known, "network")
+    return settings(**{name: value for name, value in offered.items() if name in known} | given)
+
+
+def _common_options(config: NetworkConfig, source: Source) -> dict[str, Any]:
+    """The options that every network may have, where they are given."""
+    options: dict[str, Any] = {"width": config.width, "dropout": config.dropout}
+    options = {name: value for name, value in options.items() if value is not None}
+    return options | {
+        "time": config.time != "no",
+        "label_dropout": config.label_dropout,
+        "classes": source.classes if config.labels else None,
+    }
+
+
+def _sized_options(config: NetworkConfig, kind: str) -> dict[str, Any]:
+    """The options of a DiT or a U-Net that are given. It is an error to give one of the other network."""
+    sizes: Any = {"dit": dit.SIZES, "unet": unet.SIZES}[kind]
+    if config.size not in sizes:
+        raise UserError(f"network.size is {config.size!r}, of kind {kind}: {suggest(config.size, sizes)}")
+    if config.options:
+        raise UserError(f"network.options is for a plugin's network, not for {kind}: give {config.options[0]} as an option")
+    names = {
+        "dit": ("depth", "heads", "label_after_silu", "norm_bias"),
+        "unet": ("layers", "multipliers", "groups", "sinusoids"),
+    }
+    defaults, other = NetworkConfig(), "unet" if kind == "dit" else "dit"
+    for name in names[other]:
+        if getattr(config, name) != getattr(defaults, name):
+            raise UserError(f"network.{name} is an option of a {other}, but network.kind is {kind}")
+    return {name: getattr(config, name) for name in names[kind] if getattr(config, name) != getattr(defaults, name)}
+
+
 def _clock(config: NetworkConfig, process: Process) -> dict[str, Any]:
-    """The schedule that a DiT reads its time from, where that is asked for."""
+    """The schedule from which a DiT computes sigma(t), where that is its clock."""
     if config.clock != "sigma":
         return {}
     schedule = getattr(process, "schedule", None)
@@ -201,18 +159,29 @@ def _clock(config: NetworkConfig, process: Process) -> dict[str, Any]:
     return {"clock": schedule}
 
 
-def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> NetworkConfig:
-    """What is "auto" of a network's clock, as it is in the checkpoint that the run starts from.
+def inherit_clock(config: NetworkConfig, head: Head, checkpoint: hub.Checkpoint) -> NetworkConfig:
+    """Return the network with the clock of the checkpoint that the run starts from, where it is "auto".
 
     The clock is the noise, not the schedule: under another schedule the same sigma stands for the same noise.
+
+    Args:
+        config: The network.
+        head: The head of the run.
+        checkpoint: The checkpoint.
+
+    Returns:
+        The new configuration.
+
+    Raises:
+        UserError: The scores of the checkpoint have another scale.
     """
-    before = given.head
+    before = checkpoint.head
     if isinstance(head, LogScore) and isinstance(before, LogScore) and head.scale != before.scale:
         raise UserError(
             f"head.scale is {head.scale}, but the scores of the checkpoint to start from have {before.scale}: "
             f"give --head.scale {before.scale}"
         )
-    network = given.model.config
+    network = checkpoint.model.config
     if config.kind != "dit" or config.time == "no" or not isinstance(network, DiTConfig):
         return config
     if config.clock == "auto" and network.clock is not None:
@@ -221,17 +190,27 @@ def inherit(config: NetworkConfig, head: Head, given: hub.Checkpoint) -> Network
 
 
 def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[str, Any]]:
-    """The network with its first weights, the head, and the network's description."""
-    part = "process"
-    try:
-        process = make_process(config.process, source.vocab)
-        part = "head"
-        head = make_head(config.head, process)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{part}: {_both(error)}") from error
-    _try_loss(config.head.loss, head)
-    given = None if config.run.init is None else _open(config.run.init)
-    network = config.network if given is None else inherit(config.network, head, given)
+    """Build the network and the head of a run.
+
+    Args:
+        config: The resolved configuration.
+        source: The data.
+
+    Returns:
+        The network with its initial weights, the head, and the description of the network.
+
+    Raises:
+        UserError: The parts do not fit together, or the checkpoint of --init does not fit the network.
+    """
+    head = METHODS[config.method].build(source.vocab, config.process, config.head).head
+    chain = head.process.chain
+    if chain is not None and chain.steps * config.run.t_min > 1 + 1e-6:
+        raise UserError(
+            f"t_min is {config.run.t_min}, but the first of {chain.steps} steps ends at {1 / chain.steps:g}: give a --t-min of "
+            "at most that, or a smaller --process.chain-steps"
+        )
+    checkpoint = None if config.run.init is None else _open(config.run.init)
+    network = config.network if checkpoint is None else inherit_clock(config.network, head, checkpoint)
     description = describe_network(network, head.process, source)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.run.seed, "weights"))
@@ -240,65 +219,54 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
         try:
             duo.check_duo(model, head)
         except TypeError as error:
-            raise UserError(f"head.curriculum is duo: {_both(error)}") from error
-    if given is not None:
-        _put(model, description, given, str(config.run.init))
+            raise UserError(f"head.curriculum is duo: {with_options(str(error))}") from error
+    if checkpoint is not None:
+        _copy_weights(model, description, checkpoint, str(config.run.init))
     return model, head, description
 
 
-def _try_loss(name: str, head: Head) -> None:
-    """Whether there is such a loss, and it is for this head."""
-    if name not in LOSSES:
-        raise UserError(f"head.loss is {name!r}: {suggest(name, LOSSES)}")
-    token = torch.zeros(1, 1, dtype=torch.long)
-    try:
-        LOSSES[name](head, torch.zeros(1, 1, head.process.states), token, token, torch.tensor([0.5]))
-    except (TypeError, ValueError) as error:
-        if isinstance(head.process, Chain) and name not in CHAIN_LOSSES:
-            also = "" if head.has_posterior else ", with --head.kind posterior"
-            raise UserError(
-                f"head.loss is {name}, but a finite chain has no rates, and so losses of its own (m2s.losses.d3pm): give "
-                f"--head.loss {' or '.join(CHAIN_LOSSES)}{also}"
-            ) from error
-        raise UserError(f"head.loss is {name}: {_both(error)}") from error
-
-
-def _both(error: Exception) -> str:
-    """What the library says, and for each of its classes the option that chooses it."""
-    return rename(str(error), lambda name, option: f"{name} ({option})")
-
-
 def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> None:
-    """The weights of a checkpoint, ours or SEDD's, into `model`: a score's network and a posterior's have the same tensors."""
-    _put(model, description, _open(path), path)
+    """Load the weights of a checkpoint. The networks of a score and of a posterior have the same tensors.
+
+    Args:
+        model: The network, whose weights are replaced.
+        description: Its description.
+        path: The checkpoint, ours or SEDD's.
+
+    Raises:
+        UserError: The checkpoint cannot be read, or holds another network.
+    """
+    _copy_weights(model, description, _open(path), path)
 
 
 def _open(path: str) -> hub.Checkpoint:
+    """Load the checkpoint of --init."""
     try:
         return hub.load(path)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"--init {path}: {error}") from error
 
 
-def _put(model: nn.Module, description: dict[str, Any], given: hub.Checkpoint, path: str) -> None:
-    before = describe(given.model)
+def _copy_weights(model: nn.Module, description: dict[str, Any], checkpoint: hub.Checkpoint, path: str) -> None:
+    """Copy the weights of a checkpoint after checking that it holds the same network."""
+    before = describe(checkpoint.model)
     if before["states"] != description["states"]:
         raise UserError(
             f"--init {path} is for {before['states']} states, but data and process here have {description['states']}: "
             "the vocabulary and the mask must be the same"
         )
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in given.model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in checkpoint.model.state_dict().items()}
     wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     if wrong:
         raise UserError(
             f"--init {path} holds another network: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
             f"{expected.get(wrong[0], 'missing')} here ({len(wrong)} tensors differ); give the same network options"
         )
-    for name in ("heads", "causal", "label_after_silu", "groups", "sinusoids"):  # which no tensor shows
+    for name in INVISIBLE:
         if before.get(name) != description.get(name):
             raise UserError(
                 f"--init {path} holds another network: {name} is {before.get(name)} there and {description.get(name)} here; "
                 "give the same network options"
             )
-    model.load_state_dict(given.model.state_dict())
+    model.load_state_dict(checkpoint.model.state_dict())

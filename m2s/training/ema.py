@@ -1,4 +1,4 @@
-"""The moving average of the weights, in float32: what is validated and published."""
+"""The exponential moving average of the weights, in float32, which is validated and published."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,14 @@ from m2s.training.parallel import local_shard, reshard
 
 
 class EMA:
-    """ema <- d ema + (1 - d) weight with d = min(decay, (1 + n)/(10 + n)) at update n, so that the start is soon forgotten."""
+    """The average ema <- d ema + (1 - d) weight with d = min(decay, (1 + n)/(10 + n)) at step n.
+
+    The smaller decay of the first steps lets the average forget the initial weights.
+
+    Args:
+        model: The network.
+        decay: The largest decay.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model, self.decay = model, decay
@@ -18,18 +25,18 @@ class EMA:
         self.values: dict[str, Tensor] = {name: weight.detach().clone().float() for name, weight in self.weights.items()}
 
     def share(self, step: int) -> float:
-        """1 - d, what the weight has of the average after update `step`."""
+        """Return 1 - d, the fraction of the new weight in the average, at a step."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     def parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The weights and their averages, of shards those of this process; they share memory."""
+        """Return the weights and their averages, or this process's shards of them. They share memory with the originals."""
         return [local_shard(weight.detach()) for weight in self.weights.values()], [
             local_shard(value) for value in self.values.values()
         ]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the network's weights are the average."""
+        """Replace the network's weights by their average inside the context."""
         raw = {name: weight.detach().clone() for name, weight in self.weights.items()}
         try:
             self._put(self.values)
@@ -39,6 +46,7 @@ class EMA:
 
     @torch.no_grad()
     def _put(self, values: dict[str, Tensor]) -> None:
+        """Copy values into the weights."""
         reshard(self.model)
         for name, weight in self.weights.items():
             weight.copy_(values[name])

@@ -1,4 +1,4 @@
-"""What a run says: log.jsonl, one line for each record, and a bar or a line for people."""
+"""The log of a run: log.jsonl, with one line for each record, and a progress bar or lines on the terminal."""
 
 import hashlib
 import importlib
@@ -12,15 +12,20 @@ from typing import Any
 
 from m2s.errors import UserError
 from m2s.io import atomic_write
-from m2s.training.run_folder import RECORD
+from m2s.training.config import RECORD
 
 NAME = "log.jsonl"
-SILENCE = 10.0  # seconds without a line for people, at most, until a start's first record, but for the length of an update
-TIMINGS = ("seconds", "tokens_per_second")  # all that differs between a run and the same run interrupted
+SILENCE = 10.0  # until the first record of a start, the terminal shows a line at least every so many seconds
+TIMINGS = ("seconds", "tokens_per_second")  # the only values that differ between a run and the same run interrupted
 
 
 def truncate(path: Path, step: int) -> None:
-    """Leave the records up to `step`; a last line that was cut short goes too."""
+    """Remove the records after a step, and an incomplete last line.
+
+    Args:
+        path: The file log.jsonl.
+        step: The last step to keep.
+    """
     if not path.exists():
         return
     kept = []
@@ -37,7 +42,18 @@ def truncate(path: Path, step: int) -> None:
 
 
 class Log:
-    """The records of a run from `step` on."""
+    """The log of a run from a step on.
+
+    Args:
+        folder: The folder of the run.
+        step: The step from which the run starts or resumes. Later records are removed.
+        steps: The number of steps of the run.
+        tensorboard: Also write the log for TensorBoard.
+        wandb: Also send the log to Weights & Biases.
+
+    Raises:
+        UserError: Weights & Biases cannot be reached.
+    """
 
     def __init__(self, folder: Path, step: int, steps: int, tensorboard: bool = False, wandb: bool = False) -> None:
         from tqdm import tqdm
@@ -50,9 +66,10 @@ class Log:
         truncate(folder / NAME, step)
         self.file = (folder / NAME).open("a", encoding="utf-8")
         self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
-        self.shown = -math.inf  # when people last had a line; infinite from the first record on, for others follow
+        self.shown = -math.inf  # the time of the last line on the terminal; infinite after the first record
 
     def record(self, **values: Any) -> None:
+        """Write a record everywhere."""
         self.file.write(json.dumps(values) + "\n")
         self.file.flush()
         for writer in self.writers:
@@ -61,28 +78,32 @@ class Log:
         self.shown = math.inf
 
     def show(self, **values: Any) -> None:
-        """A line for people alone, where no bar moves."""
+        """Print a line on the terminal where there is no progress bar."""
         if self.bar.disable:
             print(line(values), file=sys.stderr, flush=True)
         self.shown = time.monotonic()
 
     @property
     def silent(self) -> bool:
-        """Whether people should have a line before the first record: at once, and then after each `SILENCE`."""
+        """Whether the terminal needs a line before the first record: at once, and then after each `SILENCE`."""
         return time.monotonic() - self.shown > SILENCE
 
     def advance(self, loss: float, bits: float, rate: float) -> None:
+        """Move the progress bar by one step."""
         self.bar.set_postfix_str(f"loss {loss:.4f}, {bits:.4f} bits, {rate:,.0f} tokens/s", refresh=False)
         self.bar.update()
 
     def say(self, text: str) -> None:
+        """Print a message."""
         self.bar.clear()
         print(text, file=sys.stderr, flush=True)
 
     def sync(self) -> None:
+        """Flush log.jsonl to the disk."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
+        """Close all files and connections."""
         self.bar.close()
         self.file.close()
         for writer in self.writers:
@@ -90,12 +111,16 @@ class Log:
 
 
 def line(values: dict[str, Any]) -> str:
-    """A record for people."""
+    """Return a record as a line of text.
+
+    Args:
+        values: The record.
+    """
     return ", ".join(f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
 
 
 class _TensorBoard:
-    """Event files in the folder `tensorboard`, one of each start; what came after `step` is marked as undone."""
+    """Event files in the folder `tensorboard`, one for each start. Events after `step` are purged."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -106,21 +131,21 @@ class _TensorBoard:
         for name, value in values.items():
             if name != "step":
                 self.writer.add_scalar(name, value, values["step"])
-        self.writer.flush()  # a killed run has the records here that log.jsonl has
+        self.writer.flush()  # so that a killed run has the same records here as in log.jsonl
 
     def close(self) -> None:
         self.writer.close()
 
 
 class _Wandb:
-    """A run of Weights & Biases, the same one at every start: its id is made of what train.json says of the first."""
+    """A run of Weights & Biases, the same one at every start: its id is a hash of the first start in train.json."""
 
     def __init__(self, folder: Path) -> None:
         wandb = importlib.import_module("wandb")
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         first = json.dumps([record["config"]["run"]["out"], record["starts"][0]])
-        number = hashlib.blake2b(first.encode(), digest_size=8).hexdigest()
-        options = {"project": "m2s", "name": folder.name, "id": number, "dir": str(folder), "config": record["config"]}
+        identity = hashlib.blake2b(first.encode(), digest_size=8).hexdigest()
+        options = {"project": "m2s", "name": folder.name, "id": identity, "dir": str(folder), "config": record["config"]}
         try:
             self.run: Any = wandb.init(**options, resume="allow")
         except wandb.Error as error:

@@ -2,7 +2,7 @@
 
     result = train(Config(...))      # or: m2s train digits
 
-A run is a function of its configuration: stopped anywhere and started again, it ends with the same bits on a CPU.
+A run is a function of its configuration. If it is interrupted and resumed, it ends with the same bits on a CPU.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from m2s.data import batch_indices
-from m2s.data.source import ImageSource, Source, TextSource, open_source
+from m2s.data.source import ImageSource, Source, TextSource
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.io import write_json
 from m2s.ops import probe_triton, use_backend, why_unavailable
-from m2s.training.build import make_objects
+from m2s.training.build import make_objects, open_data
 from m2s.training.config import Config, RunConfig, resolve
 from m2s.training.log import Log
 from m2s.training.run_folder import RunFolder
@@ -32,15 +32,22 @@ from m2s.training.save import resume, save
 from m2s.training.trainer import LocalBatch, Trainer, copy_to_host, learning_rate
 from m2s.training.validate import validate
 
+LOG_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+
 
 class Diverged(RuntimeError):
-    """A loss or gradient was not finite. The state before that update is saved."""
+    """A loss or gradient was not finite. The state before that step is saved."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run ended: the step and the last validation. The network, with averaged weights, is in the folder. Of several
-    processes, which all have the same result, one is the first."""
+    """The end of a run. The network, with averaged weights, is in the run's folder.
+
+    Args:
+        step: The last step.
+        validation: The last validation.
+        first: Whether this is the first of several processes, which all have the same result.
+    """
 
     step: int
     validation: dict[str, float]
@@ -48,30 +55,64 @@ class Result:
 
 
 def train(config: Config, source: Source | None = None) -> Result:
-    """Train to the last step, going on from the newest state in `config.run.out`. `source` stands in for `config.data`."""
+    """Train to the last step. A run whose folder exists is resumed from its newest state.
+
+    Args:
+        config: The configuration.
+        source: The data; None: the data of the configuration.
+
+    Returns:
+        The last step and the last validation.
+
+    Raises:
+        UserError: The configuration or the data is invalid. Nothing has been written then.
+        Diverged: A loss or gradient was not finite.
+        SystemExit: A signal stopped the run, after its state was saved.
+    """
     given, config = config, resolve(config)
-    check_log_packages(config.run)
-    source = source or open_source(**vars(config.data))
-    with World.start(config.run.device) as world:
-        if world.first and given.network.kind != config.network.kind:
-            size = config.network.size
-            print(f"a U-Net sees what is to come: {config.method} is trained with a transformer (dit {size})", file=sys.stderr)
-        warmup, steps = config.optimizer.warmup, config.run.steps
-        if world.first and warmup >= steps > 1:
-            print(
-                f"the learning rate rises over {warmup} updates, and there are {steps}: it will not reach "
-                f"{config.optimizer.lr:g}. A tenth of them would be --optimizer.warmup {max(1, steps // 10)}",
-                file=sys.stderr,
-            )
-        return _train(config, source, world)  # a call of its own: what holds on to the connections is gone when it returns
-
-
-LOGS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+    run = config.run
+    check_log_packages(run)
+    source = source or open_data(config.data)
+    with World.start(run.device) as world, contextlib.ExitStack() as stack:
+        _check_world(config, world)
+        objects = make_objects(config, source)
+        if world.first:
+            stack.enter_context(RunFolder(config, source))
+            _print_notes(given, config)
+        stopper = stack.enter_context(Stopper())
+        trainer = stack.enter_context(Trainer(config, source, world, *objects))
+        if world.first:
+            print(opening(trainer), file=sys.stderr, flush=True)
+        resume(trainer)
+        log = None
+        if world.first:
+            log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb)
+            stack.callback(log.close)
+        clock = Clock(trainer)
+        batch = trainer.share(trainer.progress.step)
+        while batch is not None:
+            losses, weights = trainer.gradient(batch)
+            made = finish_step(trainer, losses, weights, stopper)
+            batch = made.following
+            report(trainer, log, made.loss, *clock.read())
+            save_and_stop(trainer, log, made.stop, stopper)
+        result = Result(trainer.progress.step, trainer.validation, world.first)
+        # A wrapped network holds connections, which are closed at the end of `world`: nothing may refer to it then.
+        stack.close()
+        del objects, trainer, clock
+    return result
 
 
 def check_log_packages(run: RunConfig) -> None:
-    """What shall be told of the run besides log.jsonl is installed."""
-    for option, module in LOGS.items():
+    """Check that the packages of --tensorboard and --wandb are installed, where they are asked for.
+
+    Args:
+        run: The run.
+
+    Raises:
+        UserError: A package is missing.
+    """
+    for option, module in LOG_PACKAGES.items():
         if getattr(run, option):
             try:
                 importlib.import_module(module)
@@ -79,7 +120,8 @@ def check_log_packages(run: RunConfig) -> None:
                 raise UserError(f"--{option} needs {option}: pip install {option} ({error})") from error
 
 
-def _train(config: Config, source: Source, world: World) -> Result:
+def _check_world(config: Config, world: World) -> None:
+    """Check that the batch can be split over the processes and that the kernels can be used."""
     calls = world.size * (config.run.micro_batch or 1)
     if config.run.batch % calls:
         raise UserError(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")
@@ -87,53 +129,66 @@ def _train(config: Config, source: Source, world: World) -> Result:
         raise UserError(f"kernels is fused, but {why}")
     with use_backend(config.run.kernels):
         probe_triton(world.device)
-    model, head, description = make_objects(config, source)
-    with contextlib.ExitStack() as stack:
-        if world.first:
-            stack.enter_context(RunFolder(config, source))
-        stopper = stack.enter_context(Stopper())
-        learner = Trainer(config, source, world, model, head, description)
-        if world.first:
-            print(opening(learner), file=sys.stderr, flush=True)
-        resume(learner)
-        log = None
-        if world.first:
-            run = config.run
-            log = Log(run.out, learner.progress.step, run.steps, run.tensorboard, run.wandb)
-            stack.callback(log.close)
-        loop(learner, stopper, log)
-    return Result(learner.progress.step, learner.validation, world.first)
 
 
-def opening(learner: Trainer) -> str:
-    """What is trained, on what, with what data and where, in one line."""
-    config, source, world = learner.config, learner.source, learner.world
-    parameters = sum(weight.numel() for weight in learner.model.parameters())  # whole ones, also where they are sharded
+def _print_notes(given: Config, config: Config) -> None:
+    """Print what a user may not expect: another network than was given, a warmup longer than the run."""
+    if given.network.kind != config.network.kind:
+        size = config.network.size
+        print(f"a U-Net reads later positions: {config.method} is trained with a transformer (dit {size})", file=sys.stderr)
+    warmup, steps = config.optimizer.warmup, config.run.steps
+    if warmup >= steps > 1:
+        print(
+            f"warmup ({warmup} steps) is as long as the run ({steps} steps) or longer: the learning rate never reaches "
+            f"{config.optimizer.lr:g}. Try --optimizer.warmup {max(1, steps // 10)}",
+            file=sys.stderr,
+        )
+
+
+def opening(trainer: Trainer) -> str:
+    """Return the first lines of a run: method, network, device, data and folder.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        One line, and another one where fused kernels are active but the loss has no fused form.
+    """
+    config, source, world = trainer.config, trainer.source, trainer.world
+    parameters = sum(weight.numel() for weight in trainer.model.parameters())  # of full tensors, also where they are sharded
     device = f"{world.size} processes on {world.device.type}" if world.size > 1 else str(world.device)
     data = type(source).__name__
     if isinstance(source, TextSource) and config.data.folder:
         data = config.data.folder
     if isinstance(source, ImageSource):
         data = source.images.name
-    return (
+    text = (
         f"{config.method}: {config.network.kind} {config.network.size} ({parameters:,} parameters), {device}, "
-        f"{'bf16' if learner.bf16 else 'float32'}; {data} ({source.size:,} rows of {source.length:,}); "
+        f"{'bf16' if trainer.bf16 else 'float32'}; {data} ({source.size:,} examples of {source.length:,}); "
         f"{config.run.steps:,} steps of {config.run.batch:,} into {config.run.out}"
     )
+    if trainer.unfused_loss:
+        text += (
+            f"\nthe loss {config.head.loss} has no fused form for {type(trainer.head).__name__}: last layer and loss are not "
+            "fused, with all logits in memory"
+        )
+    return text
 
 
 class Stopper:
-    """Inside, the first SIGTERM or SIGINT asks for a stop after this step; a second one stops at once."""
+    """A context in which the first SIGTERM or SIGINT asks for a stop after the current step. A second one stops at once."""
 
     signal = 0
+    """The number of the signal that came; 0: none."""
 
     def __enter__(self) -> "Stopper":
         self._before: dict[int, Any] = {}
-        with contextlib.suppress(ValueError):  # not the main thread: signals go elsewhere
+        with contextlib.suppress(ValueError):  # only the main thread can handle signals
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def _ask(self, number: int, _: FrameType | None) -> None:
+        """Remember the signal and restore the handlers, so that a second signal stops at once."""
         self.signal = number
         self.__exit__()
 
@@ -142,30 +197,82 @@ class Stopper:
             signal.signal(number, handler)
 
 
+class Clock:
+    """Seconds and tokens per second since the start or the resumption of a run.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.progress = trainer.progress
+        self.begin, self.tokens = time.monotonic(), trainer.progress.tokens
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds and the tokens per second."""
+        seconds = time.monotonic() - self.begin
+        return seconds, (self.progress.tokens - self.tokens) / seconds
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What came of an update: the loss in nats per site, whether a process was asked to stop, and the next one's share."""
+    """The result of a training step.
+
+    Args:
+        loss: The loss in nats per position.
+        stop: Whether some process was asked to stop.
+        following: The batch of the next step; None after the last.
+    """
 
     loss: float
     stop: bool
     following: LocalBatch | None
 
 
-def training_step(learner: Trainer, share: LocalBatch, stopper: Stopper) -> StepResult:
-    """One update of the weights, or none where loss or gradient is not finite.
+def training_step(trainer: Trainer, batch: LocalBatch, stopper: Stopper) -> StepResult:
+    """Make one training step, for a caller with its own loop.
 
-    What does not depend on the loss is done while an accelerator is at work on the gradient. Where it can tell itself whether
-    there is a step to make, it goes on with that while the host waits for the numbers, and finds the next update waiting.
+    Args:
+        trainer: The trainer.
+        batch: This process's part of the batch.
+        stopper: Whether a signal asked for a stop.
+
+    Returns:
+        The loss and the next batch.
+
+    Raises:
+        Diverged: The loss or the gradient is not finite.
     """
-    run, world, progress = learner.config.run, learner.world, learner.progress
-    losses, weights = learner.gradient(share)
-    following = learner.share(progress.step + 1)
+    losses, weights = trainer.gradient(batch)
+    return finish_step(trainer, losses, weights, stopper)
+
+
+def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stopper) -> StepResult:
+    """Update the weights, or not where the loss or the gradient is not finite.
+
+    Work that does not depend on the loss is done while the device computes the gradient. The device decides by itself whether
+    there is an update to make. So it does not wait for the host, which reads the numbers meanwhile.
+
+    Args:
+        trainer: The trainer, with the gradient of this step.
+        losses: This process's losses, [batch].
+        weights: The weight of all positions.
+        stopper: Whether a signal asked for a stop.
+
+    Returns:
+        The loss and the next batch.
+
+    Raises:
+        Diverged: The loss or the gradient is not finite, and --on-nan is stop.
+    """
+    run, world, progress = trainer.config.run, trainer.world, trainer.progress
+    following = trainer.share(progress.step + 1)
     asked = torch.full((1,), float(stopper.signal != 0), dtype=torch.float64, device=world.device)
     losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
-    norm = learner.norm()
+    norm = trainer.gradient_norm()
     numbers = torch.stack([losses.sum() / weights, norm.double(), asked[0], weights])
     read = copy_to_host(numbers)
-    finish = learner.descend(norm, numbers[:2])
+    finish = trainer.update_weights(norm, numbers[:2])
     loss, size, stop, total = read()
     if math.isfinite(loss) and math.isfinite(size):
         finish()
@@ -174,46 +281,56 @@ def training_step(learner: Trainer, share: LocalBatch, stopper: Stopper) -> Step
     elif run.on_nan == "skip":
         progress.skipped += 1
     else:
-        diverged(learner, losses, loss, size)
+        diverged(trainer, losses, loss, size)
     progress.step += 1
     progress.tokens += round(total)
     return StepResult(loss, bool(stop), following)
 
 
-def loop(learner: Trainer, stopper: Stopper, log: Log | None) -> None:
-    run, progress = learner.config.run, learner.progress
-    begin, tokens = time.monotonic(), progress.tokens
-    share = learner.share(progress.step)
-    while share is not None:
-        made = training_step(learner, share, stopper)
-        share = made.following
-        seconds = time.monotonic() - begin
-        rate = (progress.tokens - tokens) / seconds
+def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stopper) -> None:
+    """Save the state where it is due, and exit where a stop was asked for.
+
+    Args:
+        trainer: The trainer.
+        log: The log; None in all processes but the first.
+        stop: Whether some process was asked to stop.
+        stopper: The signal, which becomes the exit code.
+
+    Raises:
+        SystemExit: A stop was asked for before the last step.
+    """
+    run, progress = trainer.config.run, trainer.progress
+    if stop or progress.step % run.save_every == 0 or progress.step == run.steps:
         if log is not None:
-            log.advance(made.loss, made.loss / math.log(2), rate)
-        report(learner, log, seconds, rate)
-        if made.stop or progress.step % run.save_every == 0 or progress.step == run.steps:
-            if log is not None:
-                log.sync()
-            save(learner)
-        if made.stop and progress.step < run.steps:
-            if log is not None:
-                log.say(f"stopped at step {progress.step}, which is saved: the same command goes on")
-            sys.exit(128 + (stopper.signal or signal.SIGTERM))
+            log.sync()
+        save(trainer)
+    if stop and progress.step < run.steps:
+        if log is not None:
+            log.say(f"stopped at step {progress.step}, which is saved: the same command resumes the run")
+        sys.exit(128 + (stopper.signal or signal.SIGTERM))
 
 
-def report(learner: Trainer, log: Log | None, seconds: float, rate: float) -> None:
-    """The lines of the log that belong to this step, and the validation that belongs to it. Until the first of them people see
-    what it would hold so far."""
-    config, progress = learner.config, learner.progress
+def report(trainer: Trainer, log: Log | None, loss: float, seconds: float, rate: float) -> None:
+    """Log a step and validate, where these are due. Until the first record the terminal shows its values so far.
+
+    Args:
+        trainer: The trainer.
+        log: The log; None in all processes but the first.
+        loss: The loss of the step, nats per position.
+        seconds: Seconds since the start.
+        rate: Tokens per second.
+    """
+    config, progress = trainer.config, trainer.progress
     run, step = config.run, progress.step
+    if log is not None:
+        log.advance(loss, loss / math.log(2), rate)
     closes = step % run.log_every == 0 or step == run.steps
     if log is not None and progress.losses and (closes or log.silent):
-        loss, norm = (sum(values) / len(values) for values in (progress.losses, progress.norms))
+        mean_loss, norm = (sum(values) / len(values) for values in (progress.losses, progress.norms))
         (log.record if closes else log.show)(
             step=step,
-            loss=loss,
-            bits=loss / math.log(2),
+            loss=mean_loss,
+            bits=mean_loss / math.log(2),
             grad_norm=norm,
             grad_norm_max=max(progress.norms),
             lr=learning_rate(config.optimizer, step - 1, run.steps),
@@ -221,30 +338,40 @@ def report(learner: Trainer, log: Log | None, seconds: float, rate: float) -> No
             skipped=progress.skipped,
             tokens_per_second=rate,
             seconds=seconds,
-            **({"tau": learner.tau} if config.head.curriculum == "duo" else {}),
+            **trainer.curriculum.log_values(step),
         )
     if closes:
         progress.losses.clear()
         progress.norms.clear()
     if step == run.steps or (run.validate_every and step % run.validate_every == 0):
-        with learner.average.applied(), use_backend("reference" if run.kernels == "reference" else "auto"):
-            learner.validation = validate(learner)
+        with trainer.average.applied(), use_backend("reference" if run.kernels == "reference" else "auto"):
+            trainer.validation = validate(trainer)
         if log is not None:
-            log.record(step=step, **learner.validation, seconds=seconds)
+            log.record(step=step, **trainer.validation, seconds=seconds)
 
 
-def diverged(learner: Trainer, losses: Tensor, loss: float, norm: float) -> NoReturn:
-    """Save the state before this update, write nan.json with the rows of the batch, and stop."""
-    run, step = learner.config.run, learner.progress.step
-    save(learner)
-    indices = batch_indices(learner.source.size, run.batch, step, run.seed)
+def diverged(trainer: Trainer, losses: Tensor, loss: float, norm: float) -> NoReturn:
+    """Save the state before this step, write nan.json with the examples of the batch, and stop.
+
+    Args:
+        trainer: The trainer.
+        losses: The losses of all examples of the batch, [batch].
+        loss: The loss of the batch.
+        norm: The norm of the gradient.
+
+    Raises:
+        Diverged: Always.
+    """
+    run, step = trainer.config.run, trainer.progress.step
+    save(trainer)
+    indices = batch_indices(trainer.source.size, run.batch, step, run.seed)
     bad = indices[~losses.cpu().isfinite()].tolist()
     path = run.out / "nan.json"
-    if learner.world.first:
+    if trainer.world.first:
         write_json(path, {"step": step, "loss": str(loss), "grad_norm": str(norm), "bad": bad, "batch": indices.tolist()})
     shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
     raise Diverged(
-        f"at step {step} the loss is {loss:g} and the gradient's norm {norm:g}; rows of the data whose loss is not finite: "
-        f"{shown or 'none'} (the whole batch is in {path}). The state before it is saved. Lower optimizer.lr, or give --on-nan "
-        "skip to leave such updates out"
+        f"at step {step} the loss is {loss:g} and the gradient's norm {norm:g}; examples whose loss is not finite: "
+        f"{shown or 'none'} (the full batch is in {path}). The state before it is saved. Lower optimizer.lr, or give --on-nan "
+        "skip to skip such steps"
     )

@@ -1,11 +1,10 @@
-"""Training on one process or several: DDP, FSDP2, compilation of blocks, activation checkpointing."""
+"""Training on one process or several: DDP, FSDP2, and activation checkpointing."""
 
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -13,84 +12,100 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from m2s.distributed import World
-from m2s.training.training_loss import TrainingLoss
+from m2s.losses.objective import TrainingObjective
+from m2s.training.patches import AttributePatches
 
 
-def wrap(scored: TrainingLoss, world: World, parallel: str) -> nn.Module:
-    """`scored` as this world trains it: itself, in DDP, or with its weights sharded by FSDP2."""
+def wrap(objective: TrainingObjective, world: World, parallel: str) -> nn.Module:
+    """Wrap an objective for the processes that train it.
+
+    Args:
+        objective: The objective.
+        world: The processes.
+        parallel: "ddp" or "fsdp".
+
+    Returns:
+        The objective itself for one process; wrapped by DDP; or with its network sharded by FSDP2.
+    """
     if world.size == 1:
-        return scored
+        return objective
     if parallel == "ddp":
-        return DistributedDataParallel(scored)
+        return DistributedDataParallel(objective)
     mesh = world.mesh()
-    for block in blocks(scored.model):
+    for block in blocks(objective.model):
         fully_shard(block, mesh=mesh)
-    fully_shard(scored.model, mesh=mesh)
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
-    return scored
+    fully_shard(objective.model, mesh=mesh)
+    # The output of the network is a view, which nothing here changes in place.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    return objective
 
 
 @contextlib.contextmanager
 def accumulating(wrapped: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are averaged over the processes in the last backward pass of a training step only."""
+    """Average gradients over the processes only in the last backward pass of a training step.
+
+    Args:
+        wrapped: The result of `wrap`.
+        last: Whether the backward pass inside is the last one of the step.
+    """
     if isinstance(wrapped, DistributedDataParallel) and not last:
         with wrapped.no_sync():
             yield
         return
-    if isinstance(wrapped, TrainingLoss) and isinstance(wrapped.model, FSDPModule):
+    if isinstance(wrapped, TrainingObjective) and isinstance(wrapped.model, FSDPModule):
         wrapped.model.set_requires_gradient_sync(last)
     yield
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that repeat: the members of the network's lists."""
+    """Return the repeated modules of a network.
+
+    Args:
+        model: The network.
+
+    Returns:
+        The members of its `nn.ModuleList`s that have parameters.
+    """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [block for members in lists for block in members if next(block.parameters(), None) is not None]
 
 
-def compile_parts(scored: TrainingLoss, loss: bool) -> Callable[[], None]:
-    """Compile the blocks of the network, alike ones once, and the `loss` with the last layer of a transformer, but where it
-    looks at the times. Returns what takes it back."""
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)  # one for each shape of a block
-    mine = [block for block in blocks(scored.model) if not isinstance(block, nn.Conv2d)]
-    before = [block.forward for block in mine]
-    for block in mine:
-        block.forward = torch.compile(block.forward, dynamic=False)
-    unprojected = getattr(scored.model, "unprojected", None)
-    if unprojected is not None:
-        scored.model.unprojected = True  # type: ignore[assignment]
-    if loss:
-        scored.compiled = torch.compile(scored.score, dynamic=False)
+def recompute(model: nn.Module, patches: AttributePatches) -> None:
+    """Store no activations inside blocks. The backward pass computes them again.
 
-    def undo() -> None:
-        for block, forward in zip(mine, before, strict=True):
-            block.forward = forward
-        if unprojected is not None:
-            scored.model.unprojected = unprojected
-        scored.compiled = scored.score
-
-    return undo
-
-
-def recompute(model: nn.Module) -> None:
-    """Keep no activations inside blocks; the backward pass computes them again."""
+    Args:
+        model: The network.
+        patches: Restores the blocks.
+    """
     for block in blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        patches.set(block, "forward", functools.partial(checkpoint, block.forward, use_reentrant=False))
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the whole weights that a forward pass may have left gathered: they would hide a change of the shards."""
+    """Free the gathered weights that a forward pass may have left: they would hide a change of the shards.
+
+    Args:
+        model: The network, with or without FSDP2.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's shard of a tensor, or all of it; shares its memory."""
+    """Return this process's shard of a tensor, or all of an unsharded one.
+
+    Args:
+        tensor: The tensor, with which the result shares its memory.
+    """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """All of a tensor, on the CPU. With shards, every process must ask."""
+    """Return all of a tensor, on the CPU. Where it is sharded, every process must call this.
+
+    Args:
+        tensor: The tensor.
+    """
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()

@@ -1,4 +1,4 @@
-"""What a run leaves on the disk: the state to go on from, and the averaged weights as a checkpoint that m2s.load reads."""
+"""The files of a run: the state from which it resumes, and the averaged weights as a checkpoint that m2s.load reads."""
 
 import sys
 from dataclasses import asdict
@@ -13,66 +13,91 @@ from m2s.training.parallel import gather_full, reshard
 from m2s.training.trainer import Trainer
 
 
-def save(learner: Trainer) -> None:
-    """The state, of which every process writes its part, and then the checkpoint."""
-    run, progress = learner.config.run, learner.progress
+def save(trainer: Trainer) -> None:
+    """Write the state, of which every process writes its part, and then the checkpoint.
+
+    Args:
+        trainer: The trainer. Every process must call this.
+
+    Raises:
+        OSError: A file cannot be written. Older states are intact.
+    """
+    run, progress = trainer.config.run, trainer.progress
     folder, step = run.out / "state", progress.step
-    if not learner.world.once(lambda: state.place(folder, step).exists()):  # else it went on from there and made no update
-        info = {**asdict(progress), "validation": learner.validation}
-        state.write(folder, step, tensors(learner), info, run.keep)
-    publish(learner)
+    if not trainer.world.once(lambda: state.place(folder, step).exists()):  # the run was resumed from it, and made no step
+        info = {**asdict(progress), "validation": trainer.validation}
+        state.write(folder, step, tensors(trainer), info, run.keep)
+    publish(trainer)
 
 
-def tensors(learner: Trainer) -> dict[str, Tensor]:
-    """All tensors of a state, sharing memory with the learner's: this process's shards, or all of it."""
-    reshard(learner.model)
+def tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the tensors of a state, which share memory with the trainer's.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        Weights, averages and optimizer moments by name: this process's shards, or all of unsharded tensors.
+    """
+    reshard(trainer.model)
     found: dict[str, Tensor] = {}
-    for name, weight in learner.model.named_parameters():
+    for name, weight in trainer.model.named_parameters():
         found[f"model/{name}"] = weight.detach()
-        found[f"ema/{name}"] = learner.average.values[name]
-        found |= {f"optimizer.{key}/{name}": value for key, value in learner.optimizer.state[weight].items()}
+        found[f"ema/{name}"] = trainer.average.values[name]
+        found |= {f"optimizer.{key}/{name}": value for key, value in trainer.optimizer.state[weight].items()}
     return found
 
 
-def publish(learner: Trainer) -> None:
-    """config.json and model.safetensors of the run's folder, by the first process; the tensors are gathered one by one."""
+def publish(trainer: Trainer) -> None:
+    """Write config.json and model.safetensors to the run's folder, in the first process.
+
+    Args:
+        trainer: The trainer. Every process must call this: the tensors are gathered one by one.
+    """
     averaged: dict[str, Tensor] = {}
-    for name, value in learner.average.values.items():
-        gathered = gather_full(value)  # every process takes part, the first one keeps it
-        if learner.world.first:
+    for name, value in trainer.average.values.items():
+        gathered = gather_full(value)  # every process takes part; only the first one stores it
+        if trainer.world.first:
             averaged[name] = gathered
 
     def write() -> None:
         with torch.random.fork_rng(devices=[]):
-            model = build(learner.description)
+            model = build(trainer.description)
         model.load_state_dict(averaged)
-        extra = {"step": learner.progress.step, "method": learner.config.method, **learner.validation}
-        source = learner.source
-        hub.save(learner.config.run.out, model, learner.head, source.description, source.tokenizer, extra)
+        extra = {"step": trainer.progress.step, "method": trainer.config.method, **trainer.validation}
+        source = trainer.source
+        hub.save(trainer.config.run.out, model, trainer.head, source.description, source.tokenizer, extra)
 
-    learner.world.once(write)
+    trainer.world.once(write)
 
 
-def resume(learner: Trainer) -> None:
-    """Take up the newest whole state, if there is one."""
-    run, world = learner.config.run, learner.world
+def resume(trainer: Trainer) -> None:
+    """Load the newest intact state of the run's folder, if there is one.
+
+    Args:
+        trainer: The trainer. Every process must call this.
+
+    Raises:
+        UserError: There are states, but all are damaged.
+    """
+    run, world = trainer.config.run, trainer.world
     found = world.once(lambda: state.newest(run.out / "state", lambda text: print(text, file=sys.stderr)))
     if found is None:
         return
-    weights = dict(learner.model.named_parameters())
+    weights = dict(trainer.model.named_parameters())
     for key, (size, dtype) in found.describe().items():
         kind, _, name = key.partition("/")
-        if kind.startswith("optimizer."):  # a new optimizer has no moments yet
+        if kind.startswith("optimizer."):  # a new optimizer has no moments: make tensors to load into
             moment = size == weights[name].shape  # the count of steps is a number
             empty = (
                 torch.zeros_like(weights[name], dtype=dtype) if moment else torch.zeros(size, dtype=dtype, device=world.device)
             )
-            learner.optimizer.state[weights[name]][kind.removeprefix("optimizer.")] = empty
-    found.load(tensors(learner))
-    for name in asdict(learner.progress):
-        setattr(learner.progress, name, found.info[name])
-    learner.validation = found.info["validation"]
+            trainer.optimizer.state[weights[name]][kind.removeprefix("optimizer.")] = empty
+    found.load(tensors(trainer))
+    for name in asdict(trainer.progress):
+        setattr(trainer.progress, name, found.info[name])
+    trainer.validation = found.info["validation"]
     if world.first:
-        print(f"going on from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
-    if found.step == run.steps:  # it may have been stopped between the two
-        publish(learner)
+        print(f"resuming from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
+    if found.step == run.steps:  # the process may have ended after the state and before the checkpoint
+        publish(trainer)

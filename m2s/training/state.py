@@ -1,9 +1,10 @@
-"""The states of a run, from which it can go on: `state/step-00001000/`, each whole or not there at all.
+"""The states of a run, from which it resumes: `state/step-00001000/`, each complete or not there at all.
 
-A state is written through torch.distributed.checkpoint: every process writes the shards of the weights, of their average and of
-the optimizer's moments that fall to it, as one safetensors file, syncs it and takes its SHA-256. `state.json` holds the step, a
-few numbers and those checksums. All this goes under a temporary name, is synced, and renamed; older states are removed after
-that. Any number of processes can read it. No pickle, and nothing about randomness, which is a function of the step.
+A state is written through torch.distributed.checkpoint. Every process writes its shards of the weights, of their average and of
+the optimizer's moments as one safetensors file, syncs it and computes its SHA-256. `state.json` holds the step, a few numbers
+and those checksums. Everything is written under a temporary name, synced, and renamed; older states are removed after that. Any
+number of processes can read a state. There is no pickle, and no state of random generators: random numbers are functions of the
+step.
 """
 
 import contextlib
@@ -40,29 +41,42 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class State:
+    """A state on the disk.
+
+    Args:
+        path: Its folder.
+        info: The content of its state.json.
+    """
+
     path: Path
     info: dict[str, Any]
 
     @property
     def step(self) -> int:
+        """The number of training steps made."""
         return int(self.info["step"])
 
     def describe(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Size and type of each tensor, by name."""
+        """Return size and dtype of each tensor, by name."""
         found = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
         return {name: (value.size, value.properties.dtype) for name, value in found.items()}  # type: ignore[union-attr]
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Fill `tensors`, each laid out over the processes as it may be, in place. Every process must ask."""
-        with _as_one():
+        """Fill `tensors` in place, sharded over the processes in any way. Every process must call this."""
+        with _same_error_everywhere():
             load(tensors, storage_reader=HuggingFaceStorageReader(str(self.path)))
 
 
 class Writer(StorageWriter):
-    """What each process does of a state, and what the first one does when all have written.
+    """Writes a state: each process its file, and the first process state.json when all have written.
 
     The files are like those of torch's HuggingFaceStorageWriter, so that its reader reads them. That writer itself is not used:
-    it holds all it writes twice in memory, refuses tensors that are not contiguous, and syncs a file before it flushes it.
+    it holds everything twice in memory, cannot write tensors that are not contiguous, and syncs a file before it flushes it.
+
+    Args:
+        folder: The folder of the states.
+        step: The training step.
+        info: What state.json holds besides the step and the checksums.
     """
 
     def __init__(self, folder: Path, step: int, info: Mapping[str, Any]) -> None:
@@ -91,7 +105,7 @@ class Writer(StorageWriter):
         return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """This process's file. `storage_data` of a result is the file's name and SHA-256."""
+        """Write this process's file. `storage_data` of a result is the file's name and SHA-256."""
         done: Future[list[WriteResult]] = Future()
         tensors: dict[str, Tensor] = {}
         offsets: dict[str, dict[str, list[int]]] = {}
@@ -125,23 +139,40 @@ class Writer(StorageWriter):
 
 
 def place(folder: Path, step: int) -> Path:
+    """Return the folder of the state of a step.
+
+    Args:
+        folder: The folder of the states.
+        step: The training step.
+    """
     return folder / f"step-{step:08d}"
 
 
 def write(folder: Path, step: int, tensors: dict[str, Tensor], info: Mapping[str, Any], keep: int) -> Path:
-    """A new state, after which all but the newest `keep` are removed. Every process must ask.
+    """Write a new state, and then remove all but the newest ones. Every process must call this.
 
-    Where one process fails, all do, and the older states are as they were.
+    Args:
+        folder: The folder of the states.
+        step: The training step.
+        tensors: The tensors by name: this process's shards, or full tensors.
+        info: What state.json holds besides the step and the checksums.
+        keep: The number of states to keep.
+
+    Returns:
+        The folder of the new state.
+
+    Raises:
+        OSError: A process could not write its file. All processes raise it, and older states are intact.
     """
     writer = Writer(folder, step, info)
     try:
-        with _as_one():
+        with _same_error_everywhere():
             save(tensors, storage_writer=writer)
     except OSError as error:
         if writer.first:
             shutil.rmtree(writer.temporary, ignore_errors=True)
         left = steps(folder)
-        last = f"the state of step {left[-1]} is whole" if left else "there is no earlier state"
+        last = f"the state of step {left[-1]} is intact" if left else "there is no earlier state"
         raise OSError(f"the state of step {step} cannot be written to {folder} ({error}); {last}") from error
     if writer.first:
         for old in steps(folder)[:-keep]:
@@ -150,8 +181,8 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], info: Mapping[str
 
 
 @contextlib.contextmanager
-def _as_one() -> Iterator[None]:
-    """Around torch.distributed.checkpoint: what failed at some process is raised at all of them; one process is no surprise."""
+def _same_error_everywhere() -> Iterator[None]:
+    """Raise the error of one process in all of them, around torch.distributed.checkpoint; and do not warn about one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is")
         try:
@@ -162,12 +193,27 @@ def _as_one() -> Iterator[None]:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the states there, rising."""
+    """Return the steps of the states in a folder, in ascending order.
+
+    Args:
+        folder: The folder of the states.
+    """
     return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*") if path.name[5:].isdigit())
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> State | None:
-    """The newest state that is whole; damaged ones after it are removed, and it is said so. None where there is none."""
+    """Return the newest intact state, and remove damaged ones after it.
+
+    Args:
+        folder: The folder of the states.
+        say: Called with a message about each damaged state.
+
+    Returns:
+        The state; None where there is none.
+
+    Raises:
+        UserError: There are states, but all are damaged.
+    """
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     damaged: dict[int, str] = {}
@@ -175,32 +221,45 @@ def newest(folder: Path, say: Callable[[str], None]) -> State | None:
         fault = inspect(place(folder, step))
         if fault is None:
             for bad, why in damaged.items():
-                say(f"the state of step {bad} is damaged ({why}): taking that of step {step}, the one before")
+                say(f"the state of step {bad} is damaged ({why}): using the state of step {step} instead")
                 shutil.rmtree(place(folder, bad))
             return read(folder, step)
         damaged[step] = fault
     if damaged:
         found = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
         raise UserError(
-            f"no state in {folder} is whole ({found}): train into another folder, or remove {folder} to start again"
+            f"no state in {folder} is intact ({found}): train into another folder, or remove {folder} to start again"
         )
     return None
 
 
 def read(folder: Path, step: int) -> State:
+    """Return the state of a step.
+
+    Args:
+        folder: The folder of the states.
+        step: The training step.
+    """
     path = place(folder, step)
     return State(path, json.loads((path / INFO).read_text(encoding="utf-8")))
 
 
 def inspect(path: Path) -> str | None:
-    """What is wrong with a state; None if it is whole."""
+    """Check the files of a state against their checksums.
+
+    Args:
+        path: The folder of the state.
+
+    Returns:
+        What is wrong with it; None where it is intact.
+    """
     try:
         info = json.loads((path / INFO).read_text(encoding="utf-8"))
         if info.get("format") != FORMAT:
             return f"its format is {info.get('format')!r}, expected {FORMAT}"
         stray = {file.name for file in path.glob("*.safetensors")} - info["files"].keys()
         if stray:
-            return f"{min(stray)} is no part of it"
+            return f"{min(stray)} is not part of it"
         return next(
             (f"{name} does not have its SHA-256" for name, sha in info["files"].items() if digest(path / name) != sha), None
         )
@@ -209,5 +268,10 @@ def inspect(path: Path) -> str | None:
 
 
 def digest(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Args:
+        path: The file.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,8 @@
-"""One update of the weights: the batch, its gradient, the optimizer's step."""
+"""One training step: local batch, corruption, loss, backward pass, optimizer, moving average of the weights."""
 
-import functools
 import math
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,29 +14,37 @@ from m2s.data import batch_indices
 from m2s.data.source import Batch, Source
 from m2s.distributed import World
 from m2s.heads import Head
-from m2s.losses.duo import latent, soft_embedding, temperature
-from m2s.losses.noise import corrupt_by_counter, normals_by_counter, sample_times
+from m2s.losses.noise import sample_times
+from m2s.losses.objective import TrainingObjective
+from m2s.losses.registry import has_fused_form
 from m2s.losses.weighted_sum import skips_unmasked
+from m2s.methods.build import make_loss, nelbo_loss
 from m2s.ops import use_backend, uses_triton
 from m2s.ops.adamw import OptimizerStep
-from m2s.process import Process, RateMatrix, Uniform
+from m2s.process import Process
 from m2s.process.chain import snap_times, time_interval
 from m2s.rng import derived_seed
 from m2s.training.bf16_weights import BF16Weights
-from m2s.training.build import BOUNDS, make_loss
+from m2s.training.compilation import choose_compilation
 from m2s.training.config import Config, OptimizerConfig
-from m2s.training.cuda_graph import CUDAGraphRunner, masked_capacity
+from m2s.training.cuda_graph import DirectBackward, GraphedBackward
+from m2s.training.curriculum import CURRICULA
 from m2s.training.ema import EMA
-from m2s.training.parallel import accumulating, compile_parts, recompute, wrap
-from m2s.training.training_loss import TrainingLoss
-
-COMPILED = ("cuda",)  # where "auto" compiles
+from m2s.training.parallel import accumulating, recompute, wrap
+from m2s.training.patches import AttributePatches
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """One process's rows of a global batch: their places in it, the data, the times and the weights of the times; and how many
-    sites of each call will be masked, where that is to be known beforehand."""
+    """The part of a global batch that one process trains on.
+
+    Args:
+        rows: The examples' indices in the global batch, [n].
+        batch: The examples.
+        t: A time for each example, [n].
+        weight: The weight of each time, [n].
+        masked: Waits for the number of masked positions of each micro-batch and returns it; None where that is not needed.
+    """
 
     rows: Tensor
     batch: Batch
@@ -49,7 +55,15 @@ class LocalBatch:
 
 @dataclass
 class Progress:
-    """What a state keeps besides tensors: the updates made, and what the next line of the log averages."""
+    """What a state holds besides tensors.
+
+    Args:
+        step: The number of training steps made.
+        tokens: The number of tokens trained on; padding does not count.
+        skipped: The number of steps skipped because a loss or gradient was not finite.
+        losses: The losses that the next line of the log averages.
+        norms: The gradient norms that the next line of the log averages.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -59,14 +73,29 @@ class Progress:
 
 
 def to_device(value: Tensor, device: torch.device) -> Tensor:
-    """`value` on the device, where work goes on meanwhile: a copy to a GPU from memory that is not pinned would wait for it."""
+    """Copy a tensor to a device without waiting for the device.
+
+    Args:
+        value: The tensor.
+        device: The device. A copy to a GPU from memory that is not pinned would wait for all work before it.
+
+    Returns:
+        The copy.
+    """
     if device.type != "cuda" or value.is_cuda:
         return value.to(device)
     return value.pin_memory().to(device, non_blocking=True)
 
 
 def copy_to_host(numbers: Tensor) -> Callable[[], list[float]]:
-    """The numbers on the host, to which they are on their way: the call waits for them, and for nothing started since."""
+    """Start an asynchronous device-to-host copy.
+
+    Args:
+        numbers: A vector.
+
+    Returns:
+        A function that waits for the copy, but for no work started after it, and returns the numbers.
+    """
     if not numbers.is_cuda:
         return numbers.tolist
     here = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
@@ -81,14 +110,30 @@ def copy_to_host(numbers: Tensor) -> Callable[[], list[float]]:
 
 
 def balance_micro_batches(t: Tensor, calls: int) -> Tensor:
-    """The rows in an order in which every call gets early and late times alike: so its masks are about as many as another's."""
+    """Return an order of the examples in which every micro-batch has early and late times.
+
+    The numbers of masked positions of the micro-batches are then nearly equal.
+
+    Args:
+        t: The times, [n].
+        calls: The number of micro-batches, a divisor of n.
+
+    Returns:
+        The indices of the examples, [n].
+    """
     order = t.argsort().unflatten(0, (-1, calls))
     order[1::2] = order[1::2].flip(1)
     return order.t().flatten()
 
 
 def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
-    """That of update `step`, counted from 0."""
+    """Return the learning rate of a training step.
+
+    Args:
+        optimizer: The largest rate, the warmup and the decay.
+        step: The step, counted from 0.
+        steps: The number of steps of the run.
+    """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup
     if optimizer.decay == "constant":
@@ -97,43 +142,58 @@ def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def is_graph_safe(process: Process, device: torch.device) -> bool:
-    """Whether its kernels are found without a look at the times, so that a graph can hold it: those of a tabulated process by
-    tables, which are made here, and where there are none by doubling, some times more often than others."""
-    return not isinstance(process, RateMatrix) or process.prepare(device)
+    """Return whether a CUDA graph can record the process: its transition matrices do not depend on looking at the times.
+
+    A tabulated process uses tables, which are computed here. Without tables it squares matrices a number of times that depends
+    on the time.
+
+    Args:
+        process: The process.
+        device: The device of the run.
+    """
+    tabulated = process.tabulated
+    return tabulated is None or tabulated.prepare(device)
 
 
 class Trainer:
-    """The network, its average, its optimizer, and how far they have come."""
+    """A network in training, with its optimizer and the moving average of its weights.
+
+    A context manager: `close` restores the attributes of the network and torch's global flags.
+
+    Args:
+        config: The resolved configuration.
+        source: The data.
+        world: The processes.
+        model: The network.
+        head: The head.
+        description: The description of the network, for its checkpoint.
+    """
 
     def __init__(
         self, config: Config, source: Source, world: World, model: nn.Module, head: Head, description: dict[str, Any]
     ) -> None:
         self.config, self.source, self.world, self.head, self.description = config, source, world, head, description
         run, optimizer, kind = config.run, config.optimizer, world.device.type
-        self.loss = make_loss(config.head)
-        self.bound = BOUNDS.get(config.head.loss, self.loss)
+        self.loss, self.nelbo_loss = make_loss(config.head), nelbo_loss(config.head)
         self.model = model.to(world.device).train()
-        traced = is_graph_safe(head.process, world.device)
+        self.patches = AttributePatches()
+        self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
+        self.patches.set(torch.backends.cudnn, "allow_tf32", self.bf16)  # for a U-Net's last layer, a float32 convolution
+        graph_safe = is_graph_safe(head.process, world.device)
         if run.recompute:
-            recompute(self.model)
-        scored = TrainingLoss(self.model, head, self.loss, run.t_min)
+            recompute(self.model, self.patches)
+        objective = TrainingObjective(self.model, head, self.loss, run.t_min)
         with use_backend(run.kernels):
-            fuses = hasattr(self.model, "unprojected") and uses_triton(next(self.model.parameters()))
-        if fuses:
-            self.model.unprojected = True  # type: ignore[assignment]
-        self.undo_compile: Callable[[], None] | None = None  # until the first gradient is found, where compiling may fail
-        if run.compile == "yes" or (run.compile == "auto" and kind in COMPILED):
-            undo = compile_parts(scored, traced)
-            self.undo_compile = undo if run.compile == "auto" and world.size == 1 else None
-        self.wrapped = wrap(scored, world, run.parallel)
-        replays = kind == "cuda" and world.size == 1 and traced
-        # masked sites are picked out before a fused last layer: they are counted first, for a graph has room for so many
-        self.counts = replays and fuses and skips_unmasked(self.loss, head)
-        self.max_masked: int | None = None
-        self.step: Callable[..., Tensor] = CUDAGraphRunner(self.backward) if replays and not self.counts else self.backward
-        self.soft = (
-            CUDAGraphRunner(self.backward) if replays and config.head.curriculum == "duo" else self.step
-        )  # another graph
+            self.fused = hasattr(self.model, "unprojected") and uses_triton(next(self.model.parameters()))
+        if self.fused:
+            self.patches.set(self.model, "unprojected", True)
+        self.compilation = choose_compilation(objective, run.compile, world, graph_safe)
+        self.wrapped = wrap(objective, world, run.parallel)
+        self.curriculum = CURRICULA[config.head.curriculum](config, head, self.model)
+        self.backward_pass = DirectBackward(self.backward)
+        if kind == "cuda" and world.size == 1 and graph_safe:
+            counts_masked = self.fused and skips_unmasked(self.loss, head)
+            self.backward_pass = GraphedBackward(self.backward, counts_masked, config.head.curriculum != "none")
         self.average = EMA(self.model, optimizer.ema)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -142,26 +202,42 @@ class Trainer:
             weight_decay=optimizer.weight_decay,
             fused=kind in ("cpu", "cuda"),
         )
-        self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
-        self.narrow = BF16Weights(self.model) if kind == "cuda" and world.size == 1 and fuses and self.bf16 else None
-        self.descent = OptimizerStep(self.optimizer, self.narrow.weights if self.narrow else None)
-        torch.backends.cudnn.allow_tf32 = self.bf16  # for the last layer of a U-Net, a convolution of float32
+        copies = kind == "cuda" and world.size == 1 and self.fused and self.bf16
+        self.bf16_weights = BF16Weights(self.model) if copies else None
+        self.optimizer_step = OptimizerStep(self.optimizer, self.bf16_weights.weights if self.bf16_weights else None)
         self.start, self.end = time_interval(head.process, run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
 
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Restore the attributes of the network and torch's global flags."""
+        if self.bf16_weights is not None:
+            self.bf16_weights.close()
+        self.compilation.close()
+        self.patches.close()
+
+    @property
+    def unfused_loss(self) -> bool:
+        """Whether fused kernels are active, but the loss has no fused form: all logits are then in memory at once."""
+        return self.fused and not has_fused_form(self.loss, self.head)
+
     @property
     def tau(self) -> float:
-        """How soft the tokens are that the network sees in the next update; 0 without a curriculum, and after it."""
-        if self.config.head.curriculum != "duo":
-            return 0.0
-        return temperature(self.progress.step, 0, self.config.run.steps // 2)
+        """The temperature of the softened tokens in the next step; 0 without a curriculum, and after it."""
+        return self.curriculum.tau(self.progress.step)
 
     def autocast(self) -> torch.autocast:
+        """Return the context in which the network is called: bf16, or nothing."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16)
 
     def share(self, step: int) -> LocalBatch | None:
-        """What this process does of update `step`; None after the last."""
+        """Return this process's part of the batch of a step; None after the last step."""
         run, world = self.config.run, self.world
         if step >= run.steps:
             return None
@@ -169,51 +245,40 @@ class Trainer:
         rows = torch.arange(run.batch // world.size) + world.rank * (run.batch // world.size)
         t, weight = sample_times(rows, run.batch, run.seed, step, self.start, self.end, run.importance)
         t = snap_times(self.head.process, t)
-        if self.head.exact:  # there is no integral over times
+        if self.head.exact:  # the loss is the likelihood itself, not the integrand of an integral over times
             weight = torch.ones_like(weight)
-        if self.counts and run.micro_batch:
+        counts = self.backward_pass.counts_masked
+        if counts and run.micro_batch:
             order = balance_micro_batches(t, len(rows) // run.micro_batch)
             indices, rows, t, weight = (value[order] for value in (indices, rows, t, weight))
         batch, device = self.source.train(indices), world.device
         given = (None if value is None else to_device(value, device) for value in (batch.weight, batch.label))
         rows, t, batch = to_device(rows, device), to_device(t, device), Batch(to_device(batch.x_0, device), *given)
-        return LocalBatch(
-            rows, batch, t, to_device(weight, device), self.masked(batch.x_0, t, rows, step) if self.counts else None
-        )
+        masked = self.count_masked(batch.x_0, t, rows, step) if counts else None
+        return LocalBatch(rows, batch, t, to_device(weight, device), masked)
 
-    def masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
-        """How many sites will be masked in each call of update `step`: its noise is drawn here for once, and again there."""
+    def count_masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
+        """Start to count the masked positions of each micro-batch. The same noise is drawn again in the backward pass."""
         now = torch.full((), step, dtype=torch.int64, device=x_0.device)
         with use_backend(self.config.run.kernels):
-            x_t, _ = self.noised(x_0.long(), t, rows, now, None)
+            x_t, _ = self.corrupt(x_0.long(), t, rows, now, None)
         calls = torch.eq(x_t, self.head.process.vocab).unflatten(0, (-1, self.config.run.micro_batch or len(rows)))
         return copy_to_host(calls.sum((1, 2)).double())
 
-    def reserve_masked(self, counts: list[float], sites: int) -> None:
-        """For calls with so many masked ones among their `sites`: with less room than that there is another recording."""
-        count = round(max(counts))
-        if self.max_masked is None or count > self.max_masked:
-            self.max_masked = masked_capacity(count, sites)
-            self.step = CUDAGraphRunner(functools.partial(self.backward, max_masked=self.max_masked))
+    def corrupt(
+        self, x_0: Tensor, t: Tensor, rows: Tensor, step: Tensor, tau: Tensor | None
+    ) -> tuple[Tensor, AbstractContextManager[None]]:
+        """Return x_t [B, L], and a context in which the network reads it or its softened form."""
+        return self.curriculum.corrupt(x_0, t, rows, step, tau)
 
     def gradient(self, share: LocalBatch) -> tuple[Tensor, Tensor]:
-        """`_gradient`, and once more without a compiler if that fails at its first attempt."""
-        undo, self.undo_compile = self.undo_compile, None
-        if undo is None:
-            return self._gradient(share)
-        try:
-            return self._gradient(share)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            why = str(error).strip().splitlines()
-            print(f"this network cannot be compiled here ({why[0] if why else error}): going on without", file=sys.stderr)
-            undo()
-            self.optimizer.zero_grad()
-            return self._gradient(share)
+        """Compute the gradient of the loss: nats, summed over positions, averaged over examples.
 
-    def _gradient(self, share: LocalBatch) -> tuple[Tensor, Tensor]:
-        """Put the gradient of the loss (nats; sum over sites, mean over rows) into the parameters.
+        Args:
+            share: This process's part of the batch.
 
-        Returns this process's part of the losses [batch] of the global batch's rows, and the weight of all its sites.
+        Returns:
+            The losses of the global batch's examples [batch], 0 for those of other processes, and the weight of all positions.
         """
         run, world, length, rows = self.config.run, self.world, self.source.length, share.rows
         if share.batch.weight is None:
@@ -222,28 +287,28 @@ class Trainer:
             weights = world.sum(share.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
-        if self.narrow is not None:
-            self.narrow.refresh()
+        if self.bf16_weights is not None:
+            self.bf16_weights.refresh()
         if share.masked is not None:
-            self.reserve_masked(share.masked(), size * length)
+            self.backward_pass.reserve_masked(share.masked(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         tau = torch.full((), value, device=world.device) if (value := self.tau) else None
-        work = self.step if tau is None else self.soft
-        single, replay = size == len(rows), work if isinstance(work, CUDAGraphRunner) else None
-        if not (single and replay and replay.recorded):  # a replay writes over the gradient that the last one wrote
-            self.optimizer.zero_grad(set_to_none=single or not replay)
-        if tau is None and self.soft is not self.step:  # recorded of a curriculum, or with less room: let go, and its memory
-            self.soft = self.step
-            torch.cuda.empty_cache()
-        for start in range(0, len(rows), size):
-            at = slice(start, start + size)
-            part = share.batch.part(at)
-            label = part.label if self.config.network.labels else None
-            # dropout is a function of the step and of the first row of the call
-            torch.manual_seed(derived_seed(run.seed, self.progress.step, "network", world.rank * len(rows) + start))
-            with accumulating(self.wrapped, last=start + size == len(rows)):
-                given = (part.x_0, share.t[at], rows[at], label, share.weight[at], part.weight)
-                losses[rows[at]] = work(*given, length * world.size / weights, step, tau).double()
+        backward = self.backward_pass.start_step(self.optimizer, single=size == len(rows), soft=tau is not None)
+        try:
+            for start in range(0, len(rows), size):
+                at = slice(start, start + size)
+                part = share.batch.part(at)
+                label = part.label if self.config.network.labels else None
+                # Dropout is a function of the step and of the first example of the micro-batch.
+                torch.manual_seed(derived_seed(run.seed, self.progress.step, "network", world.rank * len(rows) + start))
+                with accumulating(self.wrapped, last=start + size == len(rows)):
+                    given = (part.x_0, share.t[at], rows[at], label, share.weight[at], part.weight)
+                    losses[rows[at]] = backward(*given, length * world.size / weights, step, tau).double()
+        except self.compilation.errors as error:
+            self.compilation.undo(error)
+            self.optimizer.zero_grad()
+            return self.gradient(share)
+        self.compilation.succeed()
         return losses, weights
 
     def backward(
@@ -259,39 +324,51 @@ class Trainer:
         tau: Tensor | None = None,
         max_masked: int | None = None,
     ) -> Tensor:
-        """Add the gradient of `factor` times the loss of some rows to the parameters'; returns the loss of each row. With `tau`
-        the network sees softened tokens (DUO); `room` is that of `total`."""
+        """Add the gradient of a micro-batch to the parameters'. A CUDA graph may record it: it looks at no value on the host.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            t: Times, [B].
+            rows: The examples' indices in the global batch, [B].
+            label: Class labels, [B].
+            time_weight: The weight of each time, [B].
+            site_weight: The weight of each position, [B, L].
+            factor: The factor between the sum over positions and the loss of the batch, a scalar.
+            step: The training step, a scalar.
+            tau: The temperature of softened tokens, a scalar; None: the tokens are plain.
+            max_masked: As in `m2s.losses.weighted_sum`.
+
+        Returns:
+            The loss of each example, [B].
+        """
         x_0 = x_0.long()
         weight = (time_weight * factor).unsqueeze(-1).expand(x_0.shape)
         if site_weight is not None:
             weight = weight * site_weight
         with use_backend(self.config.run.kernels):
-            x_t, seen = self.noised(x_0, t, rows, step, tau)
-            with seen, self.autocast():
+            x_t, network_input = self.corrupt(x_0, t, rows, step, tau)
+            with network_input, self.autocast():
                 value, terms = self.wrapped(x_0, x_t, t, weight, label, max_masked)
             value.backward()
         return terms.sum(-1, dtype=torch.float64) / factor
 
-    def noised(
-        self, x_0: Tensor, t: Tensor, rows: Tensor, step: Tensor, tau: Tensor | None
-    ) -> tuple[Tensor, AbstractContextManager[None]]:
-        """x_t, and what the network is to be called in to see it, or what stands for it."""
-        process, seed = self.head.process, self.config.run.seed
-        if tau is None:
-            return corrupt_by_counter(process, x_0, t, rows, seed, step), nullcontext()
-        assert isinstance(process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
-        w = latent(process, x_0, t, normals_by_counter(rows, x_0.shape[1], process.vocab, seed, step))
-        return w.argmax(-1), soft_embedding(self.model.embedding, torch.softmax(w / tau, -1))
-
-    def norm(self) -> Tensor:
-        """The 2-norm of the gradient over all parameters and all shards."""
+    def gradient_norm(self) -> Tensor:
+        """Return the 2-norm of the gradient over all parameters and all shards."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def descend(self, norm: Tensor, numbers: Tensor) -> Callable[[], None]:
-        """`Step.start`: a step of the optimizer by the clipped gradient, and of the average, where the numbers are finite."""
+    def update_weights(self, norm: Tensor, numbers: Tensor) -> Callable[[], None]:
+        """Start the step of the optimizer and of the moving average.
+
+        Args:
+            norm: The norm of the gradient, by which it is clipped.
+            numbers: The loss and the norm. Where one of them is not finite, the weights stay as they are.
+
+        Returns:
+            A function that finishes the step (`m2s.ops.adamw.OptimizerStep.start`).
+        """
         config, step = self.config.optimizer, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step, self.config.run.steps)
         with use_backend(self.config.run.kernels):
-            return self.descent.start(*self.average.parts(), norm, config.clip, self.average.share(step), numbers)
+            return self.optimizer_step.start(*self.average.parts(), norm, config.clip, self.average.share(step), numbers)

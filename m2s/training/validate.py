@@ -1,4 +1,4 @@
-"""The bound on held-out data during training, the same samples and the same noise each time, over all processes."""
+"""The NELBO on held-out data during training, with the same examples and the same noise each time."""
 
 import math
 from typing import Any
@@ -9,47 +9,54 @@ from m2s.losses import elbo
 from m2s.rng import derived_seed
 from m2s.training.trainer import Trainer
 
-ROWS, LOGITS = 256, 2**30  # greatest numbers of samples and of logits in a call: times are stratified over its samples
+# The largest numbers of examples and of logits in a call. Times are stratified over the examples of a call.
+ROWS, LOGITS = 256, 2**30
 
 
-def validate(learner: Trainer) -> dict[str, float]:
-    """Bits per site of the bound and of its terms, its standard error over samples, and the perplexity per site.
+def validate(trainer: Trainer) -> dict[str, float]:
+    """Evaluate the NELBO on held-out data, over all processes.
 
-    Sites count by their weight, padding not at all: with b_i the weighted bound of sample i and w_i the weight of its sites,
-    R = sum b_i / sum w_i, and its error is sqrt(n/(n-1) sum (b_i - R w_i)^2) / sum w_i.
+    Positions count by their weight, padding not at all. With b_i the weighted NELBO of example i and w_i the weight of its
+    positions, the estimate is R = sum b_i / sum w_i, and its standard error is sqrt(n/(n-1) sum (b_i - R w_i)^2) / sum w_i.
+
+    Args:
+        trainer: The trainer. Every process must call this.
+
+    Returns:
+        Bits per position of the NELBO and of its terms, its standard error over examples, and the perplexity per position.
     """
-    run, source, world, model = learner.config.run, learner.source, learner.world, learner.model
+    run, source, world, model = trainer.config.run, trainer.source, trainer.world, trainer.model
     count = min(run.validation_samples, source.held_out)
-    rows = max(1, min(ROWS, LOGITS // (source.length * learner.head.process.states)))
+    rows = max(1, min(ROWS, LOGITS // (source.length * trainer.head.process.states)))
     starts = list(range(0, count, rows))
     total = torch.zeros(8, dtype=torch.float64, device=world.device)
     training = model.training
     model.eval()
     for turn in range(-(-len(starts) // world.size)):
         number = turn * world.size + world.rank
-        counted = number < len(starts)  # sharded networks are called by all processes or by none
+        counted = number < len(starts)  # a sharded network must be called by all processes or by none
         start = starts[number if counted else 0]
-        # evenly spread, so that a part of an ordered set stands for all of it
+        # Evenly spread, so that a part of an ordered set represents all of it.
         indices = torch.arange(start, min(start + rows, count)) * source.held_out // count
         batch = source.validation(indices).to(world.device)
-        label = batch.label if learner.config.network.labels else None
+        label = batch.label if trainer.config.network.labels else None
         generator = torch.Generator(world.device).manual_seed(derived_seed(run.seed, "validation", start))
 
         def network(x_t: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = label) -> Any:
-            with learner.autocast():
+            with trainer.autocast():
                 return model(x_t, t, label)
 
         x_0, passes = batch.x_0.long(), run.validation_passes
-        bound = elbo(network, learner.head, x_0, passes, run.t_min, learner.bound, generator, batch.weight)
-        weight = torch.full_like(bound.nats, source.length) if batch.weight is None else batch.weight.double().sum(-1)
-        terms = [weight, bound.nats, bound.integral, bound.prior, bound.reconstruction]
-        terms += [bound.nats**2, bound.nats * weight, weight**2]
+        nelbo = elbo(network, trainer.head, x_0, passes, run.t_min, trainer.nelbo_loss, generator, batch.weight)
+        weight = torch.full_like(nelbo.nats, source.length) if batch.weight is None else batch.weight.double().sum(-1)
+        terms = [weight, nelbo.nats, nelbo.integral, nelbo.prior, nelbo.reconstruction]
+        terms += [nelbo.nats**2, nelbo.nats * weight, weight**2]
         if counted:
             total += torch.stack([term.sum() for term in terms])
     model.train(training)
     weights, *sums = world.sum(total).tolist()
-    nats, integral, prior, reconstruction, square, cross, own = (value / weights for value in sums)
-    deviation = max(square - 2 * nats * cross + nats**2 * own, 0.0) * count / max(count - 1, 1)
+    nats, integral, prior, reconstruction, square, cross, weight_square = (value / weights for value in sums)
+    deviation = max(square - 2 * nats * cross + nats**2 * weight_square, 0.0) * count / max(count - 1, 1)
     bits = 1 / math.log(2)
     return {
         "validation_bits": nats * bits,

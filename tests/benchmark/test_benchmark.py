@@ -1,4 +1,4 @@
-"""`m2s benchmark`: what it promises to print and write, its instruments held to numbers known beforehand. No time is judged."""
+"""`m2s benchmark`: what it prints and writes, and its instruments against known numbers. No time is judged."""
 
 import contextlib
 import dataclasses
@@ -14,15 +14,18 @@ import torch
 import m2s
 from m2s.benchmark import PARTS, Setting, gpu_clock
 from m2s.benchmark.accuracy import accuracy
-from m2s.benchmark.comparison import Comparison, Watch
+from m2s.benchmark.bisection import blocked_bisection, residual, score_cases
+from m2s.benchmark.comparison import Comparison, Stopwatch, peak_gib
+from m2s.benchmark.dense_step import dense_step
+from m2s.benchmark.direct_loss import direct_score_entropy
 from m2s.benchmark.format import bar_words
 from m2s.benchmark.inputs import Inputs
 from m2s.benchmark.projection import bisection, scores
-from m2s.benchmark.train import operations_a_token
+from m2s.benchmark.train import operations_per_token
 from m2s.cli import main
 from m2s.models import DiT, DiTConfig
 
-with contextlib.suppress(ImportError):  # now, as tests/conftest.py wants it, and not while a machine without it is played
+with contextlib.suppress(ImportError):  # before a test removes TRITON_INTERPRET, which triton reads when it is imported
     import triton  # noqa: F401
 
 SMALL = ["--quick", "--rows", "8", "--vocab", "50", "--width", "16", "--repeats", "1"]
@@ -41,11 +44,12 @@ def uncompiled(monkeypatch):
 
 @pytest.fixture
 def bare(monkeypatch, uncompiled):
-    """A machine without a C++ compiler and an interpreter of kernels."""
+    """A machine without a C++ compiler and without Triton's interpreter."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 def run(tmp_path, *arguments: str, device: str = "cpu") -> dict:
+    """Run `m2s benchmark` with small sizes and return what it wrote."""
     out = tmp_path / "benchmark.json"
     main(["benchmark", *arguments, *SMALL, "--device", device, "--out", str(out)])
     return json.loads(out.read_text())
@@ -57,17 +61,18 @@ def test_all_parts_on_a_bare_machine(tmp_path, capsys, bare):
     assert list(found["parts"]) == list(PARTS)
     assert {"command", "device", "versions", "setting", "parts", "bars"} <= found.keys()
     assert found["setting"] | {"rows": 8, "vocab": 50, "width": 16, "columns": 64, "length": 1, "batch": 8} == found["setting"]
-    for part in found["parts"].values():
+    for name, part in found["parts"].items():
         assert {"what", "contenders", "ratios", "bars", "skipped"} <= part.keys()
         assert part["what"] in printed
         assert "failed" not in part
         assert not any("failed" in line for line in part["skipped"])
-        assert any("fused" in line for line in part["skipped"])
+        form = {"direct-loss": "compiled", "bisection": "compiled", "dense-step": None, "expm": None}.get(name, "fused")
+        assert form is None or any(form in line for line in part["skipped"])
         for line in part["skipped"]:
             assert line in printed
         for contender in part["contenders"].values():
             assert 0 < contender["best_ms"] <= contender["median_ms"]
-            assert contender["peak_gib"] is None
+            assert contender["peak_gib"] is None or contender["peak_gib"] < 1
     assert [bar["met"] for bar in found["bars"]] == [None] * len(found["bars"])
     assert len(found["bars"]) == sum(len(part["bars"]) for part in found["parts"].values())
     skipped = " ".join(found["parts"]["loss"]["skipped"])
@@ -80,7 +85,7 @@ def test_all_parts_on_a_bare_machine(tmp_path, capsys, bare):
     assert train["mfu"] == pytest.approx(train["tokens_per_second"] * operations / rate)
 
 
-SEEN = """1980, 1980, 118.54, 700.00, 0x0000000000000000
+READINGS = """1980, 1980, 118.54, 700.00, 0x0000000000000000
 1410, 1980, 650.67, 700.00, 0x0000000000000004
 1710, 1980, 695.12, 700.00, 0x0000000000000004
 1755, 1980, 691.64, 700.00, 0x0000000000000000
@@ -88,40 +93,40 @@ SEEN = """1980, 1980, 118.54, 700.00, 0x0000000000000000
 1755, 1980, 69"""
 
 
-def test_what_a_clock_did():
-    """As nvidia-smi tells it, cut off at the end; a GPU that waits does not count."""
-    found = gpu_clock.summary(SEEN)
+def test_clock_is_summarized_over_busy_readings():
+    """Output of nvidia-smi that is cut off at the end. Readings of an idle GPU do not count."""
+    found = gpu_clock.summary(READINGS)
     assert found.pop("share_at_the_power_limit") == pytest.approx(2 / 3)
     assert found == {"mhz": 1710, "mhz_at_most": 1980, "watt": 691.64, "watt_at_most": 700}
     assert gpu_clock.summary("") == gpu_clock.summary("[N/A], 1980, 1, 2, 0x4") == {}
 
 
-def test_a_clock_is_watched_by_nvidia_smi(tmp_path, monkeypatch):
+def test_clock_is_read_by_nvidia_smi(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
-    told = tmp_path / "told"
+    written = tmp_path / "written"
     lines = (
         "import sys, time",
         "fields = 'clocks.sm,clocks.max.sm,power.draw,power.limit,clocks_throttle_reasons.active'",  # as it names them
         "assert sys.argv[1:] == ['--query-gpu=' + fields, '--format=csv,noheader,nounits', '-lms', '50', '-i', '3']",
-        f"print({SEEN!r}, flush=True)",
-        f"open({str(told)!r}, 'w').close()",
+        f"print({READINGS!r}, flush=True)",
+        f"open({str(written)!r}, 'w').close()",
         "time.sleep(300)",
     )
     program.write_text("\n".join([f"#!{sys.executable}", *lines]))
     program.chmod(0o755)
     monkeypatch.setattr(torch.cuda, "_get_nvml_device_index", lambda device: 3)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with gpu_clock.watched(torch.device("cuda")) as found:
+    with gpu_clock.monitor_clock(torch.device("cuda")) as found:
         deadline = time.monotonic() + 60
-        while not told.exists() and time.monotonic() < deadline:
+        while not written.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert found == {}
     assert found["mhz"] == 1710
     monkeypatch.setenv("PATH", "")
-    with gpu_clock.watched(torch.device("cuda")) as found:
+    with gpu_clock.monitor_clock(torch.device("cuda")) as found:
         pass
     assert found == {}
-    with gpu_clock.watched(torch.device("cpu")) as found:
+    with gpu_clock.monitor_clock(torch.device("cpu")) as found:
         pass
     assert found == {}
 
@@ -153,16 +158,16 @@ def test_kernels_are_tuned_over_blocks_and_warps(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("m2s.benchmark.tune.BLOCKS", (512,))
     monkeypatch.setattr("m2s.benchmark.tune.WARPS", (8, 32))
     table = run(tmp_path, "loss", "projection", "--tune", device=DEVICE)["parts"]["tune"]["tables"]
-    assert table.keys() == {"bridged", "free", "masked", "project"}
+    assert table.keys() == {"posterior_entropy", "score_entropy", "masked_ce", "project"}
     assert all(row["512"]["8"] > 0 and row["512"]["32"] is None for row in table.values())  # 512 is less than 32 warps have
-    assert "bridged: median ms by block (rows) and warps (columns)" in capsys.readouterr().out
+    assert "posterior_entropy: median ms by block (rows) and warps (columns)" in capsys.readouterr().out
 
 
-def test_a_part_that_fails_leaves_the_others_alone(tmp_path, bare, monkeypatch, capsys):
+def test_part_that_fails_does_not_stop_the_others(tmp_path, bare, monkeypatch, capsys):
     def broken(_):
         raise RuntimeError("out of luck\nand more")
 
-    monkeypatch.setitem(PARTS, "projection", broken)
+    monkeypatch.setitem(PARTS._entries, "projection", broken)
     with pytest.raises(SystemExit) as exit_:
         run(tmp_path, "projection", "audit")
     assert exit_.value.code == 1
@@ -172,55 +177,57 @@ def test_a_part_that_fails_leaves_the_others_alone(tmp_path, bare, monkeypatch, 
     assert "projection failed: RuntimeError: out of luck" in capsys.readouterr().out
 
 
-def test_a_contender_that_fails_is_left_out_and_named(bare):
-    contest = Comparison(TINY)
-    contest.enter("good", lambda: 1)
-    contest.enter("bad", lambda: 1 / 0)
-    contest.enter("absent", lambda: 1, "compiled")
-    contest.run()
-    assert contest.found.keys() == {"good"}
-    assert contest.skipped == ["absent: there is no C++ compiler", "bad: failed, ZeroDivisionError: division by zero"]
-    assert contest.ratio("good", "good") == 1
-    assert contest.ratio("good", "good", "good") == 0.5
-    assert contest.ratio("good", "bad") is None
-    assert contest.once("bad") is None
+def test_call_that_fails_is_left_out_and_listed(bare):
+    comparison = Comparison(TINY)
+    comparison.add("good", lambda: 1)
+    comparison.add("bad", lambda: 1 / 0)
+    comparison.add("absent", lambda: 1, "compiled")
+    comparison.run()
+    assert comparison.results.keys() == {"good"}
+    assert comparison.skipped == ["absent: there is no C++ compiler", "bad: failed, ZeroDivisionError: division by zero"]
+    assert comparison.ratio("good", "good") == 1
+    assert comparison.ratio("good", "good", "good") == 0.5
+    assert comparison.ratio("good", "bad") is None
+    assert comparison.output("bad") is None
 
 
-def test_bars_are_judged_at_their_own_size_only():
+def test_bars_are_judged_at_their_sizes_only():
     there, elsewhere = Comparison(BARS), Comparison(TINY)
     assert there.bar("a", 1.6, at_most=1.6)["met"] is True
     assert there.bar("a", 1.61, at_most=1.6)["met"] is False
     assert there.bar("a", 3.2, at_least=3.3)["met"] is False
     assert there.bar("a", None, at_least=3.3)["met"] is None
     assert elsewhere.bar("a", 1.0, at_most=1.6)["met"] is None
+    assert elsewhere.bar("a", 1.0, at_most=1.6, judged=True)["met"] is True
+    assert TINY.is_cpu_of(16, 50) and not TINY.is_cpu_of(16, 51) and not BARS.is_cpu_of(16_384, 50_257)
     assert bar_words(there.bar("claim", 1.61, at_most=1.6)) == "MISSED    claim: 1.61 (at most 1.6)"
 
 
-def test_a_watch_measures_between_its_moments(monkeypatch):
+def test_stopwatch_measures_between_its_stamps(monkeypatch):
     moments = iter([1.0, 1.5, 3.5])
     monkeypatch.setattr("time.perf_counter", lambda: next(moments))
-    watch = Watch(CPU)
+    watch = Stopwatch(CPU)
     for _ in range(3):
-        watch.tick()
-    assert watch.gaps() == [500, 2000]
+        watch.stamp()
+    assert watch.intervals() == [500, 2000]
 
 
-def test_errors_that_were_put_in_are_the_errors_found():
-    given = Inputs.draw(TINY)
+def test_accuracy_finds_known_errors():
+    inputs = Inputs.draw(TINY)
     head = m2s.Posterior(m2s.Uniform(TINY.vocab, m2s.Linear()))
-    x_t = given.corrupt(head.process)
-    hidden, weight = (value.double().requires_grad_() for value in given.halves)
+    x_t = inputs.corrupt(head.process)
+    hidden, weight = (value.double().requires_grad_() for value in inputs.operands)
 
     def off_by(losses: float, gradients: float):
         def call(weights):
-            output = m2s.Unprojected(hidden, weight, given.bias.double())
-            terms = weights * m2s.score_entropy(head, output, given.x_0, x_t, given.t)
+            output = m2s.Unprojected(hidden, weight, inputs.bias.double())
+            terms = weights * m2s.score_entropy(head, output, inputs.x_0, x_t, inputs.t)
             found = torch.autograd.grad(terms.sum(), (hidden, weight))
             return terms.detach() * (1 + losses), (*(value * (1 + gradients) for value in found), None)
 
         return call
 
-    found = accuracy(Comparison(TINY), given, head, x_t, {"exact": off_by(0, 0), "off": off_by(-1e-3, 1e-2)})
+    found = accuracy(Comparison(TINY), inputs, head, x_t, {"exact": off_by(0, 0), "off": off_by(-1e-3, 1e-2)})
     assert max(abs(found["exact"][name]) for name in found["exact"] if "standard" not in name) < 1e-12
     assert found["off"]["mean_error"] == pytest.approx(1e-3)
     assert found["off"]["signed_error"] == pytest.approx(-1e-3)
@@ -234,15 +241,60 @@ def test_bisection_finds_the_nearest_posterior():
     assert (bisection(score, x_t, t).double() - truth).abs().max() < 1e-5
 
 
-def test_operations_of_the_papers_text_model():
+def test_blocked_bisection_is_the_same_and_its_residual_small():
+    for score, x_t, t in score_cases(20, 60, 0, CPU).values():
+        mu = bisection(score, x_t, t)
+        assert torch.equal(blocked_bisection(score, x_t, t), mu) or (blocked_bisection(score, x_t, t) - mu).abs().max() < 1e-6
+        process = m2s.Uniform(60, m2s.Linear())
+        exact = m2s.project(score.double(), x_t, t, process)
+        assert residual(exact, score, x_t, t) < 1e-12
+        assert residual(mu, score, x_t, t) < 1e-4
+        assert residual(torch.full_like(mu, 1 / 60), score, x_t, t) > 1e-3
+
+
+def test_direct_score_entropy_is_score_entropy():
+    process = m2s.Uniform(11, m2s.Linear())
+    x_0, t = torch.randint(11, (3, 5)), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    x_t, logits = process.corrupt(x_0, t), torch.randn(3, 5, 11, dtype=torch.float64)
+    expected = m2s.score_entropy(m2s.Posterior(process), logits, x_0, x_t, t)
+    torch.testing.assert_close(direct_score_entropy(logits, x_0, x_t, t), expected)
+
+
+def test_dense_step_has_the_analytic_probabilities():
+    process = m2s.Uniform(4, m2s.Linear())
+    t, s, count = torch.tensor([0.6]), torch.tensor([0.3]), 200_000
+    x_t = torch.full((1, count), 2)
+    score = m2s.score_from_posterior(torch.tensor([[0.1, 0.5, 0.3, 0.1]]), x_t[0, :1], t, process)
+    drawn = dense_step(score.log().expand(1, count, 4), x_t, t, s)
+    weights = m2s.analytic_weights(score.double(), x_t[0, :1], s.double(), t.double(), process)[0]
+    frequencies = drawn.flatten().bincount(minlength=4) / count
+    assert (frequencies - weights / weights.sum()).abs().max() < 5 * 0.5 / count**0.5
+
+
+def test_peak_memory_counts_tensors():
+    """A call that holds two of three tensors of 64 MiB at once."""
+
+    def call():
+        first = torch.ones(1 << 24)
+        second = first + 1
+        del first
+        return second * 2
+
+    call()
+    gib = peak_gib(call, CPU)
+    assert gib is None or gib == pytest.approx(1 / 8, rel=0.1)
+    assert peak_gib(lambda: None, CPU) in (None, pytest.approx(0, abs=0.01))
+
+
+def test_operations_of_the_text_model():
     with torch.device("meta"):
         model = DiT(DiTConfig.preset("small", 50_257))
     parameters = 169_697_920 - 50_304 * 768  # as the paper counts them, without the embedding table
-    assert operations_a_token(model, 512) == 6 * parameters + 12 * 12 * 768 * 512
+    assert operations_per_token(model, 512) == 6 * parameters + 12 * 12 * 768 * 512
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["lsos"], "did you mean loss?"),
         (["--rows", "7"], "--rows is 7"),
@@ -260,23 +312,23 @@ def test_operations_of_the_papers_text_model():
     ],
     ids=" ".join,
 )
-def test_bad_input_is_one_line_and_writes_nothing(arguments, said, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_are_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.json").write_text("kept")
     for name in PARTS:
-        monkeypatch.setitem(PARTS, name, lambda _: pytest.fail("measured before it looked"))
+        monkeypatch.setitem(PARTS._entries, name, lambda _: pytest.fail("measured before the arguments were checked"))
     with pytest.raises(SystemExit) as exit_:
         main(["benchmark", *arguments])
     captured = capsys.readouterr()
     assert exit_.value.code == 2
     assert captured.out == ""
-    assert said in captured.err
+    assert message in captured.err
     assert captured.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["taken.json"]
     assert (tmp_path / "taken.json").read_text() == "kept"
 
 
-def test_another_method(tmp_path, bare, capsys):
+def test_training_of_another_method(tmp_path, bare, capsys):
     part = run(tmp_path, "train", "--method", "mdlm")["parts"]["train"]
     assert part["what"].endswith("method mdlm") and part["contenders"]["kernels reference"]["tokens_per_second"] > 0
     assert part["contenders"]["kernels reference"]["mfu"] is None and any(
@@ -285,7 +337,7 @@ def test_another_method(tmp_path, bare, capsys):
     assert not dataclasses.replace(BARS, method="mdlm").full and BARS.full
 
 
-def test_nothing_else_imports_it():
+def test_importing_the_library_does_not_import_benchmarks():
     heavy = ("m2s.benchmark", "triton", "torch.distributed.checkpoint")
     code = f"import sys, m2s, m2s.cli; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

@@ -1,4 +1,4 @@
-"""Tokenizers: text to integers and back, against what is known of them."""
+"""The built-in tokenizers: round trips, published ids, and errors."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_gpt2_gives_the_published_ids() -> None:
     assert (gpt2.vocab, gpt2.end) == (50_257, 50_256)
     assert gpt2.encode("Hello world") == [15496, 995]
     assert gpt2.decode([50_256]) == "<|endoftext|>"
-    assert 50_256 not in gpt2.encode("<|endoftext|>"), "text never ends a document by itself"
+    assert 50_256 not in gpt2.encode("<|endoftext|>"), "a text never contains the end token"
     assert gpt2.decode(gpt2.encode("<|endoftext|>")) == "<|endoftext|>"
 
 
@@ -97,7 +97,7 @@ def test_a_description_makes_the_same_tokenizer(tokenizer: Tokenizer) -> None:
     assert tokenizers.from_dict(json.loads(json.dumps(tokenizer.to_dict()))) == tokenizer
 
 
-def test_merges_are_kept_beside_what_was_made_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_are_copied_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tiktoken")
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     given = write_merges(tmp_path / "given" / "vocab.bpe")
@@ -110,17 +110,15 @@ def test_merges_are_kept_beside_what_was_made_with_them(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     again = tokenizers.from_dict(description, Path("made"))
     assert again.decode(ids) == "naïve café" and again == GPT2(str(tmp_path / "made" / "merges.txt"))
-    # without the copy, the file that is gone is looked for in the data folder
+    # without the copy, the default folder is used
     assert tokenizers.from_dict(description, tmp_path) == tokenizers.from_dict(description) == GPT2()
     write_merges(tmp_path / "data" / "gpt2" / "merges.txt")
     assert tokenizers.check_tokenizer(tokenizers.from_dict(description)).decode(ids) == "naïve café"
-    assert (
-        tokenizers.save_tokenizer_files(Bytes(), tmp_path) is None
-        and tokenizers.from_dict(Bytes().to_dict(), tmp_path / "made") == Bytes()
-    )
+    assert tokenizers.save_tokenizer_files(Bytes(), tmp_path) is None
+    assert tokenizers.from_dict(Bytes().to_dict(), tmp_path / "made") == Bytes()
 
 
-def test_a_tokenizer_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_or_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokenizers.check_tokenizer(Characters()) == Characters()
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
     with pytest.raises(UserError, match=f"are not at {tmp_path}/gpt2"):

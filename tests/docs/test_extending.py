@@ -1,4 +1,4 @@
-"""What docs/own.md tells people to do, done as it says, in a copy of the package."""
+"""What docs/extending.md tells people to do, done as it says, in a copy of the package."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def m2s(folder: Path, *arguments: str) -> str:
 
 
 def test_a_method_is_one_file_and_one_name(copied: Path) -> None:
-    page = (ROOT / "docs" / "own.md").read_text().partition("## Adding a method")[2]
+    page = (ROOT / "docs" / "extending.md").read_text().partition("## Adding a method")[2]
     introduction, _, rest = page.partition("```python\n")
     block, package = rest.partition("```")[0], copied / "m2s" / "method"
     file = re.search(r"`(m2s/methods/[a-z]+\.py)`", introduction)
@@ -69,7 +69,7 @@ def test_a_method_is_one_file_and_one_name(copied: Path) -> None:
 
 def test_every_part_is_there_after_one_import() -> None:
     """As the documents name them; and what is heavy waits until it is asked for."""
-    page = (ROOT / "docs" / "own.md").read_text()
+    page = (ROOT / "docs" / "extending.md").read_text()
     assert "`m2s.evaluation.bound(" in page and "`m2s.training.train(" in page
     heavy = ("triton", "matplotlib", "torch._dynamo", "m2s.training", "m2s.benchmark", "m2s.cli", "m2s.evaluation.bpd")
     code = f"""

@@ -1,4 +1,4 @@
-"""What docs/coming.md says of the code of others, in numbers."""
+"""What docs/migrating.md says of the code of others, in numbers."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ import m2s
 from m2s.samplers import LogitsProcessor
 from m2s.samplers.prediction import Prediction
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 
 
 def test_mdlms_cosine_is_not_md4s() -> None:
@@ -68,5 +68,5 @@ def test_duos_nucleus_is_that_of_the_leave_one_out_distribution() -> None:
     means = torch.stack([distance.mean() for distance in distances])
     assert 0.01 < float(means.mean()) < 0.03 and 0.07 < float(means.max()) < 0.2 and means.argmax() < 2
     assert float(torch.cat(distances).max()) > 0.99
-    assert "variation of .02 on average over time and .1 in the last steps, and of 1 at single sites" in PAGE
+    assert "variation distance is .02 on average over time, .1 in the last steps, and 1 at single positions" in PAGE
     assert "--top-p P --on leave_one_out" in PAGE

@@ -1,4 +1,4 @@
-"""The audit against brute force over the same trajectories, its invariances; `m2s audit`, its figure, what they refuse."""
+"""The audit against brute force over the same trajectories, its invariances; `m2s audit`, its figure, and invalid input."""
 
 import dataclasses
 import itertools
@@ -13,7 +13,17 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.data import load
-from m2s.evaluation.audit import CLASSES, TOLERANCE, Audit, LogHistogram, StepStats, audit, merged, restored, watched
+from m2s.evaluation.audit import (
+    CLASSES,
+    TOLERANCE,
+    Audit,
+    LogHistogram,
+    StepStats,
+    audit,
+    audit_sampling,
+    merge_stats,
+    stats_from_json,
+)
 from m2s.models import DiT, DiTConfig
 from m2s.report.audit import NAMES, WORDS, draw, read, table
 from m2s.samplers import Trajectory
@@ -29,7 +39,7 @@ SMALLEST = -0.5 * TOLERANCE
 
 
 class Signed:
-    """A free score that is bridged from signed posteriors of every class, one for each noisy sequence and site."""
+    """An unconstrained score, made from signed posteriors of every class, one for each noisy sequence and site."""
 
     def __init__(self, oracle: Oracle, seed: int = 1) -> None:
         draw = np.random.default_rng(seed)
@@ -62,12 +72,11 @@ def seen(t: float) -> float:
 
 
 def clock(sampler: str, steps: int) -> list[tuple[float, float]]:
-    """The start and end of each call for a score. The last call inverts the score at the time that the network sees."""
+    """Return the time before and after each call. The last step inverts the noise at the time that the network sees."""
     ends = [1 - m / steps for m in range(steps)] + [0.0]
     if sampler == "analytic":
         ends = [END + (1 - END) * end for end in ends] + [0.0]
-    times = [(min(t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
-    return [*times[:-1], (max(times[-1][0], T_MIN), 0.0)]
+    return [(min(max(t, T_MIN) if s == 0 else t, 1 - T_MIN), s) for t, s in itertools.pairwise(ends)]
 
 
 def nearest(matrix: np.ndarray, score: np.ndarray) -> np.ndarray:
@@ -90,15 +99,15 @@ def on_plane(matrix: np.ndarray, score: np.ndarray) -> np.ndarray:
     return np.append(1 - rest.sum(), rest)
 
 
-def brute(case: Case, network: Signed, states: np.ndarray, times: list[tuple[float, float]], weighs: bool) -> list[dict]:
-    """Every score vector on the way of `states` [calls + 1, n, L], looked at one by one from the oracle's kernels alone."""
+def brute_force(case: Case, network: Signed, states: np.ndarray, times: list[tuple[float, float]], weighs: bool) -> list[dict]:
+    """Every score vector on the way of `states` [calls + 1, n, L], examined one by one with the oracle's matrices alone."""
     noise, found = case.noise, []
     for x, (t, s) in zip(states, times, strict=False):
         kernel, rates = noise.kernel(t), noise.rates(t)
         score = np.exp(network.log_score(x, seen(t)))
         step = noise.step(s, t) if weighs else None
-        moment = {"sites": 0, "scores": 0, "classes": [0] * 4, "strict": [0] * 4, "coordinates": 0, "signed": 0, "overlap": 0}
-        moment |= {"signed_mass": 0.0, "negative": 0, "negative_mass": 0.0, "moved": 0.0, "excess": []}
+        stats = {"sites": 0, "scores": 0, "classes": [0] * 4, "strict": [0] * 4, "coordinates": 0, "signed": 0, "overlap": 0}
+        stats |= {"signed_mass": 0.0, "negative": 0, "negative_mass": 0.0, "moved": 0.0, "excess": []}
         for at in np.ndindex(x.shape):
             k = x[at]
             others = [y for y in range(noise.states) if y != k]
@@ -116,24 +125,24 @@ def brute(case: Case, network: Signed, states: np.ndarray, times: list[tuple[flo
             inside = 1 if mu.min() < -TOLERANCE or off > TOLERANCE else 2 if mu.min() < 0 else 3
             strict = ((value < low) | (value > high)).sum()
             tolerant = ((value < low * (1 - TOLERANCE)) | (value > high * (1 + TOLERANCE))).sum()
-            moment["sites"] += 1
-            moment["scores"] += len(counted)
-            moment["classes"][0 if tolerant else inside] += 1
-            moment["strict"][0 if strict else inside] += 1
-            moment["coordinates"] += tolerant
-            moment["signed"] += mu.min() < -TOLERANCE
-            moment["overlap"] += mu.min() < -TOLERANCE and strict > 0
-            moment["signed_mass"] += -np.minimum(mu, 0).sum()
-            moment["moved"] += np.linalg.norm(matrix @ nearest(matrix, value) - value) / np.linalg.norm(value)
-            moment["excess"].append(value.sum() / high[0] - 1)
+            stats["sites"] += 1
+            stats["scores"] += len(counted)
+            stats["classes"][0 if tolerant else inside] += 1
+            stats["strict"][0 if strict else inside] += 1
+            stats["coordinates"] += tolerant
+            stats["signed"] += mu.min() < -TOLERANCE
+            stats["overlap"] += mu.min() < -TOLERANCE and strict > 0
+            stats["signed_mass"] += -np.minimum(mu, 0).sum()
+            stats["moved"] += np.linalg.norm(matrix @ nearest(matrix, value) - value) / np.linalg.norm(value)
+            stats["excess"].append(value.sum() / high[0] - 1)
             if step is not None:
                 full = score[at].copy()
                 full[k] = 1
                 weights = np.linalg.solve(step.T, full) * step[:, k]
                 mass = -np.minimum(weights, 0).sum()
-                moment["negative"] += mass > 1e-12
-                moment["negative_mass"] += mass
-        found.append(moment)
+                stats["negative"] += mass > 1e-12
+                stats["negative_mass"] += mass
+        found.append(stats)
     return found
 
 
@@ -158,22 +167,22 @@ def test_counts_are_those_of_brute_force(name, sampler):
     found = audit(network, head, (n, length), steps=steps, sampler=sampler, seed=3, batch_size=3)
     times = clock(sampler, steps)
     weighs = sampler == "analytic"
-    expected = brute(case, network, trajectory.states.numpy(), times, weighs)
-    assert len(found.moments) == len(expected) == steps + weighs
-    for moment, right, (t, s) in zip(found.moments, expected, times, strict=True):
-        assert (moment.samples, moment.sites, moment.scores) == (n, right["sites"], right["scores"])
-        assert moment.t / n == pytest.approx(t, rel=1e-14) and moment.s / n == pytest.approx(s, rel=1e-14)
+    expected = brute_force(case, network, trajectory.states.numpy(), times, weighs)
+    assert len(found.calls) == len(expected) == steps + weighs
+    for stats, right, (t, s) in zip(found.calls, expected, times, strict=True):
+        assert (stats.samples, stats.sites, stats.scores) == (n, right["sites"], right["scores"])
+        assert stats.t / n == pytest.approx(t, rel=1e-14) and stats.s / n == pytest.approx(s, rel=1e-14)
         for field in ("classes", "strict", "coordinates", "signed", "overlap", "negative"):
-            assert getattr(moment.before, field) == right[field], field
-        assert moment.before.signed_mass == pytest.approx(right["signed_mass"], rel=1e-6, abs=1e-10)
-        assert moment.before.negative_mass == pytest.approx(right["negative_mass"], rel=1e-6, abs=1e-10)
-        assert moment.moved == pytest.approx(right["moved"], rel=1e-6, abs=1e-10)
-        assert sum(moment.before.classes) == sum(moment.before.strict) == sum(moment.after.classes) == moment.sites
-        assert moment.after.classes[:2] == [0, 0]
-        assert (moment.after.coordinates, moment.after.signed, moment.after.negative) == (0, 0, 0)
+            assert getattr(stats.before, field) == right[field], field
+        assert stats.before.signed_mass == pytest.approx(right["signed_mass"], rel=1e-6, abs=1e-10)
+        assert stats.before.negative_mass == pytest.approx(right["negative_mass"], rel=1e-6, abs=1e-10)
+        assert stats.moved == pytest.approx(right["moved"], rel=1e-6, abs=1e-10)
+        assert sum(stats.before.classes) == sum(stats.before.strict) == sum(stats.after.classes) == stats.sites
+        assert stats.after.classes[:2] == [0, 0]
+        assert (stats.after.coordinates, stats.after.signed, stats.after.negative) == (0, 0, 0)
         if name == "absorbing-linear":
-            assert moment.excess.count == moment.sites
-            assert moment.excess.total == pytest.approx(sum(right["excess"]), rel=1e-9)
+            assert stats.excess.count == stats.sites
+            assert stats.excess.total == pytest.approx(sum(right["excess"]), rel=1e-9)
     total = found.overall()
     assert total.sites == sum(right["sites"] for right in expected[:steps])
     assert total.before.strict == np.sum([right["strict"] for right in expected[:steps]], 0).tolist()
@@ -186,10 +195,10 @@ def test_after_one_projection_nothing_is_left():
         case = CASES[name]
         head = m2s.Projected(m2s.LogScore(case.process))
         found = audit(Signed(case.oracle()), head, (4, case.length), steps=4)
-        for moment in found.moments:
-            assert moment.before.classes[:2] == [0, 0] and sum(moment.before.classes) == moment.sites
-            assert moment.before.coordinates == moment.before.signed == moment.before.negative == 0
-            assert moment.moved_most < 1e-9
+        for stats in found.calls:
+            assert stats.before.classes[:2] == [0, 0] and sum(stats.before.classes) == stats.sites
+            assert stats.before.coordinates == stats.before.signed == stats.before.negative == 0
+            assert stats.moved_most < 1e-9
 
 
 class Fixed:
@@ -210,21 +219,21 @@ def test_a_posterior_head_is_never_outside_nor_material(process, sampler):
     head = m2s.Posterior(process, offset="exact" if sampler == "bayes" else "none")
     found = audit(Fixed(process.states, 6, 4.0), head, (5, 6), steps=7, sampler=sampler)
     assert found.overall().sites > 0
-    for moment in found.moments:
-        assert moment.before.classes[:2] == moment.after.classes[:2] == [0, 0]
-        assert moment.before.coordinates == moment.before.signed == moment.before.negative == 0
+    for stats in found.calls:
+        assert stats.before.classes[:2] == stats.after.classes[:2] == [0, 0]
+        assert stats.before.coordinates == stats.before.signed == stats.before.negative == 0
 
 
 def test_the_run_is_that_of_the_sampler_and_no_batch_changes_a_count():
     process = m2s.Uniform(6, m2s.Linear())
     network, head = Fixed(6, 5, 0.5), m2s.LogScore(process)
     options = SamplingOptions(head, (5, 5), 4, "analytic", "linear", 11)
-    tokens, whole = watched(network, options)
+    tokens, whole = audit_sampling(network, options)
     assert torch.equal(tokens, m2s.sample(network, head, (5, 5), steps=4, sampler="analytic", grid="linear", seed=11))
     for size in (2, 64):
         parts = audit(network, head, (5, 5), steps=4, seed=11, batch_size=size)
-        assert len(parts.moments) == len(whole.moments) == 5
-        for a, b in zip(parts.moments, whole.moments, strict=True):
+        assert len(parts.calls) == len(whole.calls) == 5
+        for a, b in zip(parts.calls, whole.calls, strict=True):
             same(dataclasses.asdict(a), dataclasses.asdict(b))
 
 
@@ -240,14 +249,14 @@ def same(a: dict, b: dict) -> None:
             assert value == b[name], name
 
 
-def test_a_law_needs_no_range_and_parts_add_up():
+def test_histograms_need_no_range_and_can_be_merged():
     draw = np.random.default_rng(0)
     values = np.concatenate([draw.normal(size=4000) * 10.0 ** draw.uniform(-5, 5, 4000), [0.0] * 50])
     distributions = []
     for part in np.split(values, [100, 2500]):
         distributions.append(LogHistogram())
         distributions[-1].add(torch.from_numpy(part))
-    distribution = merged(merged(distributions[0], distributions[1]), distributions[2])
+    distribution = merge_stats(merge_stats(distributions[0], distributions[1]), distributions[2])
     assert distribution.count == len(values) and distribution.total == pytest.approx(values.sum())
     assert len(distribution.bins) < 2 * LogHistogram.PER_DECADE * 18
     for share in (0.0, 0.05, 0.5, 0.77, 1.0):
@@ -255,10 +264,10 @@ def test_a_law_needs_no_range_and_parts_add_up():
         assert distribution.quantile(share) == pytest.approx(right, rel=0.012, abs=2e-8)
 
 
-def test_moments_come_back_from_json():
+def test_counts_are_restored_from_json():
     found = audit(Signed(CASES["absorbing-linear"].oracle()), m2s.LogScore(CASES["absorbing-linear"].process), (3, 4), steps=5)
-    assert restored(json.loads(json.dumps([dataclasses.asdict(moment) for moment in found.moments]))) == found.moments
-    assert merged(StepStats(), found.moments[0]) == found.moments[0]
+    assert stats_from_json(json.loads(json.dumps([dataclasses.asdict(stats) for stats in found.calls]))) == found.calls
+    assert merge_stats(StepStats(), found.calls[0]) == found.calls[0]
 
 
 def test_scores_that_overflow_are_outside_and_nan_is_an_error():
@@ -269,7 +278,7 @@ def test_scores_that_overflow_are_outside_and_nan_is_an_error():
         audit(lambda x, t: torch.full((*x.shape, 3), torch.nan), head, (2, 2), steps=3)
 
 
-def test_an_audit_prints_as_its_shares():
+def test_an_audit_prints_the_fractions_of_the_classes():
     process = m2s.Uniform(6, m2s.Linear())
     found = m2s.audit(Fixed(6, 5, 0.5), m2s.LogScore(process), (5, 5), steps=4)
     total = found.overall()
@@ -281,14 +290,14 @@ def test_an_audit_prints_as_its_shares():
 
 @pytest.mark.parametrize("kind", [m2s.LogScore, m2s.Posterior, lambda process: m2s.Projected(m2s.LogScore(process))])
 def test_the_sampler_fits_the_process(kind):
-    """SEDD's own where it can be, whether or not there is a posterior; Euler's where rates are tabulated."""
+    """SEDD's analytic step for every head of a rank-one process; Euler's where rates are tabulated."""
     network = Fixed(5, 4, 1.0)
     for process, sampler in ((m2s.Uniform(5, m2s.Linear()), "analytic"), (m2s.RateMatrix.uniform(5, m2s.Linear()), "euler")):
         found, named = (audit(network, kind(process), (3, 4), steps=3, **more) for more in ({}, {"sampler": sampler}))
-        assert found.summary() == named.summary() and found.weighs == (sampler == "analytic")
+        assert found.summary() == named.summary() and found.has_weights == (sampler == "analytic")
 
 
-def test_what_has_no_score_is_refused():
+def test_heads_without_scores_are_rejected():
     chain = m2s.Chain(torch.eye(3).expand(4, 3, 3) * 0.9 + 0.1 / 3)
     with pytest.raises(TypeError, match="finite chain, which has no rates"):
         audit(Fixed(3, 2, 1.0), m2s.Posterior(chain), (2, 2))
@@ -412,13 +421,13 @@ def test_by_default_the_sampler_fits_the_checkpoint(sedd, tabulated, done, tmp_p
     main(["repair", str(tabulated), "--n", "3", "--steps", "2", "--measure", "none", "--out", str(tmp_path / "repair")])
     audits = json.loads((tmp_path / "repair" / "repair.json").read_text())["audits"]
     assert {arm["settings"]["sampler"] for arm in audits.values()} == {"euler"}
-    assert "use --sampler euler" in refused(
+    assert "use --sampler euler" in error_line(
         capsys, tmp_path, *same_command(tabulated, tmp_path / "new"), "--sampler", "analytic"
     )
 
 
-def test_an_audit_begun_by_name_goes_on_by_default(sedd, done, tmp_path, monkeypatch):
-    """What is recorded is the sampler itself, so that an audit from before there was a choice goes on."""
+def test_the_default_sampler_resumes_an_audit_of_the_same_sampler(sedd, done, tmp_path, monkeypatch):
+    """The settings record the sampler itself, not "auto"."""
     put = SampleShards.put
 
     def killed(self: SampleShards, first: int, tokens: torch.Tensor) -> None:
@@ -432,7 +441,7 @@ def test_an_audit_begun_by_name_goes_on_by_default(sedd, done, tmp_path, monkeyp
     assert ask(sedd, tmp_path / "begun") == read(done / "audit.json")
 
 
-def test_a_killed_audit_goes_on_and_ends_the_same(sedd, done, tmp_path, monkeypatch, capsys):
+def test_a_killed_audit_resumes_to_the_same_result(sedd, done, tmp_path, monkeypatch, capsys):
     put, drawn = SampleShards.put, []
 
     def killed(self: SampleShards, first: int, tokens: torch.Tensor) -> None:
@@ -447,7 +456,7 @@ def test_a_killed_audit_goes_on_and_ends_the_same(sedd, done, tmp_path, monkeypa
     monkeypatch.setattr(SampleShards, "put", killed)
     with pytest.raises(KeyboardInterrupt):
         ask(sedd, tmp_path / "killed")
-    assert "n 6 there and 9 here" in refused(capsys, tmp_path, *same_command(sedd, tmp_path / "killed"), "--n", "9")
+    assert "n 6 there and 9 here" in error_line(capsys, tmp_path, *same_command(sedd, tmp_path / "killed"), "--n", "9")
     monkeypatch.setattr(SampleShards, "put", counted)
     assert ask(sedd, tmp_path / "killed") == read(done / "audit.json") and drawn == [3]
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["audit.json", "audit.png", "audit.txt"]
@@ -455,8 +464,8 @@ def test_a_killed_audit_goes_on_and_ends_the_same(sedd, done, tmp_path, monkeypa
         assert (tmp_path / "killed" / name).read_bytes() == (done / name).read_bytes()
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
-    """The one line that bad input gives; nothing new lies in the folder."""
+def error_line(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    """Return the one line that invalid input prints; no file is written."""
     before = sorted(folder.rglob("*"))
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
@@ -477,7 +486,7 @@ def test_bad_input_is_one_line_and_writes_nothing(sedd, done, tmp_path, capsys):
         ((str(finite), *out), "cannot be audited: Posterior(Chain"),
         ((str(tmp_path / "nowhere"), *out), "nowhere"),
         ((str(silent), *out), "give --length"),
-        ((str(sedd), *out, "--sampler", "bayes"), "free score"),
+        ((str(sedd), *out, "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
         ((str(sedd), *out, "--sampler", "analytik"), "did you mean 'analytic'"),
         ((str(sedd), *out, "--grid", "square"), "linear, cosine"),
         ((str(sedd), *out, "--n", "0"), "--n is 0"),
@@ -485,11 +494,11 @@ def test_bad_input_is_one_line_and_writes_nothing(sedd, done, tmp_path, capsys):
         ((str(sedd), *out, "--batch-size", "0"), "--batch-size is 0"),
         ((str(sedd), "--out", str(finite / "config.json")), "is a file"),
     ):
-        assert said in refused(capsys, tmp_path, "audit", *arguments)
-    assert "--overwrite" in refused(capsys, done, "audit", str(sedd), "--out", str(done))
+        assert said in error_line(capsys, tmp_path, "audit", *arguments)
+    assert "--overwrite" in error_line(capsys, done, "audit", str(sedd), "--out", str(done))
 
 
-def test_the_figure_refuses_what_is_no_audit(tmp_path, capsys):
+def test_the_figure_rejects_other_files(tmp_path, capsys):
     picture = ("--out", str(tmp_path / "x.png"))
     (tmp_path / "other.json").write_text('{"steps": []}')
     (tmp_path / "cut.json").write_text('{"steps": [')
@@ -501,7 +510,7 @@ def test_the_figure_refuses_what_is_no_audit(tmp_path, capsys):
         (("audit", *picture, "--source", str(tmp_path / "other.json"), "--seed", "1"), "leave out --seed"),
         (("toy", *picture, "--source", str(tmp_path / "other.json")), "leave out --source"),
     ):
-        assert said in refused(capsys, tmp_path, "figure", *arguments)
+        assert said in error_line(capsys, tmp_path, "figure", *arguments)
 
 
 def test_an_audit_starts_empty():

@@ -26,7 +26,7 @@ RATIO = (SIZES + SIZES**2 / 10).sum() / SIZES.sum()
 
 
 def within(hits: int, trials: int, rate: float) -> bool:
-    """Whether so many hits are likely (but for one case in 10,000) under the binomial law."""
+    """Return whether so many hits are likely, with p > 1e-4 under the binomial distribution."""
     return stats.binomtest(hits, trials, rate).pvalue > 1e-4
 
 

@@ -1,4 +1,4 @@
-"""`m2s evaluate bpd`: the estimate and both of its errors against an oracle whose bound is known exactly, and the command."""
+"""The NELBO of a data set: the estimate and both of its errors against an oracle with exact terms, and the command."""
 
 import json
 import math
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
-from scipy.stats import t as student_law
+from scipy.stats import t as student_distribution
 from test_elbo import ELBO, T_MIN, clipped, exact_terms
 
 import m2s
 from exact_steps import unchecked
 from m2s.cli import main
 from m2s.data import DATASETS, GPT2, Bytes, Characters, prepare_text
-from m2s.data.sources import find_sources
+from m2s.data.documents import find_sources
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.evaluation import bpd
@@ -34,7 +34,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Known:
-    """The network that knows the data law: Bayes' rule over every clean sequence, at each row's own time."""
+    """The network that knows the data distribution: Bayes' rule over every clean sequence, at the time of each example."""
 
     def __init__(self, name: str) -> None:
         self.process, self.oracle = ELBO[name].process, ELBO[name].oracle()
@@ -53,11 +53,12 @@ class Known:
 
 
 def drawn(oracle: Oracle, count: int, seed: int) -> np.ndarray:
-    """Places of `count` clean sequences of the data law."""
+    """Return the indices of `count` clean sequences drawn from the data distribution."""
     return np.random.default_rng(seed).choice(len(oracle.clean), size=count, p=oracle.distribution)
 
 
-def refused(capsys, *arguments: object) -> str:
+def error_line(capsys, *arguments: object) -> str:
+    """Return the one line that invalid input prints."""
     with pytest.raises(SystemExit) as exit_:
         main(["evaluate", "bpd", *map(str, arguments)])
     assert exit_.value.code == 2
@@ -71,8 +72,10 @@ def refused(capsys, *arguments: object) -> str:
 
 @pytest.mark.parametrize(("name", "passes", "runs"), [("uniform-linear", 4, 160), ("absorbing-linear", 2, 120)])
 def test_both_errors_cover_the_exact_bound_at_the_right_rate(name, passes, runs):
-    """With the exact posterior for a model: Student's interval over passes covers the exact bound of the very rows, and the
-    interval over rows the exact bound under the law they were drawn from, in 95 of 100 cases; the integral alone likewise."""
+    """With the exact posterior as the model, intervals cover the exact NELBO in 95 of 100 cases.
+
+    Student's interval over passes covers that of the given examples, also for the integral alone; the interval over examples
+    covers that of the distribution they were drawn from."""
     model, count, t_min = Known(name), 64, 1e-3
     oracle, head = model.oracle, m2s.Posterior(model.process)
     x = oracle.noisy[:5]
@@ -134,7 +137,7 @@ def test_terms_and_curve_of_any_network(name):
     assert area == pytest.approx(found.estimate("integral").value / math.log(2), rel=0.02)
 
 
-def test_neither_the_batch_nor_the_number_of_passes_changes_a_row():
+def test_batch_size_and_passes_do_not_change_an_example():
     model = Known("uniform-linear")
     head, rows = m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
     whole = dataset_nelbo(model, head, rows, 3, seed=5, batch_size=100)
@@ -149,7 +152,8 @@ def test_neither_the_batch_nor_the_number_of_passes_changes_a_row():
     assert torch.equal((quantile.sort(1).values * 23).floor(), torch.arange(23.0, dtype=torch.float64).expand(3, 23))
 
 
-def shared(path) -> None:
+def evaluate_in_process(path) -> None:
+    """Evaluate in one of several processes, and save the terms."""
     model = Known("uniform-linear")
     rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
     world = World.start("cpu")
@@ -158,7 +162,7 @@ def shared(path) -> None:
 
 
 def test_processes_share_the_rows(tmp_path):
-    finish(launch(2, shared, tmp_path))
+    finish(launch(2, evaluate_in_process, tmp_path))
     model = Known("uniform-linear")
     rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
     alone = dataset_nelbo(model, m2s.Posterior(model.process), rows, 2, seed=5)
@@ -169,11 +173,11 @@ def test_processes_share_the_rows(tmp_path):
 
 def test_student_is_scipys():
     for freedom in (1, 2, 3, 4, 5, 8, 31, 200):
-        assert student(freedom) == pytest.approx(student_law.ppf(0.975, freedom), rel=1e-9)
-    assert student(7, 0.5) == pytest.approx(student_law.ppf(0.75, 7), rel=1e-9)
+        assert student(freedom) == pytest.approx(student_distribution.ppf(0.975, freedom), rel=1e-9)
+    assert student(7, 0.5) == pytest.approx(student_distribution.ppf(0.75, 7), rel=1e-9)
 
 
-def test_a_single_pass_or_row_has_no_such_error():
+def test_a_single_pass_or_example_has_no_error():
     model = Known("uniform-linear")
     one = dataset_nelbo(model, m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[:40]), 1).estimate("bound")
     assert one.error is one.low is one.high is None and one.rows_error > 0
@@ -187,7 +191,7 @@ def test_a_single_pass_or_row_has_no_such_error():
 
 @pytest.mark.parametrize("tokenizer", [Bytes(), Characters("abcé ☃"), GPT2()], ids=lambda t: type(t).__name__)
 def test_bytes_and_characters_are_those_of_the_text(tokenizer):
-    """However windows cut it; the end of a document has neither."""
+    """The counts do not depend on where windows cut the text; an end token has neither."""
     text = "é☃ abc ☃☃ éa " * 30
     try:
         ids = tokenizer.encode(text)
@@ -241,7 +245,7 @@ def test_measures_are_one_number_in_several_units():
 
 
 def checkpoint(folder, process, data, tokenizer=None, classes=None):
-    """An untrained network, saved."""
+    """Save an untrained network."""
     torch.manual_seed(0)
     model = DiT(DiTConfig(process.states, width=16, depth=1, heads=2, condition_width=8, classes=classes))
     with torch.no_grad():
@@ -253,7 +257,7 @@ def checkpoint(folder, process, data, tokenizer=None, classes=None):
 
 @pytest.fixture
 def digits(tmp_path):
-    """A run on digits, as far as its folder shows."""
+    """Return a folder like that of a run on digits."""
     run = checkpoint(tmp_path / "run", m2s.Uniform(17, m2s.Linear()), {"kind": "image", "shape": [8, 8], "levels": 17})
     (run / RECORD).write_text(json.dumps({"config": {"data": {"name": "digits"}}}))
     return run
@@ -261,7 +265,7 @@ def digits(tmp_path):
 
 @pytest.fixture
 def speaker(tmp_path):
-    """A model of bytes in windows of 16."""
+    """Return a checkpoint for bytes in windows of 16."""
     return checkpoint(tmp_path / "text", m2s.Absorbing(257, m2s.Linear()), {"kind": "text", "length": 16}, Bytes())
 
 
@@ -342,49 +346,49 @@ def test_the_text_a_run_was_trained_on(speaker, tmp_path, capsys):
     assert f"{tmp_path / 'packed'} (validation)" in capsys.readouterr().out
     main(["evaluate", "bpd", str(speaker), "--passes", "1", "--split", "train", "--limit", "2"])
     assert "(train): 2 windows of 16 tokens" in capsys.readouterr().out
-    assert "test holds 0 tokens" in refused(capsys, speaker, "--split", "test")
+    assert "test holds 0 tokens" in error_line(capsys, speaker, "--split", "test")
 
 
-def test_what_is_refused(digits, speaker, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bpd, "bound", lambda *_: pytest.fail("nothing is computed"))
-    assert "--passes is 0" in refused(capsys, digits, "--passes", 0)
-    assert "--limit is 0" in refused(capsys, digits, "--limit", 0)
-    assert "--t-min is 0.7" in refused(capsys, digits, "--t-min", 0.7)
-    assert "--split is 'tset'" in refused(capsys, digits, "--split", "tset")
-    assert "no validation split" in refused(capsys, digits, "--split", "validation")
-    assert "must end in .json" in refused(capsys, digits, "--out", tmp_path / "a.txt")
-    assert "no folder" in refused(capsys, tmp_path / "nothing")
-    monkeypatch.setitem(DATASETS, "other", replace(DATASETS["digits"], name="other", shape=(4, 16)))
-    assert "[8, 8] in 17 levels, but other has [4, 16] in 17" in refused(capsys, digits, "--data", "other")
-    assert "model of images, but" in refused(capsys, digits, "--data", tmp_path)
+def test_invalid_input_is_rejected(digits, speaker, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bpd, "dataset_nelbo", lambda *_: pytest.fail("nothing may be computed"))
+    assert "--passes is 0" in error_line(capsys, digits, "--passes", 0)
+    assert "--limit is 0" in error_line(capsys, digits, "--limit", 0)
+    assert "--t-min is 0.7" in error_line(capsys, digits, "--t-min", 0.7)
+    assert "--split is 'tset'" in error_line(capsys, digits, "--split", "tset")
+    assert "no validation split" in error_line(capsys, digits, "--split", "validation")
+    assert "must end in .json" in error_line(capsys, digits, "--out", tmp_path / "a.txt")
+    assert "no folder" in error_line(capsys, tmp_path / "nothing")
+    monkeypatch.setitem(DATASETS._entries, "other", replace(DATASETS["digits"], name="other", shape=(4, 16)))
+    assert "[8, 8] in 17 levels, but other has [4, 16] in 17" in error_line(capsys, digits, "--data", "other")
+    assert "model of images, but" in error_line(capsys, digits, "--data", tmp_path)
     (digits / RECORD).write_text("{}")
-    assert "give --data" in refused(capsys, digits)
+    assert "give --data" in error_line(capsys, digits)
     (digits / RECORD).unlink()
-    assert "does not say what it was trained on" in refused(capsys, digits)
+    assert "does not say what it was trained on" in error_line(capsys, digits)
 
-    assert "is a model of text, but digits holds images" in refused(capsys, speaker, "--data", "digits")
-    assert "neither a file or folder here nor a data set" in refused(capsys, speaker, "--data", tmp_path / "no-such-file")
+    assert "is a model of text, but digits holds images" in error_line(capsys, speaker, "--data", "digits")
+    assert "neither a file or folder here nor a data set" in error_line(capsys, speaker, "--data", tmp_path / "no-such-file")
     (tmp_path / "short.txt").write_text("short")
-    assert "short.txt holds 6 tokens, too few" in refused(capsys, speaker, "--data", tmp_path / "short.txt")
-    assert "leave out --split" in refused(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")
+    assert "short.txt holds 6 tokens, too few" in error_line(capsys, speaker, "--data", tmp_path / "short.txt")
+    assert "leave out --split" in error_line(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")
     prepare_text(tmp_path / "short.txt", tmp_path / "chars", Characters("short"), validation_every=0)
-    assert "prepare the text with that tokenizer" in refused(capsys, speaker, "--data", tmp_path / "chars")
+    assert "prepare the text with that tokenizer" in error_line(capsys, speaker, "--data", tmp_path / "chars")
     prepare_text(tmp_path / "short.txt", tmp_path / "bytes", Bytes(), validation_every=0)
-    assert "0 test and 0 validation tokens" in refused(capsys, speaker, "--data", tmp_path / "bytes")
+    assert "0 test and 0 validation tokens" in error_line(capsys, speaker, "--data", tmp_path / "bytes")
     rows = type("Rows", (list,), {"column_names": ("text",), "_fingerprint": "f"})
     hub = types.SimpleNamespace(load_dataset=lambda *_, **__: {"train": rows()})
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    assert "neither test nor validation: give --split train" in refused(capsys, speaker, "--data", "some/thing")
+    assert "neither test nor validation: give --split train" in error_line(capsys, speaker, "--data", "some/thing")
 
     process = m2s.Uniform(17, m2s.Linear())
-    assert "does not describe its data" in refused(capsys, checkpoint(tmp_path / "bare", process, None), "--data", "digits")
+    assert "does not describe its data" in error_line(capsys, checkpoint(tmp_path / "bare", process, None), "--data", "digits")
     mute = checkpoint(tmp_path / "mute", process, {"kind": "text", "length": 4})
-    assert "has no tokenizer" in refused(capsys, mute, "--data", tmp_path / "short.txt")
+    assert "has no tokenizer" in error_line(capsys, mute, "--data", tmp_path / "short.txt")
     endless = checkpoint(tmp_path / "endless", process, {"kind": "text"})
-    assert "does not say how long" in refused(capsys, endless, "--data", tmp_path / "short.txt")
+    assert "does not say how long" in error_line(capsys, endless, "--data", tmp_path / "short.txt")
 
 
-def test_the_help_teaches(capsys):
+def test_the_help_has_examples(capsys):
     for arguments, words in (
         (["evaluate", "--help"], ("bpd", "fid", "genppl")),
         (["evaluate", "bpd", "--help"], ("--data", "95%")),
@@ -400,8 +404,7 @@ def test_the_help_teaches(capsys):
 
 
 def test_a_difference_on_the_same_noise_has_smaller_errors_and_the_right_value():
-    """Two networks that differ by little: the difference of the figures is that of the bounds, to rounding, and both errors
-    are those of the differences and not those of either."""
+    """The difference of two similar networks is that of their NELBOs, and both errors are those of paired differences."""
     process = m2s.Uniform(5, m2s.Linear())
     head, x_0 = m2s.Posterior(process), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
     tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(1))]
@@ -424,7 +427,7 @@ def test_a_difference_on_the_same_noise_has_smaller_errors_and_the_right_value()
 
 
 def test_a_difference_from_an_exact_likelihood():
-    """One pass stands for all."""
+    """An exact likelihood has one pass, which is compared with every pass of the other."""
     head, x_0 = NextToken(Shifted(5)), torch.randint(5, (60, 4), generator=torch.Generator().manual_seed(3))
     exact = dataset_nelbo(lambda x_t, t: torch.zeros(*x_t.shape, 6), head, x_0, passes=6)
     other = dataset_nelbo(lambda x_t, t: torch.zeros(*x_t.shape, 5), m2s.Posterior(m2s.Uniform(5, m2s.Linear())), x_0, passes=6)

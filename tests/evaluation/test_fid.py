@@ -477,9 +477,9 @@ def test_bad_input(arguments, said, place):
     samples("binary.npz", DIGITS, data={"kind": "image", "shape": [8, 8], "levels": 2})
     before = sorted(place.rglob("*"))
     given = tyro.cli(Fid, args=[*arguments, *([] if "--out" in arguments else ["--out", "fid.json"])])
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=said) as error:
         given.run()
-    assert "\n" not in str(refusal.value) and sorted(place.rglob("*")) == before
+    assert "\n" not in str(error.value) and sorted(place.rglob("*")) == before
 
 
 def test_images_of_another_kind(place, monkeypatch):

@@ -1,4 +1,4 @@
-"""`m2s repair`: pairs from one noise, what is said of them without a judge, by a judge and by FID; and what it refuses."""
+"""`m2s repair`: pairs of samples on the same noise, compared directly, by a judge and by FID; and invalid options."""
 
 import json
 from pathlib import Path
@@ -25,6 +25,7 @@ LETTERS = Characters(" abcdefg")
 
 
 def network(states: int, length: int) -> DiT:
+    """Return a small network with random weights."""
     torch.manual_seed(3)
     model = DiT(DiTConfig(states=states, width=16, depth=1, heads=2, condition_width=8, length=length))
     for parameter in model.parameters():
@@ -188,7 +189,7 @@ def test_a_difference_of_fids_resamples_pairs():
         fid_difference(base, base[:5], reference)
 
 
-def test_a_killed_repair_goes_on(text, tmp_path, monkeypatch):
+def test_a_killed_repair_resumes(text, tmp_path, monkeypatch):
     whole = repair(text, tmp_path / "whole", 6, "--measure", "none", "--batch-size", "2")
     put, drawn = SampleShards.put, []
 
@@ -207,8 +208,8 @@ def test_a_killed_repair_goes_on(text, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
-    """The one line that bad input gives; nothing new lies in the folder."""
+def error_line(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
+    """Return the one line that invalid input prints; no file is written."""
     before = sorted(folder.rglob("*"))
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
@@ -234,7 +235,7 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
         ((ours, *out, "--measure", "none"), "predicts a posterior already"),
         ((images, *out, "--measure", "fd"), "genppl, fid, none"),
         ((images, *out, "--measure", "none", "--n", "0"), "--n is 0"),
-        ((images, *out, "--measure", "none", "--sampler", "bayes"), "free score"),
+        ((images, *out, "--measure", "none", "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
         ((images, *out), "--protocol mnist-5k or cifar10-50k"),
         ((images, *out, "--against", "digits:test", "--inception", str(tmp_path / "no.pt")), "no.pt is no file"),
         ((images, *out, "--against", "digits:test", *inception, "--n", "4"), "at least 5 samples"),
@@ -245,4 +246,4 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
         ((text, *out, "--measure", "fid", "--against", "digits:test", *inception), "compare like with like"),
         ((images, "--out", str(tmp_path / "taken"), "--measure", "none"), "--overwrite"),
     ):
-        assert said in refused(capsys, tmp_path, *arguments)
+        assert said in error_line(capsys, tmp_path, *arguments)

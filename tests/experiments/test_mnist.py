@@ -42,7 +42,7 @@ def mnist(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
     small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
-    monkeypatch.setitem(DATASETS, "mnist", small)
+    monkeypatch.setitem(DATASETS._entries, "mnist", small)
     monkeypatch.setattr(module, "STEPS", (2, 3))
     return module
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(mnist, monkey
     for arguments, message in cases.items():
         assert mnist.main(["out", *arguments]) == 2
         assert message in capsys.readouterr().err
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], sha256={"train-images-idx3-ubyte": ""}))
+    monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], sha256={"train-images-idx3-ubyte": ""}))
     assert mnist.main(["out", *COMMON]) == 2
     assert "mnist: " in (said := capsys.readouterr().err) and "has no train-images-idx3-ubyte" in said
     assert not Path("out").exists()

@@ -1,4 +1,4 @@
-"""The last layer with operands in bf16, against the same operands in float64; and networks that do not fit."""
+"""The last layer with operands in bf16, against float64, and the errors for networks that do not fit."""
 
 from collections.abc import Callable
 
@@ -24,13 +24,17 @@ def test_bf16_operands_are_added_up_in_float32(biased: bool) -> None:
     logits.backward(upstream)
     assert logits.dtype == torch.float32 and hidden.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
 
-    wide, rounded, narrow = hidden.detach().double(), weight.detach().bfloat16().double(), upstream.bfloat16().double()
-    exact = wide @ rounded.t() + (bias.detach().double() if biased else 0)
+    exact_hidden, rounded, exact_upstream = (
+        hidden.detach().double(),
+        weight.detach().bfloat16().double(),
+        upstream.bfloat16().double(),
+    )
+    exact = exact_hidden @ rounded.t() + (bias.detach().double() if biased else 0)
     torch.testing.assert_close(logits.detach().double(), exact, rtol=0, atol=2e-4 if biased else 1e-5)  # 2^-17 of the bias
-    torch.testing.assert_close(weight.grad.double(), narrow.t() @ wide, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(hidden.grad.double(), narrow @ rounded, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(weight.grad.double(), exact_upstream.t() @ exact_hidden, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(hidden.grad.double(), exact_upstream @ rounded, rtol=2**-8, atol=1e-5)
     if biased:
-        torch.testing.assert_close(bias.grad.double(), narrow.sum(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(bias.grad.double(), exact_upstream.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_on_a_cpu_hidden_states_in_bf16_are_widened() -> None:
@@ -44,7 +48,7 @@ def test_on_a_cpu_hidden_states_in_bf16_are_widened() -> None:
 
 
 class Timed(nn.Module):
-    """A network that hands its time to a layer as it gets it."""
+    """A network that passes its time to a layer without a cast, or its tokens if `reads`."""
 
     def __init__(self, layer: nn.Module, width: int, reads: bool = False) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_a_network_in_another_dtype_is_told_which_one_its_time_has(call: str, dtype: torch.dtype) -> None:
+def test_error_for_weights_in_another_dtype_than_the_time(call: str, dtype: torch.dtype) -> None:
     with pytest.raises(
         TypeError, match=r"given x_t in int64 and t in float32, .* cast t inside, t\.to\(weight\.dtype\), .*autocast"
     ):
@@ -85,14 +89,14 @@ def test_a_network_in_another_dtype_is_told_which_one_its_time_has(call: str, dt
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_whatever_layer_finds_two_dtypes(layer: str) -> None:
+def test_dtype_error_is_found_in_every_kind_of_layer(layer: str) -> None:
     with pytest.raises(TypeError, match=r"dtypes that do not fit .* t in float32") as error:
         CALLS["Objective"](Timed(LAYERS[layer](), 5).bfloat16())
     assert isinstance(error.value.__cause__, RuntimeError | ValueError)
     CALLS["Objective"](Timed(LAYERS[layer](), 5))
 
 
-def test_other_errors_of_a_network_are_its_own() -> None:
+def test_other_errors_of_a_network_are_unchanged() -> None:
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied"):
         CALLS["Objective"](Timed(nn.Linear(2, 5), 5))
     with pytest.raises(TypeError, match="given x_t in int64"):  # tokens in a layer for numbers
@@ -101,7 +105,34 @@ def test_other_errors_of_a_network_are_its_own() -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("process", [PROCESS, m2s.Absorbing(5, m2s.Linear())], ids=repr)
-def test_an_objective_is_no_network(call: str, process: m2s.Process) -> None:
+def test_error_for_an_objective_in_place_of_a_network(call: str, process: m2s.Process) -> None:
     objective = m2s.Objective(Timed(nn.Linear(1, process.states), process.states), m2s.Posterior(process))
     with pytest.raises(TypeError, match="give the network, not the objective"):
         CALLS[call](objective)
+
+
+class Failing(nn.Module):
+    """A network that fails after a layer has succeeded, in weights of any dtype."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.layer, self.error = nn.Linear(1, 5), error
+
+    def forward(self, x_t: Tensor, t: Tensor) -> Tensor:
+        self.layer(t.to(self.layer.weight.dtype)[:, None])
+        raise self.error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("error", [RuntimeError("expected scalar type"), torch.OutOfMemoryError("same dtype")], ids=repr)
+def test_wording_of_an_error_does_not_make_it_a_dtype_error(error: Exception, dtype: torch.dtype) -> None:
+    with pytest.raises(type(error)) as raised:
+        CALLS["Objective"](Failing(error).to(dtype))
+    assert raised.value is error
+
+
+def test_dtype_error_of_a_function_around_a_network() -> None:
+    """The network may be any callable; the failing layer is found inside."""
+    net = Timed(nn.Linear(1, 5), 5).bfloat16()
+    with pytest.raises(TypeError, match="dtypes that do not fit"):
+        CALLS["Objective"](lambda x_t, t, condition=None: net(x_t, t))

@@ -14,13 +14,12 @@ from scipy.stats import chisquare, logistic
 
 import m2s
 from m2s.cli import main
-from m2s.data.source import open_source
 from m2s.distributed import World
 from m2s.evaluation.bpd import dataset_nelbo
 from m2s.losses import chain, chain_kl, d3pm
 from m2s.losses.noise import sample_times
 from m2s.process.chain import cosine_betas, even_betas, linear_betas, snap_times, time_interval
-from m2s.training.build import make_objects
+from m2s.training.build import make_objects, open_data
 from m2s.training.config import Config, NetworkConfig, ProcessConfig, RunConfig, resolve
 from m2s.training.trainer import Trainer
 from oracle import Network, Oracle, linear, quadrature, tabulated, uniform_rates
@@ -268,7 +267,7 @@ def test_the_trainer_draws_every_step() -> None:
     """As many rows as steps: each update has every step once, at the time n/T, all of weight one."""
     run, network = RunConfig(batch=8, device="cpu"), NetworkConfig("unet")
     config = resolve(Config(run, "d3pm-uniform", network, ProcessConfig(chain_steps=8)))
-    source = open_source(**vars(config.data))
+    source = open_data(config.data)
     learner = Trainer(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
     for step in range(3):
         share = learner.share(step)

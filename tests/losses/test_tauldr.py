@@ -198,10 +198,10 @@ def test_it_trains_samples_and_is_measured(tmp_path, method, capsys) -> None:
     small = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", *quick]
     main(["train", "digits", "--method", method, "--steps", "2", "--out", str(run), *small])
     head = m2s.load(run).head
-    assert head.has_posterior and head.offset == METHODS[method].settings["head.offset"]
+    assert head.has_posterior and head.offset == METHODS[method].head.offset
     if method != "tauldr-absorb":
         t = torch.tensor([0.3], dtype=torch.float64)
-        made = make_process(ProcessConfig(kind="gaussian", schedule=METHODS[method].settings["process.schedule"]), 17)
+        made = make_process(ProcessConfig(kind="gaussian", schedule=METHODS[method].process.schedule), 17)
         torch.testing.assert_close(head.process.kernel(t), made.kernel(t))
     for sampler in (METHODS[method].sampler, "predictor_corrector"):
         out = tmp_path / f"{sampler}.npz"

@@ -1,4 +1,4 @@
-"""What `m2s cite` prints is BibTeX that says who, what and when: every entry of every method, read by a small parser."""
+"""`m2s cite` prints valid BibTeX with authors, title and year: every entry of every method, read by a small parser."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from m2s.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 CFF = (ROOT / "CITATION.cff").read_text()
-UNDATED = {"li-m2s"}  # the paper that is implemented here: it states no year, nor does CITATION.cff, and none is made up
+UNDATED = {"li-m2s"}  # the paper that is implemented here: neither it nor CITATION.cff gives a year
 
 
 class Entry(NamedTuple):
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 def closing(text: str, start: int) -> int:
-    """Where the brace that opens at `start` is closed."""
+    """The index of the brace that closes the one at `start`."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
@@ -30,7 +30,7 @@ def closing(text: str, start: int) -> int:
 
 
 def parse(text: str) -> list[Entry]:
-    """Entries `@kind{key, name = {value}, ...}` with nothing but space between them; ValueError for anything else."""
+    """Entries `@kind{key, name = {value}, ...}` separated by space; ValueError for anything else."""
     entries, at = [], 0
     while text[at:].strip():
         opening = re.compile(r"\s*@(\w+)\{\s*([^\s,{}]+)\s*,").match(text, at)
@@ -44,7 +44,7 @@ def parse(text: str) -> list[Entry]:
                 raise ValueError(f"no field begins here: {text[at : at + 40]!r}")
             last = closing(text, name.end())
             if name[1].lower() in fields:
-                raise ValueError(f"{opening[2]} says its {name[1]} twice")
+                raise ValueError(f"{opening[2]} has two fields {name[1]}")
             fields[name[1].lower()] = " ".join(text[name.end() + 1 : last].split())
             comma = re.compile(r"\s*(,|$)").match(text, last + 1, end)
             if comma is None:
@@ -60,7 +60,7 @@ def family_names(authors: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_says_who_what_and_when(name: str) -> None:
+def test_every_method_has_authors_title_and_year(name: str) -> None:
     entries = parse(METHODS[name].bibtex)
     assert entries
     for kind, key, fields in entries:
@@ -101,15 +101,15 @@ def test_a_year_in_a_key_is_the_year_of_the_entry() -> None:
                 assert entry.fields.get("year") == year, entry.key
 
 
-def test_only_the_paper_itself_is_undated_and_only_while_it_is() -> None:
-    """With a year in either place there is no reason left for the exception."""
+def test_only_the_paper_itself_has_no_year() -> None:
+    """Once CITATION.cff has a year, the exception must go."""
     entries = {entry.key: entry for method in METHODS.values() for entry in parse(method.bibtex)}
     assert set(entries) >= UNDATED
     assert not any("year" in entries[key].fields for key in UNDATED)
     assert not re.search(r"^\s*(year|date-released|date-published)\s*:", CFF, re.MULTILINE)
 
 
-def test_the_paper_is_cited_alike_in_both_places() -> None:
+def test_the_paper_has_the_same_citation_in_both_places() -> None:
     """CITATION.cff and `m2s cite m2s`: the same title, and the same authors in the same order."""
     (entry,) = parse(METHODS["m2s"].bibtex)
     preferred = CFF.split("preferred-citation:")[1]
@@ -131,8 +131,8 @@ def test_the_paper_is_cited_alike_in_both_places() -> None:
         "one",
     ],
 )
-def test_the_parser_refuses_what_is_no_entry(text: str) -> None:
-    with pytest.raises(ValueError, match=r"never closed|begins here|no comma|twice"):
+def test_the_parser_rejects_what_is_not_an_entry(text: str) -> None:
+    with pytest.raises(ValueError, match=r"never closed|begins here|no comma|two fields"):
         parse(text)
 
 

@@ -1,4 +1,4 @@
-"""Clip, AdamW and moving average in one pass, against torch's own in float32 and, as the truth, in float64."""
+"""Clipping, AdamW and moving average in one pass, against torch in float32 and, as the exact result, in float64."""
 
 import copy
 
@@ -15,14 +15,14 @@ triton = pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(), (1,), (7,), (33, 31), (512,), (3, 512), (1025,), (2, 5, 257)]
 SETTINGS = {
-    "clipped": {"clip": 1.0, "decay": 0.1, "share": 1e-4, "beta": 0.9},
-    "not clipped": {"clip": 1e6, "decay": 0.0, "share": 0.9, "beta": 0.5},
-    "no clip, no momentum": {"clip": 0.0, "decay": 0.01, "share": 0.5, "beta": 0.0},
+    "clipped": {"clip": 1.0, "decay": 0.1, "average_weight": 1e-4, "beta": 0.9},
+    "not clipped": {"clip": 1e6, "decay": 0.0, "average_weight": 0.9, "beta": 0.5},
+    "no clip, no momentum": {"clip": 0.0, "decay": 0.01, "average_weight": 0.5, "beta": 0.0},
 }
 
 
 def start(dtype: torch.dtype, decay: float = 0.1, beta: float = 0.9) -> tuple[torch.optim.AdamW, list[Tensor]]:
-    """Weights of all sizes with their optimizer, and their averages."""
+    """An optimizer with weights of all sizes, and their moving averages."""
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE, dtype)) for shape in SHAPES]
     optimizer = torch.optim.AdamW(
@@ -32,28 +32,29 @@ def start(dtype: torch.dtype, decay: float = 0.1, beta: float = 0.9) -> tuple[to
 
 
 def gradients(optimizer: torch.optim.AdamW, step: int) -> Tensor:
-    """New ones, small at first, each time elsewhere in memory; returns their norm."""
+    """Set new gradients, small ones in the first step, each time at another address; return their norm."""
     generator = torch.Generator().manual_seed(step + 1)
     weights = optimizer.param_groups[0]["params"]
     for weight in weights:
         scale = 1e-4 if step == 0 else 3.0
         gradient = (scale * torch.randn(weight.shape, generator=generator)).to(weight)
-        weight.grad = torch.empty_like(weight).copy_(gradient)  # laid out as the weight is, as autograd does it
+        weight.grad = torch.empty_like(weight).copy_(gradient)  # with the strides of the weight, as autograd sets them
     return torch.nn.utils.get_total_norm([weight.grad for weight in weights])
 
 
-def go(
-    step: OptimizerStep, averages: list[Tensor], norm: Tensor, clip: float = 1.0, share: float = 1e-3, numbers=(1.0,)
+def make_step(
+    step: OptimizerStep, averages: list[Tensor], norm: Tensor, clip: float = 1.0, average_weight: float = 1e-3, numbers=(1.0,)
 ) -> None:
-    """A step as the training loop makes it."""
+    """Make a step as the training loop does."""
     weights = [weight.detach() for weight in step.optimizer.param_groups[0]["params"]]
     finite = torch.tensor(numbers, dtype=torch.float64, device=DEVICE)
-    finish = step.start(weights, averages, norm, clip, share, finite)
+    finish = step.start(weights, averages, norm, clip, average_weight, finite)
     if finite.isfinite().all():
         finish()
 
 
-def everything(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str, Tensor]:
+def full_state(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str, Tensor]:
+    """Copies of weights, averages and optimizer state, by name."""
     found = {}
     for i, (weight, average) in enumerate(zip(optimizer.param_groups[0]["params"], averages, strict=True)):
         found |= {f"weight {i}": weight.detach(), f"average {i}": average}
@@ -62,45 +63,46 @@ def everything(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16] if DEVICE == "cuda" else [torch.float16], ids=str)
-def test_weights_that_are_kept_narrow(dtype):
-    """They are the weights rounded, after every step that was made; those of no step stay, and so does all else."""
+def test_half_precision_copies_of_weights(dtype):
+    """The copies are the weights rounded, after every step; a skipped step changes neither them nor anything else."""
     optimizer, averages = start(torch.float32)
     weights = optimizer.param_groups[0]["params"]
-    narrow = {weight: torch.zeros_like(weight, dtype=dtype) for weight in weights[1::2]}
-    step, plain = OptimizerStep(optimizer, narrow), OptimizerStep((other := start(torch.float32))[0])
+    half_weights = {weight: torch.zeros_like(weight, dtype=dtype) for weight in weights[1::2]}
+    step, plain = OptimizerStep(optimizer, half_weights), OptimizerStep((other := start(torch.float32))[0])
     for i in range(3):
         for one, values in ((step, averages), (plain, other[1])):
             norm = gradients(one.optimizer, i)
             with use_backend("fused"):
-                go(one, values, norm)
-        assert all(torch.equal(value, weight.detach().to(dtype)) for weight, value in narrow.items())
-    for one, truth in zip(everything(optimizer, averages).values(), everything(*other).values(), strict=True):
+                make_step(one, values, norm)
+        assert all(torch.equal(value, weight.detach().to(dtype)) for weight, value in half_weights.items())
+    for one, truth in zip(full_state(optimizer, averages).values(), full_state(*other).values(), strict=True):
         assert torch.equal(one, truth)
-    before = [value.clone() for value in narrow.values()]
+    before = [value.clone() for value in half_weights.values()]
     with use_backend("fused"):
-        go(step, averages, gradients(optimizer, 3), numbers=(float("nan"),))
-    assert all(torch.equal(*pair) for pair in zip(narrow.values(), before, strict=True))
+        make_step(step, averages, gradients(optimizer, 3), numbers=(float("nan"),))
+    assert all(torch.equal(*pair) for pair in zip(half_weights.values(), before, strict=True))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_five_steps(name):
-    """Each weight and moment is rounded up to three times a step, by 2^-24 of the greatest: below 1e-6 of it after five.
+def test_five_steps_against_float64(name):
+    """Weights and moments agree with float64.
 
-    Torch's kernel for a GPU rounds beta_2 = 0.99 before it is taken from 1: of the second moment that is another 2^-25 / 0.01.
+    Each weight and moment is rounded up to three times per step, by 2^-24 of the greatest: below 1e-6 of it after five steps.
+    torch's kernel for GPUs rounds beta_2 = 0.99 before it subtracts it from 1, which adds 2^-25 / 0.01 to the second moment.
     """
     setting = SETTINGS[name]
     found = {}
-    for kind, dtype in (("fused", torch.float32), ("reference", torch.float32), ("truth", torch.float64)):
+    for kind, dtype in (("fused", torch.float32), ("reference", torch.float32), ("exact", torch.float64)):
         optimizer, averages = start(dtype, setting["decay"], setting["beta"])
         step = OptimizerStep(optimizer)
         for i in range(5):
             optimizer.param_groups[0]["lr"] = 1e-2 * (i + 1) / 5
             norm = gradients(optimizer, i)
             with use_backend("fused" if kind == "fused" else "reference"):
-                go(step, averages, norm, setting["clip"], setting["share"])
+                make_step(step, averages, norm, setting["clip"], setting["average_weight"])
         assert bool(step.tables and step.tables.addresses) == (kind == "fused")
-        found[kind] = everything(optimizer, averages)
-    for key, truth in found["truth"].items():
+        found[kind] = full_state(optimizer, averages)
+    for key, truth in found["exact"].items():
         assert found["fused"][key].dtype == torch.float32
         torchs = 1e-6 + (2**-25 / 0.01 if DEVICE == "cuda" and key.startswith("exp_avg_sq") else 0)
         for kind, most in (("fused", 1e-6), ("reference", torchs)):
@@ -109,15 +111,16 @@ def test_five_steps(name):
         assert key.startswith("step") == bool((truth == 5).all())
 
 
-def test_torch_goes_on_where_the_kernel_stopped_and_the_other_way_round():
+def test_backends_can_alternate():
+    """torch continues from the state of the kernel, and the kernel from the state of torch."""
     states = []
     for order in ("rrrr", "ffrr", "rrff"):
         optimizer, averages = start(torch.float32)
         step = OptimizerStep(optimizer)
         for i, kind in enumerate(order):
             with use_backend("fused" if kind == "f" else "reference"):
-                go(step, averages, gradients(optimizer, i))
-        states.append(everything(optimizer, averages))
+                make_step(step, averages, gradients(optimizer, i))
+        states.append(full_state(optimizer, averages))
     first = states[0]
     for other in states[1:]:
         assert other.keys() == first.keys()
@@ -125,7 +128,8 @@ def test_torch_goes_on_where_the_kernel_stopped_and_the_other_way_round():
             torch.testing.assert_close(other[key], value, rtol=0, atol=2e-6 * float(value.abs().max()))
 
 
-def test_tensors_that_begin_anywhere_and_what_lies_around_them():
+def test_unaligned_tensors():
+    """Tensors at unaligned addresses are updated, and the memory around them is not touched."""
     sizes, junk = [5, 512, 700], 1e30
     buffers = [torch.full((size + 8,), junk, device=DEVICE) for size in sizes]
     generator = torch.Generator().manual_seed(0)
@@ -139,7 +143,7 @@ def test_tensors_that_begin_anywhere_and_what_lies_around_them():
         optimizer = torch.optim.AdamW(mine, lr=1e-2, fused=True)
         averages = [weight.detach().clone() for weight in mine]
         with use_backend(kind):
-            go(OptimizerStep(optimizer), averages, gradients(optimizer, 1))
+            make_step(OptimizerStep(optimizer), averages, gradients(optimizer, 1))
     for buffer, weight, other in zip(buffers, weights, plain, strict=True):
         torch.testing.assert_close(weight.detach(), other.detach(), rtol=0, atol=1e-6 * float(other.detach().abs().max()))
         assert (buffer[:3] == junk).all() and (buffer[3 + len(weight) :] == junk).all()
@@ -147,36 +151,39 @@ def test_tensors_that_begin_anywhere_and_what_lies_around_them():
 
 @pytest.mark.parametrize("kind", ["fused", "reference"])
 @pytest.mark.parametrize("numbers", [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"),)])
-def test_there_is_no_step_where_a_number_is_not_finite(kind, numbers):
+def test_non_finite_number_skips_the_step(kind, numbers):
+    """NaN or infinity in loss or gradient norm leaves everything unchanged."""
     optimizer, averages = start(torch.float32)
     step = OptimizerStep(optimizer)
     with use_backend(kind):
-        go(step, averages, gradients(optimizer, 0))
-        before = everything(optimizer, averages)
-        go(step, averages, gradients(optimizer, 1) * float("nan"), numbers=numbers)
-        assert all(torch.equal(value, before[key]) for key, value in everything(optimizer, averages).items())
-        go(step, averages, gradients(optimizer, 1))
+        make_step(step, averages, gradients(optimizer, 0))
+        before = full_state(optimizer, averages)
+        make_step(step, averages, gradients(optimizer, 1) * float("nan"), numbers=numbers)
+        assert all(torch.equal(value, before[key]) for key, value in full_state(optimizer, averages).items())
+        make_step(step, averages, gradients(optimizer, 1))
     assert all(float(state["step"]) == 2 for state in optimizer.state.values())
 
 
-def test_a_nan_goes_where_torch_lets_it_go():
+def test_nan_spreads_as_in_torch():
+    """A NaN in one gradient entry reaches exactly the entries that it reaches in torch."""
     states = {}
     for kind in ("fused", "reference"):
         optimizer, averages = start(torch.float32)
         step = OptimizerStep(optimizer)
         with use_backend(kind):
-            go(step, averages, gradients(optimizer, 0))
+            make_step(step, averages, gradients(optimizer, 0))
             gradients(optimizer, 1)
             optimizer.param_groups[0]["params"][3].grad[2, 5] = torch.nan
-            go(step, averages, torch.tensor(1.0, device=DEVICE))
-        states[kind] = everything(optimizer, averages)
+            make_step(step, averages, torch.tensor(1.0, device=DEVICE))
+        states[kind] = full_state(optimizer, averages)
     for key, value in states["reference"].items():
         assert int(value.isnan().sum()) == (key in ("weight 3", "average 3", "exp_avg 3", "exp_avg_sq 3"))
         assert torch.equal(states["fused"][key].isnan(), value.isnan())
 
 
 @pytest.mark.parametrize("case", ["float64", "transposed", "no gradient"])
-def test_what_the_kernel_does_not_take_is_done_by_torch_to_the_bit(case):
+def test_unsupported_tensors_fall_back_to_torch(case):
+    """Tensors that the kernel does not support give the bits of torch."""
     states = []
     for kind in ("fused", "reference"):
         generator = torch.Generator().manual_seed(0)
@@ -189,16 +196,17 @@ def test_what_the_kernel_does_not_take_is_done_by_torch_to_the_bit(case):
         if case == "no gradient":
             weights[1].grad = None
         with use_backend(kind):
-            go(OptimizerStep(optimizer), averages, norm)
-        states.append(everything(optimizer, averages))
+            make_step(OptimizerStep(optimizer), averages, norm)
+        states.append(full_state(optimizer, averages))
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 
-def test_the_optimizers_own_state_is_used_and_copies_with_it():
+def test_state_is_that_of_the_optimizer():
+    """The kernel stores its moments in the optimizer's state, with torch's keys, shapes and dtypes."""
     optimizer, averages = start(torch.float32)
     with use_backend("fused"):
-        go(OptimizerStep(optimizer), averages, gradients(optimizer, 0))
+        make_step(OptimizerStep(optimizer), averages, gradients(optimizer, 0))
     kept = copy.deepcopy(optimizer.state_dict())
     other, _ = start(torch.float32)
     gradients(other, 0)
@@ -210,7 +218,8 @@ def test_the_optimizers_own_state_is_used_and_copies_with_it():
         }
 
 
-def test_reference_is_clip_step_and_lerp_to_the_bit():
+def test_naive_is_clip_step_and_lerp():
+    """`naive.step` gives the bits of torch's clipping, AdamW and lerp."""
     optimizer, averages = start(torch.float32)
     other, others = start(torch.float32)
     for i in range(3):
@@ -221,15 +230,17 @@ def test_reference_is_clip_step_and_lerp_to_the_bit():
         other.step()
         for average, weight in zip(others, other.param_groups[0]["params"], strict=True):
             average.lerp_(weight.detach(), 0.3)
-    mine, torchs = everything(optimizer, averages), everything(other, others)
+    mine, torchs = full_state(optimizer, averages), full_state(other, others)
     assert all(torch.equal(value, torchs[key]) for key, value in mine.items())
 
 
 class Stop(Exception):
-    pass
+    """Interrupts a run."""
 
 
-def test_a_fused_run_stopped_and_resumed_has_the_same_bits(tmp_path, monkeypatch):
+def test_resumed_fused_run_has_the_same_bits(tmp_path, monkeypatch):
+    """A fused run that is interrupted and resumed ends with the bits of an uninterrupted one."""
+
     def config(name: str):
         few = {"steps": 3, "batch": 2, "micro_batch": None, "save_every": 1, "validate_every": 0, "log_every": 1}
         return small(tmp_path / name, kernels="fused", device=DEVICE, precision="float32", compile="no", **few)

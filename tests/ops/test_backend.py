@@ -1,4 +1,4 @@
-"""Which form of an operation is taken where Triton is installed and does not work."""
+"""Choice of the backend: a Triton that does not work, and the same backend in forward and backward pass."""
 
 import warnings
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from m2s.ops import backend, probe_triton, use_backend, uses_triton
+import m2s
+from m2s.losses.score_entropy import row_loss_spec
+from m2s.models import DiT, DiTConfig
+from m2s.ops import backend, last_layer_chunks, linear_loss, probe_triton, use_backend, uses_triton
 
 CUDA = torch.device("cuda")
 with FakeTensorMode():
@@ -15,16 +18,17 @@ with FakeTensorMode():
 
 @pytest.fixture
 def untried(monkeypatch):
+    """A process in which Triton is installed and was not probed yet."""
     monkeypatch.setattr(backend, "HAS_TRITON", True)
     monkeypatch.setattr(backend, "_broken", [])
-    backend._try.cache_clear()
+    backend._probe.cache_clear()
     yield
-    backend._try.cache_clear()
+    backend._probe.cache_clear()
 
 
 @pytest.fixture
 def broken(untried, monkeypatch):
-    """No kernel can be made, on a machine with a GPU and on one without."""
+    """Every kernel fails, on a machine with a GPU and on one without."""
 
     def fail(*_, **__):
         raise RuntimeError("no C compiler\nanywhere")
@@ -32,9 +36,9 @@ def broken(untried, monkeypatch):
     monkeypatch.setattr(torch, "zeros", fail)
 
 
-def test_a_triton_that_does_not_work_is_left_alone_and_said_once(broken):
+def test_broken_triton_warns_once_and_is_not_used(broken):
     assert uses_triton(ROWS)
-    with pytest.warns(UserWarning, match=r"does not work \(no C compiler anywhere\): the references"):
+    with pytest.warns(UserWarning, match=r"does not work \(no C compiler anywhere\): plain torch"):
         probe_triton(CUDA)
     assert not uses_triton(ROWS)
     with warnings.catch_warnings():
@@ -42,7 +46,7 @@ def test_a_triton_that_does_not_work_is_left_alone_and_said_once(broken):
         probe_triton(CUDA)
 
 
-def test_nothing_is_tried_where_nothing_would_be_fused(broken):
+def test_no_probe_where_no_kernel_would_run(broken):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         probe_triton(torch.device("cpu"))
@@ -53,9 +57,79 @@ def test_nothing_is_tried_where_nothing_would_be_fused(broken):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_a_triton_that_works_is_used(untried):
+def test_working_triton_is_used(untried):
     pytest.importorskip("triton")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         probe_triton(CUDA)
     assert uses_triton(ROWS)
+
+
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted sum", "per position"])
+@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "masked_ce"])
+@pytest.mark.parametrize("name", ["fused", "reference"])
+def test_backward_uses_the_backend_of_its_forward(name, kind, weighted, monkeypatch):
+    """A backward pass outside `use_backend` runs the kernels, or the torch code, of its forward pass."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    process = m2s.Absorbing(6, m2s.Linear()) if kind == "masked_ce" else m2s.Hybrid(6, 0.3)
+    head = m2s.LogScore(process) if kind == "score_entropy" else m2s.Posterior(process)
+    x_0, t = torch.arange(4, device=device).unsqueeze(-1), torch.tensor([0.2, 0.4, 0.6, 0.8], device=device)
+    x_t = torch.full_like(x_0, 6)
+    leaves = [torch.randn(shape, device=device, requires_grad=True) for shape in ((4, 1, 8), (7, 8), (7,))]
+    spec = row_loss_spec(head, x_0, x_t, t)
+    assert spec.kind == kind
+    weight = torch.ones(4, 1, dtype=torch.float64, device=device)
+
+    def loss():
+        output = m2s.Unprojected(*leaves)
+        if weighted:
+            return linear_loss.weighted_sum(output, x_t, x_0, spec, weight)[0]
+        return (linear_loss.per_position(output, x_t, x_0, spec) * weight).sum()
+
+    with use_backend(name):
+        expected = torch.autograd.grad(loss(), leaves)
+        pending = loss()
+    loaded = []
+    for module in (linear_loss, last_layer_chunks):
+        monkeypatch.setattr(module, "load_op", lambda op, fused: loaded.append(fused) or backend.load_op(op, fused))
+    other = "reference" if name == "fused" else "fused"
+    with use_backend(other):
+        found = torch.autograd.grad(pending, leaves)
+    assert loaded and set(loaded) == {name == "fused"}
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("name", ["fused", "reference"])
+def test_network_backward_outside_of_the_context(name):
+    """The layers of a network have the gradients of the backend of their forward pass."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = DiT(DiTConfig(11, width=12, depth=2, heads=2, condition_width=8)).to(device)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, t = torch.randint(11, (2, 9), device=device), torch.rand(2, device=device)
+    gradients = []
+    for inside in (True, False):
+        with use_backend(name):
+            value = model(x, t).square().mean()
+            if inside:
+                gradients.append(torch.autograd.grad(value, list(model.parameters())))
+        if not inside:
+            gradients.append(torch.autograd.grad(value, list(model.parameters())))
+    assert all(map(torch.equal, *gradients))
+
+
+def test_unknown_backend_is_an_error(without_shape_hook):
+    with (
+        pytest.raises(ValueError, match="backend is 'cuda', but it must be one of auto, fused, reference"),
+        use_backend("cuda"),
+    ):
+        pass
+
+
+def test_fused_backend_without_kernels_is_an_error(monkeypatch):
+    """The message says why no kernel can run."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with use_backend("fused"), pytest.raises(RuntimeError, match="the backend is 'fused', but"):
+        uses_triton(torch.zeros(1))

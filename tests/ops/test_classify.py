@@ -1,5 +1,7 @@
-"""The audit kernel against its reference, and both against least squares in rational numbers; on the GPU where there is one and
-in Triton's interpreter elsewhere."""
+"""The kernel of score measures against the definition, and both against least squares in rational numbers.
+
+On a GPU where there is one, in Triton's interpreter elsewhere.
+"""
 
 from fractions import Fraction
 
@@ -23,19 +25,20 @@ COUNTS = ("outside", "beyond", "negative_weights")
 
 
 def kernel(rows: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: m2s.Process, log: bool = False) -> ScoreMeasures:
+    """Measures by the Triton kernel."""
     with use_backend("fused"):
         moved = (value if value is None else value.to(DEVICE) for value in (rows, x_t, t, s))
         return ScoreMeasures(*(value.cpu() for value in measure_scores(*moved, process, TOLERANCE, log)))
 
 
 def reference(rows: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: m2s.Process, log: bool = False) -> ScoreMeasures:
+    """Measures by the definition."""
     with use_backend("reference"):
         return measure_scores(rows, x_t, t, s, process, TOLERANCE, log)
 
 
 def rounding(score: Tensor, x_t: Tensor, t: Tensor, process: m2s.Process) -> Tensor:
-    """How far float64 can take the reference from the truth: it shifts mu~ by numbers that all but cancel, and adds K of
-    them up."""
+    """Bound of the rounding error of the definition in float64: it shifts mu~ by numbers that nearly cancel, and adds up K."""
     site = process.at(x_t, t)
     unit = torch.where(site.own > 0, site.own, 1) / site.alpha
     delta, delta_mask = site.clean / site.stay, site.mask / site.stay
@@ -45,12 +48,13 @@ def rounding(score: Tensor, x_t: Tensor, t: Tensor, process: m2s.Process) -> Ten
     return 1e-12 + 1e-15 * process.vocab * (1 + unit * (delta * total + delta_mask * last))
 
 
-def agree(ours: ScoreMeasures, theirs: ScoreMeasures, room: Tensor, process: m2s.Process) -> None:
+def assert_agree(ours: ScoreMeasures, theirs: ScoreMeasures, tolerance: Tensor, process: m2s.Process) -> None:
+    """Counts are equal; sums agree within the tolerance of each row."""
     for name in COUNTS:
         assert torch.equal(getattr(ours, name).long(), getattr(theirs, name).long()), name
     for name in ("lowest", "signed_mass", "negative_mass"):
         a, b = getattr(ours, name), getattr(theirs, name)
-        assert ((a - b).abs() <= room * (1 + b.abs())).all(), (name, float(((a - b).abs() / room).max()))
+        assert ((a - b).abs() <= tolerance * (1 + b.abs())).all(), (name, float(((a - b).abs() / tolerance).max()))
     if process.mask is None:
         assert (ours.off_plane == 0).all()
 
@@ -58,37 +62,39 @@ def agree(ours: ScoreMeasures, theirs: ScoreMeasures, room: Tensor, process: m2s
 @pytest.mark.parametrize("t", [1e-3, 0.5, 0.999])
 @pytest.mark.parametrize("vocab", [2, 3, 257])
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_equals_the_reference(name: str, vocab: int, t: float) -> None:
+def test_equals_the_definition(name: str, vocab: int, t: float) -> None:
+    """All kinds of scores and times, with junk in columns that are ignored."""
     process = RANK_ONE[name](vocab)
     for kind in KINDS:
         x_t, times, _ = sites(process, 3, t)
         score = scores(kind, process, x_t, times)
         ours = kernel(padded(score, x_t), x_t, times, 0.8 * times, process)
         theirs = reference(score, x_t, times, 0.8 * times, process)
-        agree(ours, theirs, rounding(score, x_t, times, process), process)
+        assert_agree(ours, theirs, rounding(score, x_t, times, process), process)
 
 
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_narrow_rows_logarithms_and_no_step(name: str) -> None:
+def test_float32_rows_log_scores_and_no_step(name: str) -> None:
+    """Rows in float32, log-scores, and no analytic step."""
     process = RANK_ONE[name](1001)
     x_t, times, _ = sites(process, 3, 0.6)
     score = scores("log-normal", process, x_t, times)
     for rows, log in ((score.float(), False), (score.log().float(), True), (score.log(), True)):
         exact = rows.double().exp() if log else rows.double()
-        room = rounding(exact, x_t, times, process)
+        tolerance = rounding(exact, x_t, times, process)
         ours = kernel(padded(rows, x_t), x_t, times, None, process, log)
-        agree(ours, reference(exact, x_t, times, None, process), room, process)
+        assert_agree(ours, reference(exact, x_t, times, None, process), tolerance, process)
         assert (ours.negative_weights == 0).all() and (ours.negative_mass == 0).all()
 
 
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_at_the_size_of_gpt2(name: str) -> None:
+def test_gpt2_vocabulary(name: str) -> None:
     process = RANK_ONE[name](GPT2)
     for kind, t in (("peaked", 0.3), ("log-normal", 0.9), ("realizable", 0.9)):
         x_t, times, _ = sites(process, 2, t)
         score = scores(kind, process, x_t, times)
         ours = kernel(score, x_t, times, 0.9 * times, process)
-        agree(ours, reference(score, x_t, times, 0.9 * times, process), rounding(score, x_t, times, process), process)
+        assert_agree(ours, reference(score, x_t, times, 0.9 * times, process), rounding(score, x_t, times, process), process)
 
 
 @pytest.mark.parametrize("name", RANK_ONE)
@@ -111,12 +117,12 @@ def test_no_comparison_is_rounded(name: str) -> None:
         theirs = reference(score, x_t, times, 0.8 * times, process)
         assert torch.equal(ours.outside, theirs.outside) and torch.equal(ours.beyond, theirs.beyond)
         assert (ours.outside > ours.beyond).any()
-        agree(ours, theirs, rounding(score.double(), x_t, times, process), process)
+        assert_agree(ours, theirs, rounding(score.double(), x_t, times, process), process)
 
 
 @pytest.mark.parametrize(("block", "lines"), [(64, 1), (64, 2), (128, 4)])
-def test_tiles_of_any_size(block: int, lines: int) -> None:
-    """Rows of several tiles and a rest, k in either; what is no number in either."""
+def test_tile_sizes(block: int, lines: int) -> None:
+    """Rows of several full tiles and a rest, with k and non-finite scores in either."""
     process = m2s.Hybrid(700, p_uniform=0.3)
     x_t = torch.tensor([0, 1, 3, 600, 699, 700])
     times = torch.full((6,), 0.4, dtype=torch.float64)
@@ -124,10 +130,13 @@ def test_tiles_of_any_size(block: int, lines: int) -> None:
     score[1, 5], score[3, 690], score[4, 0] = torch.nan, torch.inf, -torch.inf
     given = [value.to(DEVICE) for value in (padded(score, x_t), x_t, times, 0.7 * times)]
     ours = ScoreMeasures(*(value.cpu() for value in with_tiles(*given, process, TOLERANCE, False, block, lines, 4)))
-    agree(ours, reference(score, x_t, times, 0.7 * times, process), rounding(score.double(), x_t, times, process), process)
+    assert_agree(
+        ours, reference(score, x_t, times, 0.7 * times, process), rounding(score.double(), x_t, times, process), process
+    )
 
 
-def test_what_is_no_number_is_outside_and_then_one() -> None:
+def test_non_finite_scores_are_outside() -> None:
+    """NaN and infinity count as outside the box and as 1 in everything else."""
     for make in RANK_ONE.values():
         process = make(20)
         x_t, times, _ = sites(process, len(JUNK), 0.4)
@@ -137,12 +146,12 @@ def test_what_is_no_number_is_outside_and_then_one() -> None:
             broken[:, column] = torch.tensor(JUNK)
             ours = kernel(broken, x_t, times, 0.5 * times, process)
             theirs = reference(broken, x_t, times, 0.5 * times, process)
-            agree(ours, theirs, rounding(broken, x_t, times, process), process)
+            assert_agree(ours, theirs, rounding(broken, x_t, times, process), process)
             assert all(value.isfinite().all() for value in ours)
 
 
 def solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]:
-    """Gauss and Jordan."""
+    """Solve a linear system by Gauss-Jordan elimination."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i in range(len(rows)):
         pivot = next(j for j in range(i, len(rows)) if rows[j][i] != 0)
@@ -155,8 +164,11 @@ def solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]
 
 
 def brute_force(score: list[float], k: int, t: float, s: float, process: m2s.Process) -> dict[str, object]:
-    """By the definitions, without rounding: mu~ minimises |B mu - s|^2 over sum(mu) = 1, the candidates being those with a rate
-    into k; the weights are (s P_{t|s}^{-1})_y P_{t|s}(k|y)."""
+    """All fields of m2s.diagnose in rational numbers.
+
+    mu~ minimizes |B mu - s|^2 over sum(mu) = 1, where the candidates are the states with a rate into k; the weights are
+    (s P_{t|s}^{-1})_y P_{t|s}(k|y).
+    """
     time = torch.tensor(t, dtype=torch.float64)
     site = process.at(torch.tensor([k]), time.reshape(1))
     alpha, clean, mask = (Fraction(float(value)) for value in (site.alpha, site.clean, site.mask))
@@ -212,8 +224,8 @@ def brute_force(score: list[float], k: int, t: float, s: float, process: m2s.Pro
 
 @pytest.mark.parametrize("t", [0.05, 0.6, 0.97])
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_brute_force_without_rounding(name: str, t: float) -> None:
-    """Every field of m2s.diagnose, in both forms."""
+def test_every_field_against_rational_numbers(name: str, t: float) -> None:
+    """Every field of m2s.diagnose, on both backends."""
     process = RANK_ONE[name](4)
     for kind in ("peaked", "log-normal", "wide log-normal", "active", "far below the box"):
         x_t, times, _ = sites(process, 3, t)
@@ -223,10 +235,10 @@ def test_brute_force_without_rounding(name: str, t: float) -> None:
             arguments = [value.to(where) for value in (score, x_t, times)]
             with use_backend(which):
                 found = m2s.diagnose(*arguments, process, s=0.7 * arguments[2])
-            for row, truth in enumerate(expected):
-                for field, value in truth.items():
+            for row, fields in enumerate(expected):
+                for field, value in fields.items():
                     ours = getattr(found, field)[row].item()
-                    if field == "off_plane":  # a length of nothing is as long as rounding makes it
+                    if field == "off_plane":  # where it is zero, it is as large as rounding makes it
                         assert abs(ours - value) < 1e-12 / min(1.0, float(score[row].norm())), (which, field)
                     elif isinstance(value, float):
                         assert abs(ours - value) < 1e-12 * (1 + abs(value)), (which, field)
@@ -234,7 +246,7 @@ def test_brute_force_without_rounding(name: str, t: float) -> None:
                         assert ours == value, (which, field)
 
 
-def test_diagnose_and_classify_take_the_kernel() -> None:
+def test_diagnose_and_classify_use_the_kernel() -> None:
     process = m2s.Uniform(50, m2s.Linear())
     x_t, t = torch.arange(12).reshape(3, 4).to(DEVICE), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64, device=DEVICE)
     score = torch.cat([scores(kind, process, x_t.cpu(), t.cpu()) for kind in ("realizable", "peaked")], 0).to(DEVICE)

@@ -1,6 +1,6 @@
-"""Every kernel compiles for GPUs, on a machine without one: what an interpreter takes, a compiler may not.
+"""Every kernel compiles for GPUs, also on a machine without one: the interpreter accepts code that the compiler rejects.
 
-Also that it keeps its values in registers: a spill would mean more memory traffic than was counted.
+Values must stay in registers: a spill would mean more memory traffic than docs/kernels.md counts.
 """
 
 import json
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
 
 
-def test_kernels_compile_for_gpus_and_spill_nothing(tmp_path):
+def test_kernels_compile_without_spills(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(ROOT / "benchmarks" / "resources.py"), "--out", str(tmp_path / "found.json")]
@@ -25,4 +25,6 @@ def test_kernels_compile_for_gpus_and_spill_nothing(tmp_path):
     committed = json.loads((ROOT / "benchmarks" / "results" / "resources.json").read_text())["kernels"]
     assert found.keys() == committed.keys()
     for name, one in found.items():
-        assert one["spilled_bytes"] == 0 and (one["loops"] or name.startswith(("adamw", "columns", "rotary", "uniforms"))), name
+        assert one["spilled_bytes"] == 0 and (
+            one["loops"] or name.startswith(("adamw", "bias columns", "rotary", "uniforms"))
+        ), name

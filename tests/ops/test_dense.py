@@ -1,4 +1,4 @@
-"""A layer whose weight is narrowed once: products of rounded factors, and a gradient of the weight that is not rounded."""
+"""The linear layer for mixed precision: one conversion of the weight, and a weight gradient that is not rounded."""
 
 import pytest
 import torch
@@ -12,16 +12,17 @@ SHAPES = [((1,), 1, 1), ((3,), 5, 7), ((2, 9), 16, 24), ((4, 0), 3, 2), ((2, 3, 
 
 
 def given(shape: tuple[tuple[int, ...], int, int], dtype: torch.dtype) -> list[Tensor]:
-    """x, weight, bias, and the gradient above."""
+    """x, weight, bias, and the upstream gradient."""
     rows, width, after = shape
     sizes = [(*rows, width), (after, width), (after,), (*rows, after)]
     return [torch.randn(size, device=DEVICE, dtype=dtype) for size in sizes]
 
 
-def with_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, above: Tensor, fused: bool) -> list[Tensor]:
+def with_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor, fused: bool) -> list[Tensor]:
+    """The result, and the gradients of x, weight and bias."""
     leaves = [value.detach().clone().requires_grad_() for value in (x, weight, bias) if value is not None]
     result = dense(*(leaves if bias is not None else [*leaves, None]), fused)
-    result.backward(above)
+    result.backward(upstream)
     return [result.detach(), *(leaf.grad for leaf in leaves)]
 
 
@@ -29,9 +30,9 @@ def with_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, above: Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients(shape, dtype, bias):
-    x, weight, at, above = given(shape, dtype)
-    expected = with_gradients(x.double(), weight.double(), at.double() if bias else None, above.double(), fused=False)
-    found = with_gradients(x, weight, at if bias else None, above, fused=True)
+    x, weight, at, upstream = given(shape, dtype)
+    expected = with_gradients(x.double(), weight.double(), at.double() if bias else None, upstream.double(), fused=False)
+    found = with_gradients(x, weight, at if bias else None, upstream, fused=True)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype and one.shape == other.shape
         assert (one.double() - other).norm() <= (1e-6 if dtype == torch.float32 else 1e-14) * other.norm()
@@ -39,46 +40,46 @@ def test_values_and_gradients(shape, dtype, bias):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_autocast_rounds_the_factors_and_the_result_and_nothing_else(shape, dtype):
-    x, weight, bias, above = given(shape, torch.float32)
+def test_autocast_rounds_only_operands_and_result(shape, dtype):
+    x, weight, bias, upstream = given(shape, torch.float32)
     with torch.autocast(DEVICE, dtype):
-        result, at_x, at_weight, at_bias = with_gradients(x, weight, bias, above.to(dtype), fused=True)
+        result, at_x, at_weight, at_bias = with_gradients(x, weight, bias, upstream.to(dtype), fused=True)
     assert result.dtype == dtype and at_x.dtype == at_weight.dtype == at_bias.dtype == torch.float32
-    rounded = [value.to(dtype).double() for value in (x, weight, bias, above)]
+    rounded = [value.to(dtype).double() for value in (x, weight, bias, upstream)]
     expected = with_gradients(*rounded, fused=False)
     rounding = torch.finfo(dtype).eps * (1 + 1e-3)  # of a result; a bias may be rounded before it is added
-    for one, other, max_masked in zip((result, at_x), expected, (rounded[2].abs(), 0), strict=False):
-        assert ((one.double() - other).abs() <= rounding * (other.abs() + max_masked) + 1e-6).all()
+    for one, other, bias_size in zip((result, at_x), expected, (rounded[2].abs(), 0), strict=False):
+        assert ((one.double() - other).abs() <= rounding * (other.abs() + bias_size) + 1e-6).all()
     for one, other in zip((at_weight, at_bias), expected[2:], strict=True):
         assert (one.double() - other).norm() <= 1e-6 * other.norm()
 
 
-def test_a_narrow_weight_is_read_instead():
-    """And the gradient is the weight's. One of another dtype than autocast's is not what is wanted."""
-    x, weight, bias, above = given(SHAPES[2], torch.float32)
-    leaf, narrow = weight.clone().requires_grad_(), weight.bfloat16()
+def test_half_precision_weight_is_used():
+    """It is multiplied in place of the weight, which gets the gradient; one of another dtype than autocast's is ignored."""
+    x, weight, bias, upstream = given(SHAPES[2], torch.float32)
+    leaf, half_weight = weight.clone().requires_grad_(), weight.bfloat16()
     for autocast in (True, False):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-            expected = with_gradients(x, weight, bias, above, fused=True)
-            found = dense(x, leaf, bias, True, narrow)
+            expected = with_gradients(x, weight, bias, upstream, fused=True)
+            found = dense(x, leaf, bias, True, half_weight)
             assert torch.equal(found, expected[0])
-            found.backward(above.to(found.dtype))
+            found.backward(upstream.to(found.dtype))
             assert torch.equal(leaf.grad, expected[2])
             leaf.grad = None
-            assert torch.equal(dense(x, leaf, bias, True, 2 * narrow), expected[0]) == (not autocast)
+            assert torch.equal(dense(x, leaf, bias, True, 2 * half_weight), expected[0]) == (not autocast)
 
 
 @pytest.mark.parametrize("frozen", range(3), ids=["x", "weight", "bias"])
-def test_gradients_are_found_of_what_wants_them(frozen):
-    x, weight, bias, above = given(SHAPES[2], torch.float32)
-    expected = with_gradients(x, weight, bias, above, fused=False)[1:]
+def test_gradients_of_frozen_inputs_are_not_computed(frozen):
+    x, weight, bias, upstream = given(SHAPES[2], torch.float32)
+    expected = with_gradients(x, weight, bias, upstream, fused=False)[1:]
     leaves = [value.clone().requires_grad_(i != frozen) for i, value in enumerate((x, weight, bias))]
-    dense(*leaves, True).backward(above)
+    dense(*leaves, True).backward(upstream)
     for i, (leaf, truth) in enumerate(zip(leaves, expected, strict=True)):
         assert leaf.grad is None if i == frozen else (leaf.grad - truth).norm() <= 1e-6 * truth.norm()
 
 
-def test_a_single_row():
+def test_single_row():
     x, weight, bias, _ = given(((), 5, 7), torch.float32)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
@@ -88,20 +89,21 @@ def test_a_single_row():
     assert x.grad.shape == (5,) and weight.grad.shape == (7, 5)
 
 
-def test_float64_is_left_alone_by_autocast():
-    x, weight, bias, above = given(SHAPES[1], torch.float64)
+def test_autocast_leaves_float64_alone():
+    x, weight, bias, upstream = given(SHAPES[1], torch.float64)
     with torch.autocast(DEVICE, torch.bfloat16):
-        found = with_gradients(x, weight, bias, above, fused=True)
-    assert all(torch.equal(*pair) for pair in zip(found, with_gradients(x, weight, bias, above, fused=True), strict=True))
+        found = with_gradients(x, weight, bias, upstream, fused=True)
+    assert all(torch.equal(*pair) for pair in zip(found, with_gradients(x, weight, bias, upstream, fused=True), strict=True))
 
 
-def test_what_compilers_are_told():
-    x, weight, bias, above = given(SHAPES[2], torch.float32)
+def test_fake_implementations():
+    """Shapes, dtypes and gradients as torch.compile assumes them (torch.library.opcheck)."""
+    x, weight, bias, upstream = given(SHAPES[2], torch.float32)
     for dtype, tensor in ((torch.float32, x), (torch.bfloat16, x.bfloat16())):
-        for one, narrow in ((bias, None), (None, None), (bias, weight.to(dtype, copy=True))):
-            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), narrow, one))
+        for one, half_weight in ((bias, None), (None, None), (bias, weight.to(dtype, copy=True))):
+            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), half_weight, one))
         for wanted in ((True, True), (True, False), (False, True)):
-            torch.library.opcheck(gradients, (above.to(dtype), tensor, weight.to(dtype), *wanted))
+            torch.library.opcheck(gradients, (upstream.to(dtype), tensor, weight.to(dtype), *wanted))
 
 
 COMPILED = """
@@ -143,17 +145,18 @@ assert forward.count("prims.convert_element_type.default") + forward.count("aten
 """
 
 
-def test_compilers():
+def test_compiled_layers():
+    """Compiled, recomputed or not: the same results, one op each way, and no conversion of a weight."""
     passes(COMPILED)
 
 
 MODULES = """
 from m2s.models.dit import Dense
-from m2s.training.bf16_weights import Narrow
+from m2s.training.bf16_weights import BF16Weights
 
 network = torch.nn.ModuleList(Dense(8, 8) for _ in range(3)).to(device)
-kept = Narrow(network)
-kept.refresh()
+bf16 = BF16Weights(network)
+bf16.refresh()
 backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
 for layer in network:
     layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
@@ -170,21 +173,21 @@ def loss():
 
 
 first = loss()
-assert len(graphs) == 2, graphs  # one forth and one back, for all layers
+assert len(graphs) == 2, graphs  # one forward and one backward graph, for all layers
 with torch.no_grad():
-    for weight in kept.weights:
+    for weight in bf16.weights:
         weight.mul_(2)
-assert loss() == first  # the narrow ones are what is read
-kept.refresh()
+assert loss() == first  # the bf16 weights are what is read
+bf16.refresh()
 second = loss()
 assert second != first and len(graphs) == 2
-assert all(torch.equal(narrow, weight.bfloat16()) for weight, narrow in kept.weights.items())
-for narrow in kept.weights.values():
-    narrow.zero_()
-kept.refresh()  # no weight was changed
-assert not any(narrow.any() for narrow in kept.weights.values())
+assert all(torch.equal(half, weight.bfloat16()) for weight, half in bf16.weights.items())
+for half in bf16.weights.values():
+    half.zero_()
+bf16.refresh()  # no weight was changed
+assert not any(half.any() for half in bf16.weights.values())
 """
 
 
-def test_modules_with_narrow_weights_are_compiled_once():
+def test_modules_with_bf16_weights_are_compiled_once():
     passes(MODULES)

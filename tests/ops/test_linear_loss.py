@@ -1,6 +1,6 @@
-"""The fused losses against their references, and both against the plain computation in float64 with autograd.
+"""Row losses on both backends against the definition in float64 with autograd, alone and together with the last layer.
 
-Without a GPU the kernels run in Triton's interpreter, in float32: there rounding of the operands to bf16 is not tested.
+Without a GPU the kernels run in Triton's interpreter, in float32: rounding of the operands to bf16 is not tested there.
 """
 
 import math
@@ -12,8 +12,8 @@ import m2s
 from m2s.losses import weighted_sum
 from m2s.ops import backend, last_layer_chunks, linear_loss, use_backend
 from m2s.ops.last_layer import Unprojected
-from m2s.ops.posterior_entropy import naive as bridged
-from m2s.ops.score_entropy import naive as free
+from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
+from m2s.ops.score_entropy import row_scalars as score_scalars
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,7 +27,7 @@ SHAPES = [(2, 5), (3, 1), (257, 7), (1001, 3)]
 
 
 def sites(name, vocab, count, kind, seed=0):
-    """Noisy and clean tokens at times from all over the interval, half of them unchanged, and the scalars of their rows."""
+    """Noisy and clean tokens at times across the interval, a third of them unchanged, and their row scalars."""
     generator = torch.Generator().manual_seed(seed)
     process = PROCESSES[name](vocab)
     t = torch.linspace(2e-3, 0.998, count, dtype=torch.float64)
@@ -37,9 +37,9 @@ def sites(name, vocab, count, kind, seed=0):
     site = process.at(x_t, t)
     if kind == "posterior_entropy":
         head = m2s.Posterior(process, offset="exact" if seed % 2 else "none")
-        scalars = bridged.scalars(head.offset_at_current_token(x_t, t), site)
+        scalars = posterior_scalars(head.offset_at_current_token(x_t, t), site)
     elif kind == "score_entropy":
-        head, scalars = m2s.LogScore(process), free.scalars(x_0, x_t, site)
+        head, scalars = m2s.LogScore(process), score_scalars(x_0, x_t, site)
     else:
         head = m2s.Posterior(process)
         rate = -process.schedule.alpha_prime(t) / process.schedule.beta(t)
@@ -48,9 +48,10 @@ def sites(name, vocab, count, kind, seed=0):
 
 
 def cases():
+    """Row loss, process, vocabulary and number of rows."""
     for vocab, count in SHAPES:
         for name in PROCESSES:
-            if name != "absorbing":  # which goes by the masked one
+            if name != "absorbing":  # that is masked_ce
                 yield "posterior_entropy", name, vocab, count
             yield "score_entropy", name, vocab, count
         yield "masked_ce", "absorbing", vocab, count
@@ -61,7 +62,7 @@ def cases():
 
 
 def exact(kind, head, logits, x_0, x_t, t, weight):
-    """The weighted losses and their gradient, by the definition, in float64 with autograd."""
+    """The losses by the definition, and the gradient of their weighted sum, in float64 with autograd."""
     logits = logits.double().requires_grad_()
     if kind == "masked_ce":
         found = m2s.masked_cross_entropy(head, logits[:, None], x_0, x_t, t)
@@ -84,42 +85,44 @@ def exact(kind, head, logits, x_0, x_t, t, weight):
     ("kind", "name", "vocab", "count"), [pytest.param(*case, id="-".join(map(str, case))) for case in cases()]
 )
 def test_rows_against_the_definition(kind, name, vocab, count):
-    """Loss to 1e-5 of its size or 1e-6 nats (the promise of the reference), gradients to 1e-5 of their row's norm; columns past
-    the states do not matter."""
+    """Losses to 1e-5 of their size or 1e-6 nats, gradients to 1e-5 of the norm of their row.
+
+    Columns past the states hold NaN and do not matter.
+    """
     head, x_0, x_t, t, scalars = sites(name, vocab, count, kind, seed=vocab % 5)
     states = head.process.states
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(count, states, generator=generator) - (math.log(vocab) if kind == "score_entropy" else 0)
     weight = torch.rand(count, generator=generator, dtype=torch.float64)
     weight[0] = 0
-    truth, slope = exact(kind, head, logits, x_0, x_t, t, weight)
+    expected_loss, slope = exact(kind, head, logits, x_0, x_t, t, weight)
     wide = torch.full((count, states + 5), float("nan"))
     wide[:, :states] = logits
     given = [value.to(DEVICE) for value in (wide, x_t.reshape(-1), x_0.reshape(-1), scalars)]
     for name in ("reference", "fused"):
         with use_backend(name):
-            operation = backend.load_op(kind, given[0])
-            told = (given[0], *operation.prepare(*given[1:]), head.process.mask is not None, vocab)
-            value, none = operation.rows(*told, None, torch.float32)
-            loss, gradient = operation.rows(given[0].clone(), *told[1:], weight.to(DEVICE), torch.float32)
+            operation = backend.load_op(kind, name == "fused")
+            rest = (*operation.prepare(*given[1:]), head.process.mask is not None, vocab)
+            value, none = operation.row_losses(given[0], *rest, None, torch.float32)
+            loss, gradient = operation.row_losses(given[0].clone(), *rest, weight.to(DEVICE), torch.float32)
         assert none is None
-        # the same lines; but with and without a gradient they are compiled apart, and sums may be contracted otherwise
+        # with and without a gradient the kernel is compiled separately, and multiply-adds may be contracted differently
         torch.testing.assert_close(value, loss, rtol=0 if DEVICE == "cpu" else 1e-9, atol=0)
         loss, gradient = loss.double().cpu(), gradient.double().cpu()
-        assert ((loss - truth).abs() <= 1e-5 * truth.clamp(min=1e-1)).all(), (name, loss, truth)
+        assert ((loss - expected_loss).abs() <= 1e-5 * expected_loss.clamp(min=1e-1)).all(), (name, loss, expected_loss)
         assert (gradient[:, states:] == 0).all()
         size = torch.linalg.vector_norm(slope, dim=-1).clamp(min=1e-6)
         assert (torch.linalg.vector_norm(gradient[:, :states] - slope, dim=-1) <= 1e-5 * size).all(), name
-        if DEVICE == "cuda":  # bf16 is what a GPU hands on; Triton's interpreter does not know it
+        if DEVICE == "cuda":  # Triton's interpreter has no bf16
             with use_backend(name):
-                _, half = operation.rows(given[0].clone(), *told[1:], weight.to(DEVICE), torch.bfloat16)
+                _, half = operation.row_losses(given[0].clone(), *rest, weight.to(DEVICE), torch.bfloat16)
             torch.testing.assert_close(half.double().cpu(), gradient, rtol=2**-8, atol=1e-30)
 
 
 @pytest.mark.parametrize("name", ["uniform", "absorbing", "hybrid", "hybrid-masks"])
 @pytest.mark.parametrize("head", [m2s.Posterior, m2s.LogScore])
-def test_score_entropy_and_its_total_of_hidden_states(name, head):
-    """The public function, and the one that training calls, give the same for hidden states as for logits."""
+def test_score_entropy_of_hidden_states(name, head):
+    """m2s.score_entropy and the weighted sum of training give the same for hidden states as for logits."""
     process = m2s.Hybrid(30, 0.0) if name == "hybrid-masks" else PROCESSES[name](30)
     head = head(process)
     generator = torch.Generator().manual_seed(3)
@@ -147,6 +150,7 @@ def test_score_entropy_and_its_total_of_hidden_states(name, head):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
+    """Chunks of two rows."""
     monkeypatch.setattr(last_layer_chunks, "CHUNK", 300)  # two rows of 150 columns
 
 
@@ -154,7 +158,7 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "masked_ce"])
 @pytest.mark.parametrize("name", ["reference", "fused"])
 def test_last_layer_and_loss(kind, bias, name, small_chunks):
-    """Values and gradients as autograd finds them through the logits, whatever the chunks; upstream gradients of every form."""
+    """Values and gradients as autograd finds them through the logits, in several chunks."""
     head, x_0, x_t, t, scalars = sites("absorbing" if kind == "masked_ce" else "hybrid", 140, 11, kind)
     generator = torch.Generator().manual_seed(2)
     parts = [torch.randn(shape, generator=generator) for shape in ((11, 8), (150, 8), (150,))]
@@ -164,7 +168,7 @@ def test_last_layer_and_loss(kind, bias, name, small_chunks):
     row_weight = torch.rand(11, generator=generator, dtype=torch.float64).to(DEVICE)
     double = [value.detach().double().requires_grad_() for value in leaves]
     logits = double[0] @ double[1].t() + (double[2] if bias else 0)
-    truth, slope = exact(kind, head, logits[:, : head.process.states].detach().cpu(), x_0, x_t, t, row_weight.cpu())
+    expected_loss, slope = exact(kind, head, logits[:, : head.process.states].detach().cpu(), x_0, x_t, t, row_weight.cpu())
     slope = torch.nn.functional.pad(slope, (0, 150 - slope.shape[-1])).to(DEVICE)
     wanted = torch.autograd.grad((logits * slope).sum(), double[: 2 + bias])
     rest = (
@@ -178,33 +182,34 @@ def test_last_layer_and_loss(kind, bias, name, small_chunks):
         gradients = torch.autograd.grad(3 * value, leaves[: 2 + bias])
         general = linear_loss.per_position(output, *rest)
         general_gradients = torch.autograd.grad((general * row_weight).sum(), leaves[: 2 + bias])
-    torch.testing.assert_close(terms.cpu(), truth * row_weight.cpu(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(general.cpu(), truth, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(terms.cpu(), expected_loss * row_weight.cpu(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(general.cpu(), expected_loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(value, terms.sum())
-    for found, again, truth in zip(gradients, general_gradients, wanted, strict=True):
-        size = float(torch.linalg.vector_norm(truth))
-        assert float(torch.linalg.vector_norm(found.double() / 3 - truth)) <= 1e-5 * size
-        assert float(torch.linalg.vector_norm(again.double() - truth)) <= 1e-5 * size
+    for found, again, exact_gradient in zip(gradients, general_gradients, wanted, strict=True):
+        size = float(torch.linalg.vector_norm(exact_gradient))
+        assert float(torch.linalg.vector_norm(found.double() / 3 - exact_gradient)) <= 1e-5 * size
+        assert float(torch.linalg.vector_norm(again.double() - exact_gradient)) <= 1e-5 * size
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
+def test_rows_are_independent():
+    """A row has the same bits alone and among others."""
     _head, x_0, x_t, _t, scalars = sites("uniform", 1001, 6, "posterior_entropy")
     logits = torch.randn(6, 1001)
     given = (x_t.reshape(-1), x_0.reshape(-1), scalars)
     weight = torch.ones(6, dtype=torch.float64)
     with use_backend("fused"):
-        operation = backend.load_op("posterior_entropy", logits.to(DEVICE))
+        operation = backend.load_op("posterior_entropy", True)
         logits, weight, *given = (value.to(DEVICE) for value in (logits, weight, *given))
-        told = operation.prepare(*given)
-        whole = operation.rows(logits.clone(), *told, False, 1001, weight, torch.float32)
-        some = (value[..., 4:5] for value in told)
-        part = operation.rows(logits[4:5], *some, False, 1001, weight[4:5], torch.float32)
-    assert torch.equal(part[0], whole[0][4:5])
-    assert torch.equal(part[1], whole[1][4:5])
+        prepared = operation.prepare(*given)
+        together = operation.row_losses(logits.clone(), *prepared, False, 1001, weight, torch.float32)
+        one_row = (value[..., 4:5] for value in prepared)
+        alone = operation.row_losses(logits[4:5], *one_row, False, 1001, weight[4:5], torch.float32)
+    assert torch.equal(alone[0], together[0][4:5])
+    assert torch.equal(alone[1], together[1][4:5])
 
 
 @pytest.mark.parametrize("name", ["reference", "fused"])
-def test_a_weight_of_zero_is_zero(name):
+def test_weight_zero_excludes_a_row(name):
     """Also where the loss is infinite: padding must not spoil a batch."""
     head, x_0, x_t, _t, scalars = sites("uniform", 5, 3, "score_entropy")
     logits = torch.zeros(3, 5)

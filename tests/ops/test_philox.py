@@ -1,4 +1,4 @@
-"""The uniforms of a counter in one kernel: every bit of the reference, whatever the seed, the sample, the step and the site."""
+"""Counter-based uniform numbers: the kernel has every bit of the definition, for any seed, sample, step and position."""
 
 import subprocess
 import sys
@@ -28,10 +28,12 @@ SAMPLES = [0, 1, 16, 0x7FFFFFFF, 1 << 31, LOW, (1 << 40) + 5, -1]  # of which th
 
 
 def key(seed: int) -> tuple[int, int]:
+    """The two words of a seed."""
     return seed & LOW, seed >> 32
 
 
 def both(*given: object) -> tuple[Tensor, Tensor]:
+    """The numbers of the kernel and of the definition."""
     with use_backend("fused"):
         found = uniforms(*given)
     with use_backend("reference"):
@@ -48,7 +50,7 @@ def both(*given: object) -> tuple[Tensor, Tensor]:
     ids=["zeros", "ones", "pi"],
 )
 def test_known_answers(counter, given, words):
-    """Random123's kat_vectors; of their four words the first two make a number."""
+    """Known answers of Random123 (kat_vectors); the first two of their four words make a number."""
     sample, step, site, word = counter
     expected = ((words[0] >> 5) * (1 << 26) + (words[1] >> 6)) / (1 << 53)
     for found in both(torch.tensor([sample], device=DEVICE), step, site, 1, word, given):
@@ -59,7 +61,7 @@ def test_known_answers(counter, given, words):
     ("seed", "sites"),
     [*((seed, sites) for seed in SEEDS for sites in ((0, 3), (LOW, 1))), (SEEDS[-1], (5, 128)), (SEEDS[0], (0, 257))],
 )
-def test_every_bit(seed, sites):
+def test_kernel_has_every_bit(seed, sites):
     samples = torch.tensor(SAMPLES, device=DEVICE)
     for step in (0, 1, 16, 0xFFFFFFF0):
         for word in (0, 1, 10_003 | 40_000 << 16, LOW):
@@ -70,7 +72,7 @@ def test_every_bit(seed, sites):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("sites", [1, 5, 130])
 def test_steps_on_the_device(sites, dtype):
-    """One for all samples, one for each, and where steps and samples do not lie side by side."""
+    """One step for all samples, one for each, and strided steps and samples."""
     samples = (torch.arange(12, device=DEVICE) + (1 << 31))[1::2]
     each = torch.arange(7, 7 + 2 * len(samples), device=DEVICE, dtype=dtype)[::2].unsqueeze(-1)
     steps = [torch.tensor(3, device=DEVICE, dtype=dtype), torch.tensor(3, dtype=dtype), each]
@@ -81,14 +83,14 @@ def test_steps_on_the_device(sites, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
-def test_no_numbers(shape):
+def test_empty_results(shape):
     found, expected = both(torch.arange(shape[0], device=DEVICE), 1, 0, shape[1], 0, (0, 0))
     assert found.shape == expected.shape == shape
 
 
 @pytest.mark.parametrize("step", [5, torch.tensor(5, device=DEVICE)], ids=["number", "tensor"])
-def test_noise_takes_one_kernel(step):
-    """Nothing else is started, neither before it nor after, and nothing is copied."""
+def test_noise_is_one_kernel(step):
+    """No other operation runs, and nothing is copied."""
     started = []
 
     class Watch(TorchDispatchMode):
@@ -101,9 +103,9 @@ def test_noise_takes_one_kernel(step):
     with use_backend("fused"), Watch():
         found = noise("token"), noise.once("time")
     assert all(map(torch.equal, found, expected))
-    own = ("m2s.uniforms.default", "aten.squeeze.dim")
+    expected_ops = ("m2s.uniforms.default", "aten.squeeze.dim")
     inside = ("aten.new_empty.default", "aten.expand.default", "aten.slice.Tensor")  # no kernels
-    assert [name for name in started if name not in inside] == [own[0], *own]
+    assert [name for name in started if name not in inside] == [expected_ops[0], *expected_ops]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_noise_takes_one_kernel(step):
     ],
     ids=lambda process: type(process).__name__,
 )
-def test_corruption_is_that_of_the_reference(process):
+def test_corruption_is_the_same_on_both_backends(process):
     x_0, rows = torch.randint(process.vocab, (6, 33), device=DEVICE), torch.arange(2, 8, device=DEVICE)
     t = torch.linspace(0.05, 0.95, 6, dtype=torch.float64, device=DEVICE)
     for step in (4, torch.tensor(4, device=DEVICE)):
@@ -127,7 +129,7 @@ def test_corruption_is_that_of_the_reference(process):
 
 
 def test_times_are_drawn_on_the_host(monkeypatch):
-    """Where no kernel can run, whatever form is asked for."""
+    """Also where no kernel can run and the fused backend is selected."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     given = (torch.arange(8, device=DEVICE), 8, 3, 5, 0.0, 1.0)
     with use_backend("fused"):
@@ -135,8 +137,8 @@ def test_times_are_drawn_on_the_host(monkeypatch):
     assert all(map(torch.equal, found, sample_times(*given)))
 
 
-def test_one_kernel_serves_every_number():
-    """Triton makes another for an argument of 1, for a multiple of 16 and for one beyond 31 bits, unless told not to."""
+def test_kernel_is_compiled_once():
+    """By default Triton specializes a kernel for arguments of 1, multiples of 16 and numbers beyond 31 bits."""
     kernel = (
         fused._uniforms
         if isinstance(fused._uniforms, JITFunction)
@@ -153,7 +155,8 @@ def test_one_kernel_serves_every_number():
 
 
 @pytest.mark.parametrize("step", [5, torch.tensor(5, device=DEVICE)], ids=["number", "tensor"])
-def test_the_operation_is_what_it_says(step):
+def test_fake_implementation(step):
+    """Shapes and dtypes as torch.compile assumes them (torch.library.opcheck)."""
     steps = (step, 0) if isinstance(step, Tensor) else (None, step)
     torch.library.opcheck(_uniforms, (torch.arange(3, device=DEVICE), *steps, 0, 5, LOW, *key(SEEDS[3])))
 
@@ -164,9 +167,9 @@ import sys
 import torch
 
 import m2s
-from m2s.ops import form
-from m2s.samplers import Noise
-from m2s.losses.noise import corrupt
+from m2s.ops import use_backend
+from m2s.samplers import CounterNoise
+from m2s.losses.noise import corrupt_by_counter
 
 device, seed = sys.argv[1], (1 << 64) - 3
 process = m2s.Uniform(40, m2s.Linear())
@@ -174,8 +177,8 @@ x_0, t = torch.randint(40, (4, 9), device=device), torch.linspace(0.1, 0.9, 4, d
 
 
 def numbers(samples, step):
-    noise = Noise(seed, samples, 9, step)
-    return noise("token"), noise.once("time"), corrupt(process, x_0, t, samples, seed, step)
+    noise = CounterNoise(seed, samples, 9, step)
+    return noise("token"), noise.once("time"), corrupt_by_counter(process, x_0, t, samples, seed, step)
 
 
 graphs = []
@@ -190,21 +193,21 @@ compiled = torch.compile(numbers, backend=keep, fullgraph=True)
 samples = torch.arange(4, device=device) + (1 << 31)
 for step in (1, 2, 3, 16, torch.tensor(7, device=device), torch.tensor(8, device=device)):
     expected = numbers(samples, step)
-    with form("fused"):
+    with use_backend("fused"):
         assert all(map(torch.equal, compiled(samples, step), expected)), step
 assert len(graphs) <= 3, len(graphs)  # a step, any step, a tensor
 assert all(sum("m2s.uniforms" in name for name in names) == 4 for names in graphs), graphs
 """
 
 
-def test_compilers():
-    """In a process of its own: the tests' shape checker does not compile."""
+def test_compiled_noise():
+    """Compiled in a separate process: the shape checker of the tests does not compile."""
     done = subprocess.run([sys.executable, "-c", COMPILED, DEVICE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("kind", ["reference", "fused"])
-def test_samples_may_be_counted_in_32_bits(kind):
+def test_sample_numbers_in_32_bits(kind):
     samples = torch.tensor([0, 3, 2**31 - 1, -1], device=DEVICE)
     with use_backend(kind):
         assert torch.equal(CounterNoise(5, samples.int(), 3, 1)(0), CounterNoise(5, samples, 3, 1)(0))

@@ -1,8 +1,8 @@
-"""The projection kernel against its reference in float64, on the GPU where there is one and in Triton's interpreter elsewhere.
+"""The projection: definition, Newton's method in torch and the kernel, each against the other in float64.
 
-The reference in float64 is held to the optimality conditions and to an active-set solver in test_projection.py. A score s in
-float32 is what it is; mu = (s - sigma)/b is then rounded a few times at a size of 1. The exponential of a log-score is good to
-two ulp, which b measures: 1e-6 max(1, s/b).
+On a GPU where there is one, in Triton's interpreter elsewhere. tests/realizability/test_projection.py checks the torch version
+against the optimality conditions and an active-set solver. A float32 score s is exact; mu = (s - sigma)/b is then rounded a few
+times at a size of 1. The exponential of a log-score is accurate to two ulp, in units of b: 1e-6 max(1, s/b).
 """
 
 import itertools
@@ -14,8 +14,8 @@ from torch import Tensor
 
 import m2s
 from m2s.ops import use_backend
-from m2s.ops.project import nearest_posterior
-from m2s.ops.project.naive import nearest_posterior as reference
+from m2s.ops.project import naive, nearest_posterior
+from m2s.ops.project.cpu import nearest_posterior as reference
 from m2s.process import SiteCoefficients
 
 triton = pytest.importorskip("triton")
@@ -27,7 +27,7 @@ JUNK = (float("nan"), float("inf"), -float("inf"), 1e30)
 
 
 def sites(process: m2s.Process, count: int, t: float) -> tuple[Tensor, Tensor, SiteCoefficients]:
-    """Every kind of current token: the first, the last, the mask, any."""
+    """Current tokens of every kind (first, last, mask, any), their times and scalars."""
     x_t = torch.randint(process.states, (count,), generator=torch.Generator().manual_seed(count))
     x_t[-1], x_t[0] = 0, process.states - 1
     times = torch.full((count,), t, dtype=torch.float64)
@@ -35,35 +35,37 @@ def sites(process: m2s.Process, count: int, t: float) -> tuple[Tensor, Tensor, S
 
 
 def padded(score: Tensor, x_t: Tensor) -> Tensor:
-    """Columns past the vocabulary, and the entry at the current token, hold what must not matter."""
+    """The rows with junk in columns past the vocabulary and at the current token: both must be ignored."""
     junk = torch.tensor(JUNK, dtype=score.dtype).repeat(len(score), 2)[:, :5]
-    own = torch.tensor(JUNK, dtype=score.dtype).repeat(len(score))[: len(score)]
-    return torch.cat([score.scatter(-1, x_t.unsqueeze(-1), own.unsqueeze(-1)), junk], -1)
+    at_k = torch.tensor(JUNK, dtype=score.dtype).repeat(len(score))[: len(score)]
+    return torch.cat([score.scatter(-1, x_t.unsqueeze(-1), at_k.unsqueeze(-1)), junk], -1)
 
 
 def kernel(rows: Tensor, x_t: Tensor, site: SiteCoefficients, process: m2s.Process, log: bool = False) -> Tensor:
+    """mu by the kernel."""
     with use_backend("fused"):
         moved = SiteCoefficients(*(value.to(DEVICE) for value in site))
         return nearest_posterior(rows.to(DEVICE), x_t.to(DEVICE), moved, process.states, process.mask, log).cpu()
 
 
-def check(rows: Tensor, x_t: Tensor, site: SiteCoefficients, process: m2s.Process, log: bool) -> None:
+def assert_equals_reference(rows: Tensor, x_t: Tensor, site: SiteCoefficients, process: m2s.Process, log: bool) -> None:
+    """The kernel agrees with torch in float64."""
     mu = kernel(padded(rows, x_t), x_t, site, process, log)
-    truth = reference(rows.double(), x_t, site, process.states, process.mask, log)
-    tight = 1e-12 if rows.dtype == torch.float64 else 1e-6
-    room = torch.full((len(rows), 1), tight)
+    expected = reference(rows.double(), x_t, site, process.states, process.mask, log)
+    bound = 1e-12 if rows.dtype == torch.float64 else 1e-6
+    tolerance = torch.full((len(rows), 1), bound)
     if log:
         largest = rows.double()[:, : process.vocab].scatter(-1, x_t.clamp(max=process.vocab - 1).unsqueeze(-1), -torch.inf)
-        room = room * torch.clamp(largest.amax(-1, keepdim=True).exp() * (site.own / site.alpha).unsqueeze(-1), min=1)
+        tolerance = tolerance * torch.clamp(largest.amax(-1, keepdim=True).exp() * (site.own / site.alpha).unsqueeze(-1), min=1)
     assert mu.dtype == rows.dtype and (mu >= 0).all()
-    assert ((mu.double() - truth).abs() <= room).all(), float(((mu.double() - truth).abs() / room).max())
-    assert ((mu.double().sum(-1) - 1).abs() <= tight).all()
+    assert ((mu.double() - expected).abs() <= tolerance).all(), float(((mu.double() - expected).abs() / tolerance).max())
+    assert ((mu.double().sum(-1) - 1).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("vocab", [2, 3, 257])
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_equals_the_reference(name: str, vocab: int) -> None:
-    """All kinds of scores, times and current tokens beside each other, and some of them by their logarithms."""
+def test_kernel_equals_torch(name: str, vocab: int) -> None:
+    """All kinds of scores, times and current tokens in one batch, some of them as log-scores."""
     process = RANK_ONE[name](vocab)
     for log, kinds in ((False, KINDS), (True, ["peaked", "log-normal", "far below the box"])):
         parts = []
@@ -72,21 +74,23 @@ def test_equals_the_reference(name: str, vocab: int) -> None:
             at = slice(i % 3, i % 3 + 1)
             parts.append((scores(kind, process, x_t, times)[at], x_t[at], *(value[at] for value in site)))
         score, x_t, *scalars = (torch.cat(values) for values in zip(*parts, strict=True))
-        check((score.clamp(min=1e-30).log() if log else score).float(), x_t, SiteCoefficients(*scalars), process, log)
+        assert_equals_reference(
+            (score.clamp(min=1e-30).log() if log else score).float(), x_t, SiteCoefficients(*scalars), process, log
+        )
 
 
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_equals_the_reference_in_float64(name: str) -> None:
+def test_kernel_equals_torch_in_float64(name: str) -> None:
     process = RANK_ONE[name](1001)
     for kind in ("peaked", "realizable", "log-normal", "inactive", "active"):
         x_t, times, site = sites(process, 3, 0.7)
         score = scores(kind, process, x_t, times)
-        check(score, x_t, site, process, log=False)
-        check(score[:1].log(), x_t[:1], SiteCoefficients(*(value[:1] for value in site)), process, log=True)
+        assert_equals_reference(score, x_t, site, process, log=False)
+        assert_equals_reference(score[:1].log(), x_t[:1], SiteCoefficients(*(value[:1] for value in site)), process, log=True)
 
 
 @pytest.mark.parametrize("name", RANK_ONE)
-def test_many_candidates_a_lane(name: str) -> None:
+def test_many_candidates_per_lane(name: str) -> None:
     """Blocks far shorter than the row: the start is only near, and Newton's method has to climb."""
     process = RANK_ONE[name](1001)
     most = 0
@@ -94,20 +98,20 @@ def test_many_candidates_a_lane(name: str) -> None:
         x_t, times, site = sites(process, 2, 0.8)
         score = scores(kind, process, x_t, times).float()
         on_device = SiteCoefficients(*(value.to(DEVICE) for value in site))
-        truth = reference(score.double(), x_t, site, process.states, process.mask, False)
+        expected = reference(score.double(), x_t, site, process.states, process.mask, False)
         for held, rest in ((1, 1), (4, 2)):  # little of the row in registers, and some of it
             shape = {"block": 64, "held": held, "rest": rest, "warps": 4}
             given = (score.to(DEVICE), x_t.to(DEVICE), on_device, process.states, process.mask, False)
             mu, passes = with_passes(*given, **shape)
-            assert ((mu.cpu() - truth).abs() < 1e-6).all() and ((mu.double().sum(-1) - 1).abs() < 1e-6).all()
+            assert ((mu.cpu() - expected).abs() < 1e-6).all() and ((mu.double().sum(-1) - 1).abs() < 1e-6).all()
             most = max(most, int(passes.max()))
     assert 1 <= most <= 6
 
 
 @pytest.mark.parametrize("kind", ["peaked", "flat", "inactive", "log-normal", "far above the box"])
 @pytest.mark.parametrize("t", [0.1, 0.9])
-def test_optimality_and_passes_at_the_size_of_gpt2(t: float, kind: str) -> None:
-    """Several candidates a lane, so that the start is only near. How many passes Newton's method takes from there."""
+def test_optimality_and_passes_for_gpt2_vocabulary(t: float, kind: str) -> None:
+    """Optimality conditions, and the number of passes of Newton's method, with several candidates per lane."""
     process = m2s.Uniform(GPT2, m2s.Linear())
     x_t = torch.tensor([12_345])
     times = torch.full((1,), t, dtype=torch.float64)
@@ -120,7 +124,7 @@ def test_optimality_and_passes_at_the_size_of_gpt2(t: float, kind: str) -> None:
     torch.testing.assert_close(alone, mu, rtol=0, atol=1e-6)
 
 
-def test_what_is_no_number_stays_so() -> None:
+def test_non_finite_scores_give_nan() -> None:
     """A row with NaN or infinity among its candidates has no projection; its neighbours keep theirs."""
     process = m2s.Uniform(70, m2s.Linear())
     x_t, times, site = sites(process, 3, 0.5)
@@ -135,7 +139,7 @@ def test_what_is_no_number_stays_so() -> None:
             torch.testing.assert_close(mu[[0, 2]], plain[[0, 2]], rtol=0, atol=1e-6)
 
 
-def test_ties_huge_scores_and_rows_where_nothing_pulls() -> None:
+def test_ties_huge_scores_and_zero_scores() -> None:
     process = m2s.Uniform(6, m2s.Linear())
     x_t, times = torch.tensor([0, 0, 3]), torch.full((3,), 0.5, dtype=torch.float64)
     score = torch.tensor([[1.0, 1e30, 1e30, 2.0, 0.0, 1.0], [2.0] * 6, [0.0] * 6])
@@ -145,7 +149,8 @@ def test_ties_huge_scores_and_rows_where_nothing_pulls() -> None:
     assert torch.equal(mu[2], torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0]))
 
 
-def test_a_row_does_not_show_the_others() -> None:
+def test_rows_are_independent() -> None:
+    """A row has the same bits alone, among others, and with other strides."""
     process = m2s.Hybrid(300, p_uniform=0.2)
     x_t, times, site = sites(process, 7, 0.6)
     rows = scores("log-normal", process, x_t, times).float()
@@ -159,8 +164,8 @@ def test_a_row_does_not_show_the_others() -> None:
 
 
 @pytest.mark.parametrize("make_head", [m2s.LogScore, m2s.FactorizedRate])
-def test_project_and_projected_take_the_kernel(make_head: type[m2s.Head]) -> None:
-    """m2s.project and m2s.Projected give the same in both forms."""
+def test_project_and_projected_use_the_kernel(make_head: type[m2s.Head]) -> None:
+    """m2s.project and m2s.Projected agree on both backends."""
     process = m2s.Hybrid(90, p_uniform=0.3)
     head = make_head(process)
     x_t, t = torch.tensor([[0, 90], [89, 4]], device=DEVICE), torch.tensor([0.3, 0.8], device=DEVICE)
@@ -175,8 +180,8 @@ def test_project_and_projected_take_the_kernel(make_head: type[m2s.Head]) -> Non
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-def test_hidden_states_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Projected multiplies hidden states out some rows at a time, and the pieces are the whole."""
+def test_hidden_states_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projected computes the logits of hidden states in chunks, with the same result."""
     from m2s.ops import last_layer_chunks
     from m2s.realizability import head as module
 
@@ -191,12 +196,27 @@ def test_hidden_states_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for head in (m2s.LogScore(process), m2s.FactorizedRate(process)):
         projected = m2s.Projected(head)
         for ask in ("posterior", "posterior_logits", "log_score", "last_step"):
-            whole = getattr(projected, ask)(output, x_t, t)
-            assert not largest  # few logits are made at once
+            at_once = getattr(projected, ask)(output, x_t, t)
+            assert not largest  # so few logits need no chunks
             with monkeypatch.context() as patch:
                 patch.setattr(last_layer_chunks, "CHUNK", 46 * 4)
                 patch.setattr(module, "CHUNK", 46 * 4)
-                pieces = getattr(projected, ask)(output, x_t, t)
-            assert pieces.shape == whole.shape and max(largest) == 4 and sum(largest) == 35
-            torch.testing.assert_close(pieces.exp(), whole.exp(), rtol=1e-4, atol=1e-5)
+                in_chunks = getattr(projected, ask)(output, x_t, t)
+            assert in_chunks.shape == at_once.shape and max(largest) == 4 and sum(largest) == 35
+            torch.testing.assert_close(in_chunks.exp(), at_once.exp(), rtol=1e-4, atol=1e-5)
             largest.clear()
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 17, 300])
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_naive_equals_newton(name: str, vocab: int) -> None:
+    """The definition by sorting and Newton's method agree in float64."""
+    process = RANK_ONE[name](vocab)
+    for kind, t in itertools.product(KINDS, (1e-3, 0.5, 0.95)):
+        x_t, times, site = sites(process, 4, t)
+        score = scores(kind, process, x_t, times)
+        expected = naive.nearest_posterior(score, x_t, site, process.mask)
+        found = reference(score, x_t, site, process.states, process.mask, False)
+        # mu is a difference of scores divided by b: rounding of the scores counts in units of b
+        size = 1 + score.abs().amax(-1, keepdim=True) * (site.own / site.alpha).unsqueeze(-1)
+        assert ((found - expected).abs() <= 1e-12 * size).all(), (kind, t)

@@ -1,4 +1,4 @@
-"""Queries, keys and values out of the joint product, turned where they lie: values and gradients of the plain expression."""
+"""Rotated queries and keys from the joint product: values and gradients against float64."""
 
 import pytest
 import torch
@@ -12,38 +12,43 @@ from m2s.ops.rotary.naive import rotary
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# samples, sites, heads, columns of a head: one of each, odd lengths, halves of a head that are no power of two or not even,
-# more rows than one program has, a head as wide as a program
+# Examples, positions, heads, columns of a head: one of each, odd lengths, halves of a head that are no power of two or odd,
+# more rows than one program has, a head as wide as a program.
 SHAPES = [(1, 1, 1, 2), (2, 3, 1, 4), (3, 7, 5, 6), (2, 257, 3, 10), (1, 33, 12, 64), (2, 5, 2, 48), (1, 3, 1, 2050)]
-EPSILON = {torch.float32: 2.0**-23, torch.float64: 2.0**-51}  # two products and a sum rounded; in float64 the exact ones too
+EPSILON = {
+    torch.float32: 2.0**-23,
+    torch.float64: 2.0**-51,
+}  # two products and a sum are rounded; in float64 also the exact result
 
 
-def one(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
+    """The identity matrix as weight."""
     return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def with_gradients(
-    qkv: Tensor, above: list[Tensor], tables: tuple[Tensor, Tensor], heads: int, fused: bool
+    qkv: Tensor, upstream: list[Tensor], tables: tuple[Tensor, Tensor], heads: int, fused: bool
 ) -> tuple[list[Tensor], Tensor]:
-    """Of what the joint product is: the layer's weight is one."""
+    """Results and gradient of a given joint product: the weight of the layer is the identity."""
     qkv = qkv.detach().requires_grad_()
-    results = joint(qkv, one(qkv), *tables, heads, fused)
-    torch.autograd.backward(results, above)
+    results = joint(qkv, identity(qkv), *tables, heads, fused)
+    torch.autograd.backward(results, upstream)
     return [result.detach() for result in results], qkv.grad
 
 
 def given(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, list[Tensor], tuple[Tensor, Tensor]]:
+    """Joint product, upstream gradients, and tables of cosines and sines."""
     batch, length, heads, head = shape
     qkv = torch.randn(batch, length, 3 * heads * head, device=DEVICE, dtype=dtype)
-    above = [torch.randn(batch, heads, length, head, device=DEVICE, dtype=dtype) for _ in range(3)]
-    return qkv, above, angles(length, head, torch.device(DEVICE))
+    upstream = [torch.randn(batch, heads, length, head, device=DEVICE, dtype=dtype) for _ in range(3)]
+    return qkv, upstream, angles(length, head, torch.device(DEVICE))
 
 
-def exact(qkv: Tensor, above: list[Tensor], tables: tuple[Tensor, Tensor], heads: int) -> list[list[Tensor]]:
-    """In float64, results and gradient; and the same with no term below zero, which their errors are relative to."""
-    terms = (qkv.abs(), [one.abs() for one in above], (tables[0].abs(), tables[1].abs()))
+def exact(qkv: Tensor, upstream: list[Tensor], tables: tuple[Tensor, Tensor], heads: int) -> list[list[Tensor]]:
+    """Results and gradient in float64; and the same with absolute values, which rounding errors are relative to."""
+    terms = (qkv.abs(), [one.abs() for one in upstream], (tables[0].abs(), tables[1].abs()))
     found = []
-    for inputs, gradients, factors in ((qkv, above, tables), terms):
+    for inputs, gradients, factors in ((qkv, upstream, tables), terms):
         results, gradient = with_gradients(inputs.double(), [one.double() for one in gradients], factors, heads, fused=False)
         found.append([*results, gradient])
     return found
@@ -52,72 +57,72 @@ def exact(qkv: Tensor, above: list[Tensor], tables: tuple[Tensor, Tensor], heads
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_values_and_gradients(shape, dtype):
-    qkv, above, tables = given(shape, dtype)
-    results, gradient = with_gradients(qkv, above, tables, shape[2], fused=True)
-    for found, truth, terms in zip([*results, gradient], *exact(qkv, above, tables, shape[2]), strict=True):
+    qkv, upstream, tables = given(shape, dtype)
+    results, gradient = with_gradients(qkv, upstream, tables, shape[2], fused=True)
+    for found, truth, terms in zip([*results, gradient], *exact(qkv, upstream, tables, shape[2]), strict=True):
         assert found.dtype == dtype
         assert found.shape == truth.shape
         assert ((found.double() - truth).abs() <= 1.0001 * EPSILON[dtype] * terms).all()
     values = qkv.unflatten(-1, (3, shape[2], -1))[:, :, 2].transpose(1, 2)
     assert torch.equal(results[2], values)
-    assert torch.equal(gradient.unflatten(-1, (3, shape[2], -1))[:, :, 2].transpose(1, 2), above[2])
+    assert torch.equal(gradient.unflatten(-1, (3, shape[2], -1))[:, :, 2].transpose(1, 2), upstream[2])
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter gets bf16 wrong")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_bf16_is_rounded_once(shape):
-    qkv, above, tables = given(shape, torch.bfloat16)
-    results, gradient = with_gradients(qkv, above, tables, shape[2], fused=True)
-    for found, truth, terms in zip([*results, gradient], *exact(qkv, above, tables, shape[2]), strict=True):
+    qkv, upstream, tables = given(shape, torch.bfloat16)
+    results, gradient = with_gradients(qkv, upstream, tables, shape[2], fused=True)
+    for found, truth, terms in zip([*results, gradient], *exact(qkv, upstream, tables, shape[2]), strict=True):
         assert found.dtype == torch.bfloat16
         assert ((found.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-22 * terms).all()
 
 
-def test_the_reference_is_a_product_of_complex_numbers():
+def test_naive_is_a_complex_product():
     shape = batch, length, heads, head = 2, 9, 3, 10
     qkv, _, tables = given(shape, torch.float64)
     parts = qkv.view(batch, length, 3, heads, head).cpu()
     angle = torch.arange(length).double()[:, None] * 10_000.0 ** (-torch.arange(head // 2).double() / (head // 2))
     pairs = torch.complex(parts[..., : head // 2], parts[..., head // 2 :])
     pairs = pairs * torch.polar(torch.ones_like(angle), angle)[:, None, None]
-    turned = torch.cat([pairs.real, pairs.imag], -1)
+    rotated = torch.cat([pairs.real, pairs.imag], -1)
     q, k, v = (part.transpose(1, 2).cpu() for part in rotary(qkv, *tables, heads))
-    torch.testing.assert_close(q, turned[:, :, 0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(k, turned[:, :, 1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(q, rotated[:, :, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(k, rotated[:, :, 1], rtol=1e-5, atol=1e-6)
     assert torch.equal(v, parts[:, :, 2])
 
 
-def laid_out(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The same numbers, with the dimensions in this order in memory."""
+def with_strides(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The same numbers with permuted strides."""
     return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
 
 
-def test_gradients_in_any_order_in_memory():
-    """Attention answers with heads before sites, after sites, or apart; a sum, with one number everywhere."""
-    qkv, above, tables = given((2, 5, 3, 8), torch.float32)
-    _, expected = with_gradients(qkv, above, tables, 3, fused=True)
+def test_strided_upstream_gradients():
+    """Attention returns gradients with heads before or after positions; a sum returns an expanded number."""
+    qkv, upstream, tables = given((2, 5, 3, 8), torch.float32)
+    _, expected = with_gradients(qkv, upstream, tables, 3, fused=True)
     wide = torch.randn(2, 3, 5, 20, device=DEVICE)
-    wide[..., 4:12] = above[2]
+    wide[..., 4:12] = upstream[2]
     for orders in ([(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)], [(0, 1, 3, 2), (3, 2, 1, 0), (1, 0, 2, 3)]):
-        changed = [laid_out(one, order) for one, order in zip(above, orders, strict=True)]
+        changed = [with_strides(one, order) for one, order in zip(upstream, orders, strict=True)]
         assert torch.equal(with_gradients(qkv, changed, tables, 3, fused=True)[1], expected)
-    assert torch.equal(with_gradients(qkv, [above[0], above[1], wide[..., 4:12]], tables, 3, fused=True)[1], expected)
-    one = torch.ones((), device=DEVICE).expand_as(above[0])
+    assert torch.equal(with_gradients(qkv, [upstream[0], upstream[1], wide[..., 4:12]], tables, 3, fused=True)[1], expected)
+    one = torch.ones((), device=DEVICE).expand_as(upstream[0])
     _, expected = with_gradients(qkv, [one.contiguous()] * 3, tables, 3, fused=True)
     assert torch.equal(with_gradients(qkv, [one] * 3, tables, 3, fused=True)[1], expected)
 
 
-def test_the_layer():
-    """Its product and its gradients, on rows that lie in any order in memory."""
+def test_layer():
+    """The product of the layer and its gradients, for inputs of any strides."""
     x, weight = torch.randn(2, 5, 7, device=DEVICE), torch.randn(72, 7, device=DEVICE)
-    _, above, tables = given((2, 5, 3, 8), torch.float32)
+    _, upstream, tables = given((2, 5, 3, 8), torch.float32)
     leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
     expected = rotary(torch.nn.functional.linear(*leaves), *tables, 3)
-    torch.autograd.backward(expected, [one.double() for one in above])
+    torch.autograd.backward(expected, [one.double() for one in upstream])
     for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
-        mine = [laid_out(x, order).requires_grad_(), weight.clone().requires_grad_()]
+        mine = [with_strides(x, order).requires_grad_(), weight.clone().requires_grad_()]
         found = joint(*mine, *tables, 3, fused=True)
-        torch.autograd.backward(found, above)
+        torch.autograd.backward(found, upstream)
         for one, other in zip(
             [*found, *(leaf.grad for leaf in mine)], [*expected, *(leaf.grad for leaf in leaves)], strict=True
         ):
@@ -125,47 +130,48 @@ def test_the_layer():
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)], ids=["x", "weight"])
-def test_gradients_are_found_of_what_wants_them(wanted):
+def test_gradients_of_frozen_inputs_are_not_computed(wanted):
     x, weight = torch.randn(2, 5, 7, device=DEVICE), torch.randn(72, 7, device=DEVICE)
-    _, above, tables = given((2, 5, 3, 8), torch.float32)
+    _, upstream, tables = given((2, 5, 3, 8), torch.float32)
     leaves, others = (
         [value.clone().requires_grad_(want) for value, want in zip((x, weight), wanted, strict=True)] for _ in "12"
     )
-    torch.autograd.backward(joint(*leaves, *tables, 3, fused=True), above)
-    torch.autograd.backward(joint(*others, *tables, 3, fused=False), above)
+    torch.autograd.backward(joint(*leaves, *tables, 3, fused=True), upstream)
+    torch.autograd.backward(joint(*others, *tables, 3, fused=False), upstream)
     for leaf, other, want in zip(leaves, others, wanted, strict=True):
         assert (leaf.grad - other.grad).norm() <= 1e-6 * other.grad.norm() if want else leaf.grad is None
 
 
-def test_a_narrow_weight_is_one_of_autocasts_dtype():
-    """Another is left alone; float32 is not narrower than itself, and does for a machine that gets bf16 wrong."""
+def test_half_precision_weight_is_used():
+    """A weight of the dtype of autocast is used, another is ignored; float32 stands for bf16, which the interpreter lacks."""
     x, weight = torch.randn(2, 5, 7, device=DEVICE), torch.randn(72, 7, device=DEVICE)
     _, _, tables = given((2, 5, 3, 8), torch.float32)
     expected, twice = (joint(x, value, *tables, 3, fused=True) for value in (weight, 2 * weight))
-    for narrow, result in ((2 * weight, twice), (2 * weight.half(), expected)):
-        found = joint(x, weight, *tables, 3, True, narrow)
+    for half_weight, result in ((2 * weight, twice), (2 * weight.half(), expected)):
+        found = joint(x, weight, *tables, 3, True, half_weight)
         assert all(torch.equal(*pair) for pair in zip(found, result, strict=True))
 
 
-def test_a_result_that_is_not_used_has_a_gradient_of_zero():
-    qkv, above, tables = given((1, 4, 2, 6), torch.float32)
+def test_unused_results_have_zero_gradients():
+    qkv, upstream, tables = given((1, 4, 2, 6), torch.float32)
     leaf = qkv.requires_grad_()
-    joint(leaf, one(qkv), *tables, 2, fused=True)[1].backward(above[1])
-    zeros = torch.zeros_like(above[0])
-    assert torch.equal(leaf.grad, with_gradients(qkv, [zeros, above[1], zeros], tables, 2, fused=True)[1])
+    joint(leaf, identity(qkv), *tables, 2, fused=True)[1].backward(upstream[1])
+    zeros = torch.zeros_like(upstream[0])
+    assert torch.equal(leaf.grad, with_gradients(qkv, [zeros, upstream[1], zeros], tables, 2, fused=True)[1])
 
 
-def test_sites_before_heads_in_memory():
+def test_positions_come_before_heads_in_memory():
     qkv, _, tables = given((2, 5, 3, 8), torch.float32)
-    results = joint(qkv, one(qkv), *tables, 3, fused=True)
+    results = joint(qkv, identity(qkv), *tables, 3, fused=True)
     mixed = scaled_dot_product_attention(*results)
     assert mixed.transpose(1, 2).flatten(-2).data_ptr() == mixed.data_ptr()  # joining the heads copies nothing
 
 
-def test_what_compilers_are_told():
-    qkv, above, tables = given((2, 5, 3, 8), torch.float32)
-    torch.library.opcheck(_joint, (qkv, one(qkv), None, *tables, 3))
-    torch.library.opcheck(_backward, (*(one.transpose(1, 2) for one in above), *tables))
+def test_fake_implementations():
+    """Shapes, dtypes and gradients as torch.compile assumes them (torch.library.opcheck)."""
+    qkv, upstream, tables = given((2, 5, 3, 8), torch.float32)
+    torch.library.opcheck(_joint, (qkv, identity(qkv), None, *tables, 3))
+    torch.library.opcheck(_backward, (*(one.transpose(1, 2) for one in upstream), *tables))
 
 
 COMPILED = """
@@ -199,7 +205,7 @@ def compiled(function):
     return torch.compile(function, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True, dynamic=False)
 
 
-# alone, one kernel there and one back, and nothing else that moves what they work on
+# one kernel forward and one backward, and no other operation that copies their tensors
 for one, other in zip(*(gradients(f, True, torch.float32) for f in (compiled(attention), attention)), strict=True):
     torch.testing.assert_close(one, other)
 forward, backward = graphs
@@ -207,7 +213,7 @@ assert forward.count("m2s.joint.default") == 1, forward
 assert backward.count("m2s.joint_backward.default") == 1, backward
 assert not any(part in name for name in forward + backward for part in ("clone", "copy", "stack", "cat", "add")), graphs
 
-# computed again for the backward pass, and under autocast (where the interpreter cannot follow)
+# recomputed for the backward pass, and under autocast (which the interpreter cannot run)
 functions = [attention, compiled(attention), compiled(partial(checkpoint, attention, use_reentrant=False))]
 if device == "cuda":
     functions.append(torch.compile(attention, fullgraph=True, dynamic=False))
@@ -219,5 +225,5 @@ for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.03))[: 2 if devic
 """
 
 
-def test_compilers():
+def test_compiled_attention():
     passes(COMPILED)

@@ -1,4 +1,4 @@
-"""Kernels of many times by tables: as exact as one by one, and without a look at the times."""
+"""Transition matrices of many times by tables: as accurate as one by one, without reading the times on the host."""
 
 import mpmath
 import numpy as np
@@ -37,21 +37,21 @@ def gaussian(states: int, jump: float = 2.0, stationary: float = 9.0) -> m2s.Rat
 
 
 def times(process: m2s.RateMatrix) -> torch.Tensor:
-    """sigma: none, next to none, whole jumps, a rounding below them, the highest digits, past the limit, and between."""
+    """sigma of 0, tiny, integer numbers of jumps, a rounding below them, beyond the limit, and in between."""
     fastest = float(-process.generator.diagonal().min())
-    whole = torch.tensor([1.0, 2.0, BASE - 1, BASE, BASE + 1, BASE**2 - 1, BASE**2], dtype=torch.float64)
+    integers = torch.tensor([1.0, 2.0, BASE - 1, BASE, BASE + 1, BASE**2 - 1, BASE**2], dtype=torch.float64)
     ends = torch.tensor([0.0, 1e-300, 1e-12, 1e-3, 1e4, 1e30, torch.inf], dtype=torch.float64)
     between = 10 ** torch.linspace(-5, 3, 40, dtype=torch.float64)
-    return torch.cat([ends, torch.cat([whole, torch.nextafter(whole, torch.zeros(())), between]) / fastest])
+    return torch.cat([ends, torch.cat([integers, torch.nextafter(integers, torch.zeros(())), between]) / fastest])
 
 
 @pytest.mark.parametrize("states", [2, 5, 17, 40])
-def test_every_entry_is_that_of_the_doubled_step(states: int) -> None:
+def test_every_entry_agrees_with_doubling(states: int) -> None:
     process = gaussian(states)
     sigma = times(process)
-    found, wanted = ExpmTable.of(process.generator)(sigma), expm(process.generator, sigma)
+    found, expected = ExpmTable.of(process.generator)(sigma), expm(process.generator, sigma)
     assert (found >= 0).all() and found.isfinite().all()
-    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-300)
 
 
 @pytest.mark.parametrize("t", [1e-6, 0.01, 0.5, 1.0])
@@ -62,19 +62,19 @@ def test_every_entry_in_eighty_digits(t: float) -> None:
         for i in range(7):  # rows that sum to zero in these digits
             rates[i, i] = -sum(rates[i, j] for j in range(7) if j != i)
         exact = mpmath.expm(rates * mpmath.mpf(8) * mpmath.mpf(t), method="taylor")
-        wanted = np.array([[float(exact[i, j]) for j in range(7)] for i in range(7)])
-    np.testing.assert_allclose(process.kernel(torch.tensor(t, dtype=torch.float64)), wanted, rtol=1e-12)
+        expected = np.array([[float(exact[i, j]) for j in range(7)] for i in range(7)])
+    np.testing.assert_allclose(process.kernel(torch.tensor(t, dtype=torch.float64)), expected, rtol=1e-12)
 
 
-def test_a_kernel_does_not_depend_on_the_others_of_its_batch() -> None:
+def test_a_matrix_does_not_depend_on_its_batch() -> None:
     process = gaussian(17)
     sigma = times(process)
-    ladder = ExpmTable.of(process.generator)
-    whole = ladder(sigma)
+    table = ExpmTable.of(process.generator)
+    everything = table(sigma)
     for part in (slice(0, 1), slice(3, 20), slice(20, None)):
-        np.testing.assert_allclose(ladder(sigma[part]), whole[part], rtol=1e-14, atol=1e-300)
-    np.testing.assert_allclose(ladder(sigma[:12].view(3, 4)), whole[:12].view(3, 4, 17, 17), rtol=1e-14, atol=1e-300)
-    np.testing.assert_allclose(ladder(sigma[2]), whole[2], rtol=1e-14, atol=1e-300)
+        np.testing.assert_allclose(table(sigma[part]), everything[part], rtol=1e-14, atol=1e-300)
+    np.testing.assert_allclose(table(sigma[:12].view(3, 4)), everything[:12].view(3, 4, 17, 17), rtol=1e-14, atol=1e-300)
+    np.testing.assert_allclose(table(sigma[2]), everything[2], rtol=1e-14, atol=1e-300)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_kernel_does_not_depend_on_the_others_of_its_batch() -> None:
         m2s.RateMatrix.birth_death(torch.ones(150), torch.ones(150), m2s.Linear()),
         m2s.RateMatrix(torch.zeros(3, 3), m2s.Linear()),
     ],
-    ids=["a mask stays", "only upwards", "many jumps from end to end", "nothing moves"],
+    ids=["absorbing mask", "pure birth", "slow mixing", "no rates"],
 )
-def test_chains_without_tables_keep_their_kernels(process: m2s.RateMatrix) -> None:
+def test_chains_without_tables_are_unchanged(process: m2s.RateMatrix) -> None:
     t = torch.tensor([0.1, 0.5], dtype=torch.float64)
     before = process.kernel(t)
     assert not process.prepare(CPU)
@@ -98,6 +98,6 @@ def test_no_tables_without_float64() -> None:
     assert not m2s.RateMatrix.gaussian(5, m2s.Linear()).prepare(torch.device("mps"))
 
 
-def test_the_losses_are_one_graph() -> None:
-    """Traced whole, with no look at a number on the way, and then called at times that double more and less often."""
+def test_losses_compile_to_one_graph() -> None:
+    """The losses compile to one graph, and it is right for times that need different numbers of doublings."""
     passes(LOSSES)

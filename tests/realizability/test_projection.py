@@ -49,8 +49,8 @@ def kkt_residual(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, vocab: int) 
     rho = (t / vocab) / ((1 - t) + t / vocab)
     d, n = 1 - rho, vocab - 1
     b = d / rho
-    own = x_t.unsqueeze(-1)
-    z = (score - rho).scatter(-1, own, 0.0)
+    current = x_t.unsqueeze(-1)
+    z = (score - rho).scatter(-1, current, 0.0)
     g = b * z + d * z.sum(-1, keepdim=True)
     c, h = b**2, d**2 * (n + 2 / rho)
     worst = 0.0
@@ -80,7 +80,7 @@ def scores(kind: str, process: m2s.Process, x_t: Tensor, t: Tensor, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(*x_t.shape, process.states, generator=generator, dtype=torch.float64)
 
-    def bridged(scale: float) -> Tensor:
+    def realizable(scale: float) -> Tensor:
         logits = scale * normal
         if process.mask is not None:
             logits[..., process.mask] = -torch.inf
@@ -88,11 +88,11 @@ def scores(kind: str, process: m2s.Process, x_t: Tensor, t: Tensor, seed: int = 
 
     wobble = torch.exp(0.3 * torch.randn(normal.shape, generator=generator, dtype=torch.float64))
     return {
-        "peaked": lambda: bridged(5.0) * wobble,
-        "flat": lambda: bridged(0.1) * wobble,
-        "realizable": lambda: bridged(2.0),
-        "inactive": lambda: 0.3 * bridged(1.0) * wobble,
-        "active": lambda: 3 * bridged(3.0) * wobble,
+        "peaked": lambda: realizable(5.0) * wobble,
+        "flat": lambda: realizable(0.1) * wobble,
+        "realizable": lambda: realizable(2.0),
+        "inactive": lambda: 0.3 * realizable(1.0) * wobble,
+        "active": lambda: 3 * realizable(3.0) * wobble,
         "log-normal": lambda: torch.exp(normal),
         "wide log-normal": lambda: torch.exp(3 * normal - 4.5),
         "far above the box": lambda: 1e6 * torch.exp(normal),
@@ -125,7 +125,7 @@ def test_optimality_in_float32_at_the_size_of_gpt2(t: float, kind: str) -> None:
     assert kkt_residual(mu, score, x_t, times, GPT2) < 1e-6
 
 
-def test_the_residual_can_fail() -> None:
+def test_optimality_residual_detects_a_wrong_posterior() -> None:
     process = m2s.Uniform(64, m2s.Linear())
     x_t, t = torch.tensor([3]), torch.tensor([0.5])
     score = scores("log-normal", process, x_t, t)
@@ -137,7 +137,7 @@ def test_the_residual_can_fail() -> None:
     assert kkt_residual(wrong, score, x_t, t, 64) > 1e-6
 
 
-def test_both_branches_occur() -> None:
+def test_active_and_inactive_branches_both_occur() -> None:
     process = m2s.Uniform(GPT2, m2s.Linear())
     x_t = torch.tensor([5])
     seen = set()
@@ -191,9 +191,7 @@ TABULATED = {
 
 
 def simplex_conditions(matrix: np.ndarray, target: np.ndarray, mu: np.ndarray) -> float:
-    """How much nearer any vertex lies by first order: max_z <B mu - s, B mu - B_z> / |s|^2 is 0 at the optimum, positive
-    elsewhere.
-    """
+    """First-order optimality: max_z <B mu - s, B mu - B_z>, scaled, is 0 at the optimum and positive elsewhere."""
     gap = matrix @ mu - target
     slope = matrix.T @ gap
     length = np.linalg.norm(matrix, axis=0)
@@ -241,7 +239,7 @@ def test_tabulated_at_256_tokens(name: str) -> None:
     if name == "uniform":  # the same process, solved by the threshold
         twin = m2s.project(score, x_t, t, m2s.Uniform(256, m2s.Exponential(horizon=3.0)))
         torch.testing.assert_close(mu, twin, rtol=0, atol=1e-9)
-    # from a leave-one-out law: a posterior on tokens that can hardly have led to k would have scores of 1e15
+    # from a leave-one-out distribution: a posterior on tokens that can hardly have led to k would have scores of 1e15
     distribution = torch.softmax(torch.randn(2, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), -1)
     true = m2s.score_from_leave_one_out(distribution, x_t, t, process)
     back = m2s.score_from_posterior(m2s.project(true, x_t, t, process), x_t, t, process)
@@ -251,7 +249,7 @@ def test_tabulated_at_256_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("vocab", [2, 17, 256, GPT2])
 @pytest.mark.parametrize("t", [0.01, 0.5, 0.99])
-def test_a_realizable_score_comes_back(vocab: int, t: float) -> None:
+def test_realizable_score_gives_back_its_posterior(vocab: int, t: float) -> None:
     process = m2s.Uniform(vocab, m2s.Linear())
     x_t, times = torch.tensor([0, vocab - 1]), torch.full((2,), t, dtype=torch.float64)
     mu = torch.softmax(3 * torch.randn(2, vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(vocab)), -1)
@@ -260,8 +258,8 @@ def test_a_realizable_score_comes_back(vocab: int, t: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["uniform", "hybrid"])
-def test_vertices_and_faces_come_back(name: str) -> None:
-    """Posteriors with zeros, e_k among them: the identity on the whole polytope, not only inside."""
+def test_vertices_and_faces_give_back_their_posterior(name: str) -> None:
+    """Posteriors with zeros, e_k among them: projection is the identity on all of the polytope, not only inside."""
     process = RANK_ONE[name](9)
     x_t, t = torch.arange(9).repeat_interleave(9), torch.full((81,), 0.6, dtype=torch.float64)
     mu = torch.eye(9, dtype=torch.float64).repeat(9, 1)
@@ -290,8 +288,8 @@ def test_idempotent_and_non_expansive(name: str, kind: str) -> None:
     assert (torch.linalg.vector_norm((once - nearest(two))[:, off], dim=-1) <= apart * (1 + 1e-12)).all()
 
 
-def test_nothing_pulls() -> None:
-    """All g <= 0: u = 0 exactly, and the current token takes everything."""
+def test_zero_scores_give_the_current_token() -> None:
+    """All g <= 0: u = 0 exactly, and the posterior is e_k."""
     process = m2s.Uniform(100, m2s.Linear())
     x_t, t = torch.tensor([7, 8]), torch.tensor([0.3, 0.9])
     mu = m2s.project(torch.zeros(2, 100), x_t, t, process)
@@ -335,7 +333,7 @@ def test_any_leading_shape() -> None:
     assert m2s.project(score[0, 0, 0], x_t[0, 0, 0], t[0], process).shape == (40,)
 
 
-def test_many_rows_are_the_same_rows() -> None:
+def test_blocks_of_rows_agree_with_single_rows() -> None:
     """More rows than one block on a CPU, with both branches side by side."""
     process = m2s.Uniform(3_000, m2s.Linear())
     x_t = torch.arange(150)
@@ -358,7 +356,7 @@ def test_ties_and_huge_scores() -> None:
 
 @pytest.mark.parametrize(("seed", "row"), [(22, 3), (81, 1)])
 def test_rounding_does_not_send_a_row_in_circles(seed: int, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 50,257 scores on which two supports in turn each said that the other was right, until the last pass allowed."""
+    """Rows of 50,257 scores on which Newton's method alternated between two supports until the last pass that it is allowed."""
     setting = Setting(torch.device("cpu"), rows=32, vocab=50_257, width=16, repeats=1, depth=1, seed=seed)
     score, x_t, t, process = noisy_scores(setting)
     score, x_t, t = (value[row : row + 1] for value in (score, x_t, t))
@@ -366,5 +364,5 @@ def test_rounding_does_not_send_a_row_in_circles(seed: int, row: int, monkeypatc
     monkeypatch.setattr(torch, "ge", lambda *given, **more: passes.append(1) or compare(*given, **more))
     found = m2s.project(score, x_t, t, process)
     assert 3 < len(passes) < 12
-    wanted = m2s.project(score.double(), x_t, t, process)
-    assert float((found.double() - wanted).abs().sum()) < 1e-5 and abs(float(found.double().sum()) - 1) < 1e-5
+    expected = m2s.project(score.double(), x_t, t, process)
+    assert float((found.double() - expected).abs().sum()) < 1e-5 and abs(float(found.double().sum()) - 1) < 1e-5

@@ -1,4 +1,4 @@
-"""The figures that are drawn from runs, samples and results."""
+"""Figures of runs, samples and results."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from m2s.evaluation.audit import CLASSES
 from m2s.heads import NextToken, Shifted
 from m2s.models import DiT, DiTConfig
 from m2s.report.audit import read
-from m2s.report.film_strip import frames, picture
+from m2s.report.film_strip import film_frames, rgb_image
 from m2s.report.read_run import read_runs
-from m2s.report.traces import against_steps, audited, grids, losses, trailing
+from m2s.report.traces import against_steps, audited, grids, losses, trailing_mean
 
 QUICK = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu", "--log-every", "1"]
 
@@ -30,18 +30,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the error of `m2s figure`."""
     with pytest.raises(SystemExit) as exit_:
         main(["figure", *arguments])
     assert exit_.value.code == 2
     return capsys.readouterr().err
 
 
-def test_a_trailing_mean_is_over_what_came_before() -> None:
+def test_trailing_mean_is_over_previous_values() -> None:
     values = np.random.default_rng(0).normal(size=9)
     for width in (1, 3, 20):
         expected = [values[max(0, i + 1 - width) : i + 1].mean() for i in range(9)]
-        np.testing.assert_allclose(trailing(values, width), expected)
+        np.testing.assert_allclose(trailing_mean(values, width), expected)
 
 
 def test_traces_show_epochs_and_the_last_quarter(run: Path, tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_traces_show_epochs_and_the_last_quarter(run: Path, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def audits(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of the run, and of the same network once more as a free score."""
+    """Audits of the run, and of the same network with its output read as an unconstrained score."""
     place = tmp_path_factory.mktemp("audits")
     model, head = m2s.load(run)
     m2s.hub.save(place / "free", model, m2s.LogScore(head.process), m2s.load(run).data)
@@ -69,8 +70,8 @@ def audits(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [place / "audit-md4" / "audit.json", place / "audit-free" / "audit.json"]
 
 
-def moved(run: Path, place: Path, data: str = "digits") -> Path:
-    """A copy of a run, said to be trained on other data."""
+def on_other_data(run: Path, place: Path, data: str = "digits") -> Path:
+    """Return a copy of a run whose record names other data."""
     shutil.copytree(run, place)
     record = json.loads((place / "train.json").read_text())
     record["config"]["data"]["name"] = data
@@ -78,8 +79,8 @@ def moved(run: Path, place: Path, data: str = "digits") -> Path:
     return place
 
 
-def test_the_papers_figure_has_audits_above_the_losses_of_each_data_set(run: Path, audits: list[Path], tmp_path: Path) -> None:
-    runs = [run, moved(run, tmp_path / "free"), moved(run, tmp_path / "c" / "md4", "mnist")]
+def test_figure_of_audits_and_losses_has_a_panel_for_each_data_set(run: Path, audits: list[Path], tmp_path: Path) -> None:
+    runs = [run, on_other_data(run, tmp_path / "free"), on_other_data(run, tmp_path / "c" / "md4", "mnist")]
     found = {path: read(path) for path in audits}
     figure = audited(found, read_runs(runs))
     classes, weights, digits, mnist = figure.axes
@@ -106,7 +107,7 @@ def test_the_papers_figure_has_audits_above_the_losses_of_each_data_set(run: Pat
     assert mnist.get_legend().get_texts()[0].get_text() == f"md4, {bits[-1]:.3f} at the end"
 
 
-def test_audits_and_runs_are_told_apart_on_the_command_line(
+def test_audits_and_runs_are_distinguished_on_the_command_line(
     run: Path, audits: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, theirs = map(str, audits)
@@ -116,16 +117,16 @@ def test_audits_and_runs_are_told_apart_on_the_command_line(
         assert (tmp_path / "x.svg").read_text().count('id="axes_') == panels
         (tmp_path / "x.svg").unlink()
     capsys.readouterr()
-    assert "audit.json that m2s audit writes" in refused(capsys, "audit", "--source", str(run), *out)
-    assert "no train.json" in refused(capsys, "audit", "--source", theirs, str(tmp_path), *out)
+    assert "audit.json that m2s audit writes" in error_of(capsys, "audit", "--source", str(run), *out)
+    assert "no train.json" in error_of(capsys, "audit", "--source", theirs, str(tmp_path), *out)
     other = tmp_path / "euler"
     main(["audit", str(run), "--n", "1", "--steps", "2", "--sampler", "euler", "--out", str(other)])
     capsys.readouterr()
-    assert "--sampler analytic" in refused(capsys, "audit", "--source", str(other / "audit.json"), str(run), *out)
+    assert "--sampler analytic" in error_of(capsys, "audit", "--source", str(other / "audit.json"), str(run), *out)
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_grids_of_samples_stand_beside_those_of_data(run: Path, tmp_path: Path) -> None:
+def test_grids_of_samples_and_of_data(run: Path, tmp_path: Path) -> None:
     main(["sample", str(run), "--n", "4", "--steps", "2", "--out", str(run / "samples.npz"), "--overwrite"])
     out = tmp_path / "grids.png"
     main(["figure", "samples", "--source", "digits:test", str(run / "samples.npz"), "--out", str(out)])
@@ -138,20 +139,20 @@ def test_grids_of_samples_stand_beside_those_of_data(run: Path, tmp_path: Path) 
     assert [axes.get_title() for axes in grids([data, drawn]).axes] == ["digits:test", "md4"]
 
 
-def test_a_film_begins_with_noise_and_ends_with_samples(run: Path, tmp_path: Path) -> None:
+def test_film_begins_with_noise_and_ends_with_samples(run: Path, tmp_path: Path) -> None:
     model, head = m2s.load(run)
-    shares, states = frames(model, head, 64, rows=2, columns=3, steps=4, sampler="bayes", seed=7)
+    shares, states = film_frames(model, head, 64, rows=2, columns=3, steps=4, sampler="bayes", seed=7)
     assert shares == [0, 0.5, 1] and (states[0] == 17).all()  # all masked
     assert torch.equal(states[-1], m2s.sample(model, head, (2, 64), steps=4, seed=7))
-    assert (picture(states[0, 0], (8, 8), 17) == np.array([0.27, 0.45, 0.77])).all()
-    assert picture(torch.arange(17)[:16], (4, 4), 17)[3, 3].tolist() == [15 / 16] * 3
+    assert (rgb_image(states[0, 0], (8, 8), 17) == np.array([0.27, 0.45, 0.77])).all()
+    assert rgb_image(torch.arange(17)[:16], (4, 4), 17)[3, 3].tolist() == [15 / 16] * 3
     main(["figure", "film", "--source", str(run), "--out", str(tmp_path / "film.png")])
     assert (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["next token", "free score between levels"])
-def test_a_film_of_any_head(name: str, tmp_path: Path) -> None:
-    """By the sampler that serves it, whatever that is."""
+@pytest.mark.parametrize("name", ["next token", "unconstrained score between levels"])
+def test_film_of_any_head(name: str, tmp_path: Path) -> None:
+    """The default sampler of a head can make a film."""
     process = m2s.RateMatrix.gaussian(17, m2s.Exponential(1.0))
     head = NextToken(Shifted(17)) if name == "next token" else m2s.LogScore(process)
     model = DiT(
@@ -184,17 +185,17 @@ def test_perplexity_over_steps_has_a_curve_for_each_model_and_for_each_grid(tmp_
     (tmp_path / "a.json").write_text(json.dumps({"results": results, "differences": []}))
     main(["figure", "genppl", "--source", str(tmp_path / "a.json"), "--out", str(tmp_path / "genppl.pdf")])
     assert (tmp_path / "genppl.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(UserError, match="does not say with how many steps"):
+    with pytest.raises(UserError, match="does not hold its number of steps"):
         against_steps([{**results[0], "settings": {}}])
 
 
-def test_what_cannot_be_drawn_is_refused_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_sources_are_errors_of_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "x.png")]
-    assert "did you mean losses" in refused(capsys, "loses", *out)
+    assert "did you mean losses" in error_of(capsys, "loses", *out)
     for name in ("audit", "genppl", "losses", "samples", "film"):
-        assert "give --source" in refused(capsys, name, *out)
-    assert "leave out --seed" in refused(capsys, "losses", "--source", str(run), "--seed", "1", *out)
-    assert "holds no images" in refused(capsys, "samples", "--source", str(run / "config.json"), *out)
-    assert "is no result of m2s evaluate genppl" in refused(capsys, "genppl", "--source", str(run / "config.json"), *out)
-    assert "no train.json" in refused(capsys, "losses", "--source", str(tmp_path), *out)
+        assert "give --source" in error_of(capsys, name, *out)
+    assert "leave out --seed" in error_of(capsys, "losses", "--source", str(run), "--seed", "1", *out)
+    assert "holds no images" in error_of(capsys, "samples", "--source", str(run / "config.json"), *out)
+    assert "is no result of m2s evaluate genppl" in error_of(capsys, "genppl", "--source", str(run / "config.json"), *out)
+    assert "no train.json" in error_of(capsys, "losses", "--source", str(tmp_path), *out)
     assert not (tmp_path / "x.png").exists()

@@ -15,17 +15,17 @@ def data() -> ToyData:
     return toy_data(points=25, step=0.04)
 
 
-def kernel(t: float) -> np.ndarray:
+def transition_matrix(t: float) -> np.ndarray:
     return (1 - t) * np.eye(3) + t / 3
 
 
 def marginal(t: float) -> np.ndarray:
-    return np.asarray(DATA_DISTRIBUTION) @ kernel(t)
+    return np.asarray(DATA_DISTRIBUTION) @ transition_matrix(t)
 
 
 def bridge(t: float, k: int) -> np.ndarray:
-    """B[y, z] = P(y|z) / P(k|z), from the kernel alone."""
-    return (kernel(t) / kernel(t)[:, [k]]).T
+    """B[y, z] = P(y|z) / P(k|z), from the transition matrix alone."""
+    return (transition_matrix(t) / transition_matrix(t)[:, [k]]).T
 
 
 def nearest(score: np.ndarray, t: float, k: int) -> np.ndarray:
@@ -59,11 +59,11 @@ def terminal_tv(c: float, y1: int) -> float:
     return 0.5 * float(np.abs(solved.y[:, -1] - np.asarray(DATA_DISTRIBUTION)).sum())
 
 
-def test_the_optimum_by_hand(data):
+def test_exact_score_by_hand(data):
     p = marginal(TIME)
     assert (data.current, data.first, data.second) == (2, 1, 0)
     np.testing.assert_allclose(data.score, [p[1] / p[2], p[0] / p[2]], rtol=1e-14)
-    posterior = np.asarray(DATA_DISTRIBUTION) * kernel(TIME)[:, 2]
+    posterior = np.asarray(DATA_DISTRIBUTION) * transition_matrix(TIME)[:, 2]
     np.testing.assert_allclose(data.posterior, posterior / posterior.sum(), rtol=1e-14)
 
 
@@ -161,7 +161,7 @@ def test_triangle_corners_by_hand(data):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_another_law_tells_the_same_story(seed):
+def test_random_distributions_give_the_same_picture(seed):
     other = toy_data(random_distribution(seed), points=5, step=0.2)
     assert sum(other.distribution) == pytest.approx(1) and min(other.distribution) >= 0.05
     assert other.box[0] < other.band[0] < 1 < other.band[1] < other.box[1]
@@ -169,11 +169,11 @@ def test_another_law_tells_the_same_story(seed):
 
 
 @pytest.mark.parametrize("distribution", [(0.5, 0.5), (0.5, 0.5, 0.0), (0.5, 0.4, 0.3)])
-def test_a_bad_law_is_refused(distribution):
+def test_invalid_distribution_is_an_error(distribution):
     with pytest.raises(UserError, match="distribution"):
         toy_data(distribution)
 
 
-def test_a_bad_time_is_refused():
+def test_invalid_time_is_an_error():
     with pytest.raises(UserError, match="time"):
         toy_data(time=1.0)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 import m2s
 from m2s.ops import last_layer_chunks, use_backend, why_unavailable
 from m2s.ops.backend import Backend
-from m2s.ops.reverse_step.naive import BLOCK
+from m2s.ops.reverse_step.cpu import BLOCK
 from m2s.samplers import SAMPLERS
 from m2s.samplers import prediction as prediction_module
 

@@ -1,4 +1,4 @@
-"""Training with fused operations is training: the same losses, whatever the method, the number of processes or the compiler."""
+"""Fused kernels give the same losses, for every method, number of processes and compiler."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ ROWS = random_rows(length=2)
 
 
 def short(out: Path, **changes: object) -> Config:
-    """A few steps of a few rows: without a GPU each row is interpreted. Compilers draw their own dropout."""
+    """A few steps of a few examples: without a GPU the kernels are interpreted. Compilers draw other dropout masks."""
     few = {"steps": 3, "batch": 4, "micro_batch": 2, "log_every": 1, "validate_every": 0, "network__dropout": 0.0}
     return small(out, **{**few, "device": DEVICE, "precision": "float32", "compile": "no", **changes})
 
@@ -30,7 +30,7 @@ def test_every_method(tmp_path, method):
     assert losses(tmp_path / "fused") == pytest.approx(losses(tmp_path / "reference"), rel=1e-5)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="two processes want two GPUs, and kernels for a CPU are only interpreted")
+@pytest.mark.skipif(DEVICE == "cuda", reason="two processes need two GPUs")
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes(tmp_path, parallel):
     train(short(tmp_path / "one"), ROWS)
@@ -47,7 +47,7 @@ def test_recomputed_blocks(tmp_path):
 COMPILED = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from small_runs import together
 from test_fused_training import ROWS, short
 from m2s.training import train
@@ -61,13 +61,13 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on a CPU")
 def test_compiled_blocks(tmp_path):
-    """With fused operations, as a GPU does by default, and with references and shards."""
+    """With fused kernels, as on a GPU by default, and with reference kernels and shards."""
     train(short(tmp_path / "plain"), ROWS)
-    # apart, where shapes are not checked: compilers do not follow that
+    # In another process without shape checks, which compilers cannot trace.
     script = tmp_path / "script.py"
     script.write_text(COMPILED)
     command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path)]
-    apart = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # a look for GPUs that leaves them alone, before a fork
+    apart = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # looks for GPUs without initializing CUDA, before a fork
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=apart)
     assert done.returncode == 0, done.stderr[-3000:]
     for name in ("fused", "sharded"):

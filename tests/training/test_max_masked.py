@@ -1,7 +1,7 @@
-"""Masked sites are picked out before a fused last layer, into rows whose number a CUDA graph fixes: the same sums and
-gradients as of all sites, and the same updates, also where there was not room enough.
+"""Masked positions are selected before a fused last layer, into a number of rows that a CUDA graph fixes.
 
-Without a GPU the kernels run in Triton's interpreter, and a stand-in takes the place of a graph.
+Sums, gradients and training steps are the same as with all positions, also where a recording had too few rows. Without a GPU
+the kernels run in Triton's interpreter, and a substitute takes the place of a graph.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from m2s.losses.weighted_sum import skips_unmasked
 from m2s.models import dit
 from m2s.ops import adamw, philox, use_backend
 from m2s.ops.last_layer import Unprojected
-from m2s.training import resolve
-from m2s.training import trainer as updates
+from m2s.training import cuda_graph, resolve
+from m2s.training import trainer as trainer_module
 from m2s.training.build import make_objects
-from m2s.training.cuda_graph import WARMUP_CALLS, CUDAGraphRunner, masked_capacity
+from m2s.training.cuda_graph import WARMUP_CALLS, CUDAGraphRunner, DirectBackward, GraphedBackward, masked_capacity
 from m2s.training.loop import Stopper, training_step
 from m2s.training.trainer import Trainer, balance_micro_batches
 from small_runs import random_rows, small
@@ -39,7 +39,8 @@ HEADS = {
 
 
 def situation(head, masks, bias=True):
-    """Clean and noisy tokens and times, weights with padding, the parts of a last layer; all, some or no sites are masked."""
+    """Clean and noisy tokens, times, weights with padding, and the parts of a last layer; all, some or no positions are
+    masked."""
     rng = torch.Generator().manual_seed(4)
     x_0 = torch.randint(VOCAB, (3, 4), generator=rng)
     t = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
@@ -57,8 +58,8 @@ def situation(head, masks, bias=True):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masks", ["some", "none", "all"])
 @pytest.mark.parametrize("kind", HEADS)
-def test_rows_with_room_to_spare_change_nothing(kind, masks, bias):
-    """Sum, terms and gradients: of all sites from logits, of the masked ones, and of those in more rows than there are."""
+def test_spare_rows_change_nothing(kind, masks, bias):
+    """Sum, terms and gradients: of all positions from logits, of the masked ones, and of those with spare rows."""
     head = HEADS[kind]
     given, weight, parts = situation(head, masks, bias)
     count = int((given[1] == VOCAB).sum())
@@ -81,7 +82,7 @@ def test_rows_with_room_to_spare_change_nothing(kind, masks, bias):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_too_little_room_is_seen(kind):
+def test_too_few_rows_make_the_sum_nan(kind):
     given, weight, parts = situation(HEADS[kind], "some")
     count = int((given[1] == VOCAB).sum())
     with use_backend("fused"):
@@ -90,29 +91,29 @@ def test_too_little_room_is_seen(kind):
     assert value.isnan() and terms.sum().isnan() and gradients[1].isnan().any()
 
 
-def test_what_is_picked_out():
+def test_which_losses_skip_unmasked_positions():
     masks, mixed = HEADS["masked"], m2s.Posterior(m2s.Hybrid(VOCAB, 0.1))
     assert skips_unmasked(m2s.masked_cross_entropy, masks) and not skips_unmasked(m2s.losses.any_order, masks)
     assert not skips_unmasked(m2s.score_entropy, mixed) and not skips_unmasked(m2s.score_entropy, m2s.LogScore(mixed.process))
     assert not skips_unmasked(m2s.score_entropy, m2s.FactorizedRate(masks.process))
 
 
-def test_the_size_of_a_room():
+def test_the_number_of_reserved_rows():
     assert masked_capacity(8192, 16384) == 9216  # 8192 + 256, in parts of 1024
     assert masked_capacity(16384, 16384) == masked_capacity(16200, 16384) == 16384
     assert masked_capacity(3, 5) == 5 and masked_capacity(0, 1) == 1 and masked_capacity(0, 4096) == 256
     for sites in (1, 7, 32, 1000):
-        rooms = [masked_capacity(count, sites) for count in range(sites + 1)]
-        assert rooms == sorted(rooms) and all(max(1, count) <= max_masked <= sites for count, max_masked in enumerate(rooms))
+        sizes = [masked_capacity(count, sites) for count in range(sites + 1)]
+        assert sizes == sorted(sizes) and all(max(1, count) <= size <= sites for count, size in enumerate(sizes))
 
 
-class Stand:
-    """What a graph demands, without one: from the recording on gradients stay where they are, written over if they were made by
-    the recording, added to if not."""
+class FakeGraph:
+    """The constraints of a graph, without one: from the recording on gradients stay where they are. A replay overwrites them if
+    the recording made them, and adds to them if not."""
 
     def __init__(self, function):
         self.function, self.calls = function, 0
-        self.weights = list(function.func.__self__.model.parameters())
+        self.weights = list(getattr(function, "func", function).__self__.model.parameters())
 
     @property
     def recorded(self):
@@ -121,22 +122,22 @@ class Stand:
     def __call__(self, *arguments):
         self.calls += 1
         if self.calls > WARMUP_CALLS + 1:
-            assert all(weight.grad is kept for weight, kept in zip(self.weights, self.kept, strict=True))
-            if self.makes:
+            assert all(weight.grad is gradient for weight, gradient in zip(self.weights, self.gradients, strict=True))
+            if self.overwrites:
                 for weight in self.weights:
                     weight.grad = None
         elif self.calls == WARMUP_CALLS + 1:
-            self.makes = self.weights[0].grad is None
+            self.overwrites = self.weights[0].grad is None
         result = self.function(*arguments)
         if self.calls == WARMUP_CALLS + 1:
-            self.kept = [weight.grad for weight in self.weights]
-        elif self.calls > WARMUP_CALLS + 1 and self.makes:
-            for weight, kept in zip(self.weights, self.kept, strict=True):
-                weight.grad = kept.copy_(weight.grad)
+            self.gradients = [weight.grad for weight in self.weights]
+        elif self.calls > WARMUP_CALLS + 1 and self.overwrites:
+            for weight, gradient in zip(self.weights, self.gradients, strict=True):
+                weight.grad = gradient.copy_(weight.grad)
         return result
 
 
-def learner_of(out, rows, **changes):
+def trainer_of(out, rows, **changes):
     fixed = {"device": DEVICE, "kernels": "fused", "compile": "no", "precision": "float32", "network__dropout": 0.0}
     config = resolve(small(out, **{"steps": 12, "batch": 4, **fixed, **changes}))
     return Trainer(config, rows, World.start(DEVICE), *make_objects(config, rows))
@@ -145,41 +146,45 @@ def learner_of(out, rows, **changes):
 @pytest.mark.parametrize("precision", ["float32"] if DEVICE == "cpu" else ["float32", "bf16"])
 @pytest.mark.parametrize("micro_batch", [4, 2])
 @pytest.mark.parametrize("method", ["mdlm", "sedd-absorb"])
-def test_updates_that_are_replayed_with_room_are_those_without(tmp_path, monkeypatch, method, micro_batch, precision):
-    """With no margin, so that what was recorded is too small again and again; with padding."""
-    rows, rooms = weighted_rows(), []
+def test_replayed_steps_with_reserved_rows_equal_direct_steps(tmp_path, monkeypatch, method, micro_batch, precision):
+    """With no margin, so that recordings become too small several times; with padding."""
+    rows, reserved = weighted_rows(), []
 
     def tight(count, sites):
         assert 0 <= count <= sites == micro_batch * rows.length
-        rooms.append((max(1, count), getattr(learner.step, "recorded", False), weakref.ref(learner.step)))
+        graph = trainer.backward_pass.plain
+        reserved.append((max(1, count), getattr(graph, "recorded", False), weakref.ref(graph)))
         return max(1, count)
 
-    monkeypatch.setattr(updates, "room_for", tight)
-    monkeypatch.setattr(updates, "dealt", lambda t, _: torch.arange(len(t)))  # calls differ in their counts
+    monkeypatch.setattr(cuda_graph, "masked_capacity", tight)
+    # without balancing, the calls differ in their counts
+    monkeypatch.setattr(trainer_module, "balance_micro_batches", lambda t, _: torch.arange(len(t)))
     if DEVICE == "cpu":
-        monkeypatch.setattr(updates, "Replay", Stand)
-        for module, name in ((adamw, "fused"), (philox, "fused"), (dit, "is_fused")):  # they would be interpreted for long
+        monkeypatch.setattr(cuda_graph, "CUDAGraphRunner", FakeGraph)
+        # interpreted kernels would take long
+        for module, name in ((adamw, "uses_triton"), (philox, "uses_triton"), (dit, "is_fused")):
             monkeypatch.setattr(module, name, lambda _: False)
     found, weights = [], []
     for replays in (False, True):
         kernels = "fused" if replays or DEVICE == "cuda" else "reference"
-        learner = learner_of(tmp_path, rows, method=method, micro_batch=micro_batch, kernels=kernels, precision=precision)
-        assert learner.counts == (DEVICE == "cuda")
-        learner.counts = replays
-        share, losses = learner.share(0), []
-        while share is not None:
-            made = training_step(learner, share, Stopper())
-            share = made.following
+        trainer = trainer_of(tmp_path, rows, method=method, micro_batch=micro_batch, kernels=kernels, precision=precision)
+        assert trainer.backward_pass.counts_masked == (DEVICE == "cuda")
+        graphed = GraphedBackward(trainer.backward, counts_masked=True, curriculum=False)
+        trainer.backward_pass = graphed if replays else DirectBackward(trainer.backward)
+        batch, losses = trainer.share(0), []
+        while batch is not None:
+            made = training_step(trainer, batch, Stopper())
+            batch = made.following
             losses.append(made.loss)
         found.append(losses)
-        weights.append(torch.nn.utils.parameters_to_vector(learner.model.parameters()).detach())
+        weights.append(torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach())
     assert len(found[0]) == 12 and found[1] == pytest.approx(found[0], rel=1e-4 if precision == "float32" else 1e-2)
     assert (weights[1] - weights[0]).norm() < (1e-3 if precision == "float32" else 1e-1) * weights[0].norm()
-    sizes, recorded, before = zip(*rooms, strict=True)
-    assert any(recorded), "nothing that was recorded became too small"
-    assert all(a < b for a, b in itertools.pairwise(sizes)) and learner.max_masked == sizes[-1]
-    assert isinstance(learner.step, Stand if DEVICE == "cpu" else CUDAGraphRunner) and learner.step.recorded
-    assert all(old() is None for old in before[1:]), "a recording was kept that is of no use"
+    sizes, recorded, before = zip(*reserved, strict=True)
+    assert any(recorded), "no recording became too small"
+    assert all(a < b for a, b in itertools.pairwise(sizes)) and graphed.max_masked == sizes[-1]
+    assert isinstance(graphed.plain, FakeGraph if DEVICE == "cpu" else CUDAGraphRunner) and graphed.plain.recorded
+    assert all(old() is None for old in before[1:]), "an unused recording was not released"
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 12])
@@ -190,28 +195,28 @@ def test_every_call_gets_early_and_late_times(micro_batch):
     means = t[order].unflatten(0, (-1, micro_batch)).mean(1)
     assert micro_batch == 1 or float(means.max() - means.min()) <= (2 if micro_batch % 2 else 1) / micro_batch / 2 + 1e-6
     if micro_batch % 2 == 0:
-        assert float(means.max() - means.min()) <= 1 / 12  # but for the places of times in their own twelfths
+        assert float(means.max() - means.min()) <= 1 / 12  # up to the positions of times in their twelfths
 
 
-def test_a_room_lasts(tmp_path):
-    """Times are spread over a call as over a batch, so that one recording does for nearly all updates."""
-    learner = learner_of(
+def test_one_recording_is_enough_for_nearly_all_steps(tmp_path):
+    """Times are spread over a call as over a batch."""
+    trainer = trainer_of(
         tmp_path, random_rows(length=128), method="md4", batch=32, micro_batch=4, steps=60, kernels="reference"
     )
-    learner.counts = True
-    counts = [max(learner.share(step).masked()) for step in range(60)]
+    trainer.backward_pass.counts_masked = True
+    counts = [max(trainer.share(step).masked()) for step in range(60)]
     assert masked_capacity(round(counts[0]), 512) <= 0.75 * 512 and max(counts) <= masked_capacity(round(counts[0]), 512)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 4, 2])
-def test_masked_sites_are_counted_for_every_call(tmp_path, micro_batch):
+def test_masked_positions_are_counted_for_every_call(tmp_path, micro_batch):
     rows = random_rows()
-    learner = learner_of(tmp_path, rows, method="md4", micro_batch=micro_batch)
-    learner.counts = True
+    trainer = trainer_of(tmp_path, rows, method="md4", micro_batch=micro_batch)
+    trainer.backward_pass.counts_masked = True
     for step in (0, 5):
-        share = learner.share(step)
-        calls = zip(*(value.split(micro_batch or 4) for value in (share.batch.x_0, share.t, share.rows)), strict=True)
-        noisy = [corrupt_by_counter(learner.head.process, *call, learner.config.run.seed, step) for call in calls]
-        assert share.masked() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
-    learner.counts = False
-    assert learner.share(0).masked is None
+        local = trainer.share(step)
+        calls = zip(*(value.split(micro_batch or 4) for value in (local.batch.x_0, local.t, local.rows)), strict=True)
+        noisy = [corrupt_by_counter(trainer.head.process, *call, trainer.config.run.seed, step) for call in calls]
+        assert local.masked() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
+    trainer.backward_pass.counts_masked = False
+    assert trainer.share(0).masked is None

@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or damaged ends as one that was not, and says what it found."""
+"""A run that is stopped, killed or damaged and then resumed ends as an uninterrupted one."""
 
 import contextlib
 import errno
@@ -15,28 +15,28 @@ import torch
 
 import m2s
 from m2s.errors import UserError
+from m2s.losses.objective import TrainingObjective
 from m2s.training import Diverged, loop, state, train
-from m2s.training.training_loss import TrainingLoss
 from small_runs import Rows, outcome, random_rows, small, tensors
 
 FORK = multiprocessing.get_context("fork")
 
 
 class Stop(Exception):
-    """Stands for the death of the process: nothing after it runs."""
+    """Stands for the end of the process: nothing after it runs."""
 
 
 def die_before(step: int, config, source) -> None:
-    """The run, which dies before update `step`."""
+    """Run until just before step `step`, and end there."""
     gradient = loop.Trainer.gradient
 
-    def dying(learner, share):
-        if learner.progress.step == step:
+    def ending(trainer, batch):
+        if trainer.progress.step == step:
             raise Stop
-        return gradient(learner, share)
+        return gradient(trainer, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "gradient", dying)
+        patch.setattr(loop.Trainer, "gradient", ending)
         with pytest.raises(Stop):
             train(config, source)
 
@@ -66,22 +66,22 @@ def test_a_finished_run_given_again_is_left_as_it_is(tmp_path, uninterrupted):
 def test_the_data_order_does_not_depend_on_a_restart(tmp_path):
     seen: list[list[int]] = []
 
-    class Watched(Rows):
+    class RecordedRows(Rows):
         def train(self, indices):
             seen.append(indices.tolist())
             return super().train(indices)
 
-    source = Watched(random_rows().rows, 5)
+    source = RecordedRows(random_rows().rows, 5)
     train(small(tmp_path / "one"), source)
-    whole, seen[:] = list(seen), []
+    uninterrupted, seen[:] = list(seen), []
     die_before(8, small(tmp_path / "two"), source)
     stopped, seen[:] = list(seen), []
     train(small(tmp_path / "two"), source)
-    assert stopped[:8] + seen == whole
+    assert stopped[:8] + seen == uninterrupted
 
 
 def child(config, rows, slow: float, writing) -> None:
-    """A run whose checkpoints take `slow` seconds at each sync, and that says when it is inside one."""
+    """A run whose states take `slow` seconds at each sync. It sets `writing` while it writes one."""
     torch.set_num_threads(1)
     os.environ["TQDM_DISABLE"] = "1"
     sync, write = state.fsync, state.write
@@ -90,14 +90,14 @@ def child(config, rows, slow: float, writing) -> None:
         time.sleep(slow)
         sync(path)
 
-    def telling_write(*arguments):
+    def announced_write(*arguments):
         writing.set()
         try:
             return write(*arguments)
         finally:
             writing.clear()
 
-    state.fsync, state.write = slow_sync, telling_write
+    state.fsync, state.write = slow_sync, announced_write
     with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         train(config, rows)
     os._exit(0)
@@ -106,7 +106,7 @@ def child(config, rows, slow: float, writing) -> None:
 def test_killed_at_random_moments_and_while_writing_it_ends_with_the_same_bits(tmp_path):
     changes = {"steps": 60, "save_every": 5, "validate_every": 20}
     config, rows, dice = small(tmp_path / "killed", **changes), random_rows(), random.Random(0)
-    train(small(tmp_path / "whole", **changes), rows)
+    train(small(tmp_path / "uninterrupted", **changes), rows)
     kills, inside = 0, 0
     while kills < 12 or inside < 4:
         writing = FORK.Event()
@@ -127,12 +127,12 @@ def test_killed_at_random_moments_and_while_writing_it_ends_with_the_same_bits(t
         assert kills < 60
     assert kills >= 10 and inside >= 3, (kills, inside)
     train(config, rows)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "uninterrupted")
     assert not list((tmp_path / "killed" / "state").glob(".writing*"))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no tensors", "another file", "no info", "half info"])
-def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path, uninterrupted, capsys, damage):
+def test_a_damaged_newest_state_is_skipped_with_a_message(tmp_path, uninterrupted, capsys, damage):
     out = tmp_path / "run"
     die_before(10, small(out), random_rows())
     newest = out / "state" / "step-00000008"
@@ -157,15 +157,15 @@ def test_a_damaged_newest_state_is_passed_over_and_said(tmp_path, uninterrupted,
     assert outcome(out) == uninterrupted
 
 
-def test_where_no_state_is_whole_nothing_is_started_again_by_itself(tmp_path):
+def test_a_run_with_only_damaged_states_is_not_restarted(tmp_path):
     out = tmp_path / "run"
     train(small(out, keep=1), random_rows())
     (out / "state" / "step-00000012" / "shard-00001-of-00001.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"no state in .* is whole"):
+    with pytest.raises(UserError, match=r"no state in .* is intact"):
         train(small(out, keep=1), random_rows())
 
 
-def test_the_last_states_are_kept_and_m2s_load_reads_the_folder(tmp_path):
+def test_the_last_states_stay_and_m2s_load_reads_the_folder(tmp_path):
     out = tmp_path / "run"
     train(small(out, keep=2), random_rows())
     assert sorted(path.name for path in (out / "state").iterdir()) == ["step-00000008", "step-00000012"]
@@ -186,10 +186,10 @@ def test_a_signal_saves_and_stops(tmp_path, uninterrupted, number):
     with pytest.MonkeyPatch.context() as patch:
         gradient = loop.Trainer.gradient
 
-        def signalled(learner, share):
-            if learner.progress.step == 5:
+        def signalled(trainer, batch):
+            if trainer.progress.step == 5:
                 os.kill(os.getpid(), number)
-            return gradient(learner, share)
+            return gradient(trainer, batch)
 
         patch.setattr(loop.Trainer, "gradient", signalled)
         with pytest.raises(SystemExit) as exit_:
@@ -200,7 +200,7 @@ def test_a_signal_saves_and_stops(tmp_path, uninterrupted, number):
     assert outcome(out) == uninterrupted
 
 
-def test_a_folder_in_use_is_refused_and_free_after_its_owner_died(tmp_path):
+def test_a_folder_in_use_is_an_error_until_its_process_has_ended(tmp_path):
     out = tmp_path / "run"
     die_before(2, small(out), random_rows())
     with (out / ".lock").open("a+") as lock:
@@ -210,7 +210,7 @@ def test_a_folder_in_use_is_refused_and_free_after_its_owner_died(tmp_path):
     train(small(out), random_rows())
 
 
-def test_another_run_in_the_folder_is_refused(tmp_path):
+def test_another_run_in_the_folder_is_an_error(tmp_path):
     out = tmp_path / "run"
     train(small(out, steps=2), random_rows())
     with pytest.raises(UserError, match=r"optimizer.lr was 0.003 and is now 0.1.*--init"):
@@ -225,7 +225,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_older_than_an_option_had_its_default(tmp_path):
+def test_a_run_older_than_an_option_has_its_default(tmp_path):
     out = tmp_path / "run"
     config = small(out, steps=2, method="gidd-clipped")
     train(config, random_rows())
@@ -250,12 +250,12 @@ def test_a_full_disk_leaves_the_last_good_state(tmp_path, uninterrupted, when):
         def write_on_a_full_disk(folder, step, *rest):
             if step == 8:
                 patch.setattr(
-                    *{"tensors": (state, "save_file"), "sync": (state, "sync"), "rename": (os, "replace")}[when], full
+                    *{"tensors": (state, "save_file"), "sync": (state, "fsync"), "rename": (os, "replace")}[when], full
                 )
             return write(folder, step, *rest)
 
         patch.setattr(state, "write", write_on_a_full_disk)
-        with pytest.raises(OSError, match=r"No space left on device.*the state of step 4 is whole"):
+        with pytest.raises(OSError, match=r"No space left on device.*the state of step 4 is intact"):
             train(small(out), random_rows())
     assert state.steps(out / "state") == [4] and not list((out / "state").glob(".writing*"))
     train(small(out), random_rows())
@@ -263,29 +263,29 @@ def test_a_full_disk_leaves_the_last_good_state(tmp_path, uninterrupted, when):
 
 
 @pytest.fixture
-def spoilt(monkeypatch):
-    """Data in which row 3 has a loss that is not a number."""
+def bad_source(monkeypatch):
+    """Data in which the loss of example 3 is NaN."""
     source = random_rows()
-    forward = TrainingLoss.forward
+    forward = TrainingObjective.forward
 
     def spoiling(self, x_0, x_t, t, weight, *rest):
         bad = (x_0 == source.rows[3]).all(-1, keepdim=True)
         value, terms = forward(self, x_0, x_t, t, weight, *rest)
         return value + torch.where(bad.any(), torch.nan, 0), torch.where(bad, torch.nan, terms)
 
-    monkeypatch.setattr(TrainingLoss, "forward", spoiling)
+    monkeypatch.setattr(TrainingObjective, "forward", spoiling)
     return source
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_rows_and_state(tmp_path, spoilt):
+def test_a_loss_that_is_not_finite_stops_with_step_examples_and_state(tmp_path, bad_source):
     out = tmp_path / "run"
     with pytest.raises(Diverged, match=r"at step \d+ the loss is nan.*not finite: .*3.*nan.json.*--on-nan") as error:
-        train(small(out), spoilt)
+        train(small(out), bad_source)
     found = json.loads((out / "nan.json").read_text())
     assert found["bad"] == [3] and 3 in found["batch"] and f"at step {found['step']} " in str(error.value)
     assert state.steps(out / "state")[-1] == found["step"]
     assert all(value.isfinite().all() for value in tensors(state.place(out / "state", found["step"])).values())
-    train(small(out, on_nan="skip"), spoilt)
+    train(small(out, on_nan="skip"), bad_source)
     last = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert max(line.get("skipped", 0) for line in last) >= 1
     assert all(value.isfinite().all() for value in m2s.load(out).model.state_dict().values())

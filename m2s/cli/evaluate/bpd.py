@@ -207,21 +207,21 @@ class Bpd:
 
     def _held(self, checkpoint: "Checkpoint") -> Held:
         """The data that was asked for, if the model can read it."""
-        from m2s.data import DATASETS
+        from m2s.data import image_sets
         from m2s.training.config import DataConfig
 
-        config = DataConfig(self.data) if self.data in DATASETS else None
+        config = DataConfig(self.data) if self.data in image_sets() else None
         if not self.data:
             config = trained_on(self.checkpoint)
         kind = (checkpoint.data or {})["kind"]
-        if config is not None and config.name in DATASETS:
+        if config is not None and config.name in image_sets():
             if kind != "image":
                 raise UserError(f"{self.checkpoint} is a model of text, but {config.name} holds images: give --data with text")
             return self._images(checkpoint, config)
         if kind != "text":
             raise UserError(
                 f"{self.checkpoint} is a model of images, but {self.data or 'what it was trained on'} is none of "
-                f"{', '.join(DATASETS)}: give --data with one of these"
+                f"{', '.join(image_sets())}: give --data with one of these"
             )
         length = (checkpoint.data or {}).get("length")
         if not isinstance(length, int) or length < 1:
@@ -252,7 +252,7 @@ class Bpd:
 
     def _text(self, checkpoint: "Checkpoint", length: int, name: str) -> Held:
         """Windows of a prepared text, or of text that is tokenised now."""
-        from m2s.data.sources import find_sources
+        from m2s.data.documents import find_sources
         from m2s.evaluation.bpd import windows
 
         path = Path(name).expanduser()
@@ -351,7 +351,7 @@ class Bpd:
 
 def trained_on(checkpoint: str) -> Any:
     """The data of the run whose folder this is, as its train.json has it."""
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
     from m2s.training.config import DataConfig
     from m2s.training.run_folder import RECORD
 
@@ -359,7 +359,7 @@ def trained_on(checkpoint: str) -> Any:
     if not path.is_file():
         raise UserError(
             f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
-            f"{', '.join(DATASETS)} or a text"
+            f"{', '.join(image_sets())} or a text"
         )
     try:
         return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])

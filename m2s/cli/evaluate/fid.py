@@ -238,18 +238,18 @@ def about(part: "Images | Network") -> dict[str, Any]:
 
 def is_split(name: str) -> bool:
     """Whether `name` is like mnist:train, and no file of that name is there."""
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
 
     data, colon, part = name.partition(":")
-    return bool(colon) and data in DATASETS and part in SPLITS and not Path(name).exists()
+    return bool(colon) and data in image_sets() and part in SPLITS and not Path(name).exists()
 
 
 def split(name: str) -> Images:
     """The images of a part of a data set."""
-    from m2s.data import DATASETS, load
+    from m2s.data import image_sets, load
 
     if not is_split(name):
-        known = ", ".join(f"{data}:{part}" for data in DATASETS for part in SPLITS)
+        known = ", ".join(f"{data}:{part}" for data in image_sets() for part in SPLITS)
         raise UserError(f"{name!r} is no part of a data set: choose from {known}")
     data, _, part = name.partition(":")
     images = load(data)
@@ -280,10 +280,10 @@ def tokens_of(path: Path, reference: Images) -> "Tensor":
     import numpy as np
     import torch
 
-    from m2s.data import DATASETS
+    from m2s.data import image_sets
 
     if not path.is_file():
-        parts = ", ".join(f"{name}:train" for name in DATASETS)
+        parts = ", ".join(f"{name}:train" for name in image_sets())
         raise UserError(f"there is no file {path}: give an .npz that m2s sample wrote, or a part of a data set such as {parts}")
     try:
         with np.load(path, allow_pickle=False) as file:

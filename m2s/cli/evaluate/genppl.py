@@ -111,19 +111,15 @@ class GenPPL:
         return PROTOCOLS[self.protocol]
 
     def _tokenizer(self) -> "Tokenizer | None":
-        from m2s.data import GPT2, Bytes, Characters
-        from m2s.data.tokenizer import KEPT, from_dict
+        from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
         from m2s.hub.remote import locate
 
-        named = {"gpt2": GPT2, "bytes": Bytes, "chars": Characters}
         if self.checkpoint and self.tokenizer:
             raise UserError("--checkpoint and --tokenizer both say how to decode tokens: give one of them")
         if self.tokenizer:
-            if self.tokenizer not in named:
-                raise UserError(f"there is no tokenizer {self.tokenizer!r}: choose from {', '.join(named)}")
-            return named[self.tokenizer]()
+            return make_tokenizer(self.tokenizer)
         if not self.checkpoint:
             return None
         try:

@@ -1,4 +1,4 @@
-"""A step of AdamW by a clipped gradient, and of the moving average of the weights."""
+"""One optimizer step: gradient clipping, AdamW and the moving average of the weights."""
 
 import functools
 from collections.abc import Callable
@@ -16,30 +16,47 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerStep"]
 
 
-def _nothing() -> None:
-    pass
+def _do_nothing() -> None:
+    """Finish a fused step, which is complete already."""
 
 
 class OptimizerStep:
-    """`reference.step` for one optimizer, fused where that is possible. A fused one writes weights that are kept `narrow` too,
-    by the parameters: contiguous tensors of one dtype, bf16 or float16."""
+    """`naive.step` for one optimizer, as a single Triton kernel where one can run.
 
-    def __init__(self, optimizer: torch.optim.AdamW, narrow: dict[Tensor, Tensor] | None = None) -> None:
-        self.optimizer, self.narrow = optimizer, narrow or {}
+    Args:
+        optimizer: The optimizer, with one parameter group.
+        half_weights: Half-precision copies of parameters that a fused step updates too, by parameter: contiguous tensors of one
+            dtype, bf16 or float16.
+    """
+
+    def __init__(self, optimizer: torch.optim.AdamW, half_weights: dict[Tensor, Tensor] | None = None) -> None:
+        self.optimizer, self.half_weights = optimizer, half_weights or {}
         self.tables: Tables | None = None
 
     def start(
-        self, weights: list[Tensor], averages: list[Tensor], norm: Tensor, clip: float, share: float, numbers: Tensor
+        self, weights: list[Tensor], averages: list[Tensor], norm: Tensor, clip: float, average_weight: float, numbers: Tensor
     ) -> Callable[[], None]:
-        """The step, if the float64 `numbers` [n] are finite; returns what is left to do when that is known on the host.
+        """Make the step if all `numbers` are finite.
 
-        That is nothing of a fused step, which looks at them itself: the host may find out while it is at work.
+        A fused step checks the numbers on the device, so the host can read them while the kernel runs. Otherwise the step is
+        left to the function that is returned.
+
+        Args:
+            weights: The parameters of the optimizer; of sharded ones the local shards.
+            averages: Their moving averages.
+            norm: Norm of the gradient.
+            clip: Greatest norm of the gradient; 0 for no clipping.
+            average_weight: Weight of the new parameters in the moving average.
+            numbers: Float64 numbers `[n]`, such as loss and gradient norm.
+
+        Returns:
+            A function to call once the host knows that the numbers are finite.
         """
         if uses_triton(norm):
-            from m2s.ops.adamw import triton
+            from m2s.ops.adamw import triton  # imports the optional package triton
 
-            self.tables = self.tables or triton.Tables(self.optimizer, self.narrow)
-            if self.tables.take(averages):
-                self.tables.step(norm, clip, share, numbers)
-                return _nothing
-        return functools.partial(naive.step, self.optimizer, weights, averages, norm, clip, share)
+            self.tables = self.tables or triton.Tables(self.optimizer, self.half_weights)
+            if self.tables.locate(averages):
+                self.tables.step(norm, clip, average_weight, numbers)
+                return _do_nothing
+        return functools.partial(naive.step, self.optimizer, weights, averages, norm, clip, average_weight)

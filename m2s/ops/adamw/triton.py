@@ -1,7 +1,8 @@
-"""Clip, AdamW and the moving average in one pass: of each parameter 20 bytes are read and 16 written, and 2 more where the
-weight is kept in bf16 beside.
+"""Clipping, AdamW and moving average in one pass over memory, as a Triton kernel.
 
-One program works on a chunk of one tensor. A table says which tensor a chunk belongs to, another where the tensors lie.
+Per parameter 20 bytes are read and 16 written, and 2 more where a half-precision copy of the weight is maintained. One program
+works on a chunk of one tensor. Tensors lie anywhere in memory, so their addresses are passed in a table; a second table says to
+which tensor a chunk belongs. A small kernel first computes what all elements of a tensor have in common.
 """
 
 import math
@@ -13,40 +14,51 @@ import triton.language as tl
 from torch import Tensor, nn
 
 BLOCK, WARPS = 512, 4
-COLUMNS = tl.constexpr(9)  # of the table of tensors: seven addresses, the first chunk, the number of elements
-NUMBERS = tl.constexpr(6)  # of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, share, scale of the gradient,
-# and whether there is a step at all
-ALIGNED = 16  # bytes: then loads and stores are of four elements
+# Columns of the table of tensors: addresses of gradient, weight, first moment, second moment, average, step count and
+# half-precision weight; the first chunk; the number of elements.
+COLUMNS = tl.constexpr(9)
+# Scalars of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, weight of the average, scale of the gradient, and
+# whether there is a step at all.
+SCALARS = tl.constexpr(6)
+ALIGNMENT = 16  # bytes: aligned tensors are loaded and stored four elements at a time
 
 
 @no_type_check
 @triton.jit
-def _numbers(tensors, constants, given, norm, finite, many, numbers, count, MANY: tl.constexpr, BLOCK: tl.constexpr):
-    """What the elements of each tensor have in common, from the steps made so far; rounded as torch rounds it."""
-    asked = tl.load(finite + tl.arange(0, MANY), mask=tl.arange(0, MANY) < many, other=0.0)
-    wanted = tl.min(tl.where(tl.abs(asked) < float("inf"), 1.0, 0.0), 0)
+def _scalars(
+    tensors, constants, settings, norm, finite, checked_count, scalars, count, CHECKED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute the scalars of every tensor from its step count, rounded as torch rounds them."""
+    checked = tl.load(finite + tl.arange(0, CHECKED), mask=tl.arange(0, CHECKED) < checked_count, other=0.0)
+    wanted = tl.min(tl.where(tl.abs(checked) < float("inf"), 1.0, 0.0), 0)
     which = tl.arange(0, BLOCK)
     inside = which < count
-    made_at = tl.load(tensors + which * COLUMNS + 5, mask=inside).to(tl.pointer_type(tl.float32))
-    step = tl.load(made_at, mask=inside).to(tl.float64) + 1
-    rate, decay, share, clip = tl.load(given), tl.load(given + 1), tl.load(given + 2), tl.load(given + 3).to(tl.float32)
+    count_at = tl.load(tensors + which * COLUMNS + 5, mask=inside).to(tl.pointer_type(tl.float32))
+    step = tl.load(count_at, mask=inside).to(tl.float64) + 1
+    rate, decay, average_weight, clip = (
+        tl.load(settings),
+        tl.load(settings + 1),
+        tl.load(settings + 2),
+        tl.load(settings + 3).to(tl.float32),
+    )
     first = (1 - tl.exp(step * tl.load(constants + 5))).to(tl.float32)
     second = (1 - tl.exp(step * tl.load(constants + 6))).to(tl.float32)
     scale = tl.minimum(tl.div_rn(tl.full((), 1, tl.float32), tl.load(norm) + 1e-6) * clip, 1.0)
-    at = numbers + which * NUMBERS
+    at = scalars + which * SCALARS
     tl.store(at, rate / first.to(tl.float64), mask=inside)
     tl.store(at + 1, tl.sqrt_rn(second).to(tl.float64), mask=inside)
     tl.store(at + 2, tl.zeros((BLOCK,), tl.float64) + decay, mask=inside)
-    tl.store(at + 3, tl.zeros((BLOCK,), tl.float64) + share, mask=inside)
+    tl.store(at + 3, tl.zeros((BLOCK,), tl.float64) + average_weight, mask=inside)
     tl.store(at + 4, tl.zeros((BLOCK,), tl.float64) + scale.to(tl.float64), mask=inside)
     tl.store(at + 5, tl.zeros((BLOCK,), tl.float64) + wanted, mask=inside)
 
 
 @no_type_check
 @triton.jit
-def _address(tensor, column, WIDE: tl.constexpr):
+def _address(tensor, column, ALIGNED: tl.constexpr):
+    """An address of the table as a pointer to float32; the compiler learns that it is aligned."""
     pointer = tl.load(tensor + column).to(tl.pointer_type(tl.float32))
-    if WIDE:
+    if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
@@ -54,24 +66,28 @@ def _address(tensor, column, WIDE: tl.constexpr):
 @no_type_check
 @triton.jit
 def _elements(
-    tensor, numbers, constants, start, size, WIDE: tl.constexpr, BF16: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+    tensor, scalars, constants, start, size, ALIGNED: tl.constexpr, BF16: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The arithmetic, and its types, of torch's fused AdamW for CUDA and of its lerp."""
+    """Update a chunk, with the arithmetic and the dtypes of torch's fused AdamW for CUDA and of its lerp."""
     at = start + tl.arange(0, BLOCK)
-    inside = None if WHOLE else at < size
-    gradient_at = _address(tensor, 0, WIDE) + at
-    weight_at = _address(tensor, 1, WIDE) + at
-    first_at = _address(tensor, 2, WIDE) + at
-    second_at = _address(tensor, 3, WIDE) + at
-    average_at = _address(tensor, 4, WIDE) + at
+    inside = None if FULL else at < size
+    gradient_at = _address(tensor, 0, ALIGNED) + at
+    weight_at = _address(tensor, 1, ALIGNED) + at
+    first_at = _address(tensor, 2, ALIGNED) + at
+    second_at = _address(tensor, 3, ALIGNED) + at
+    average_at = _address(tensor, 4, ALIGNED) + at
     gradient = tl.load(gradient_at, mask=inside)
     weight = tl.load(weight_at, mask=inside)
     first = tl.load(first_at, mask=inside)
     second = tl.load(second_at, mask=inside)
     average = tl.load(average_at, mask=inside)
 
-    step_size, root = tl.load(numbers).to(tl.float32), tl.load(numbers + 1).to(tl.float32)
-    decay, share, scale = tl.load(numbers + 2), tl.load(numbers + 3).to(tl.float32), tl.load(numbers + 4).to(tl.float32)
+    step_size, root = tl.load(scalars).to(tl.float32), tl.load(scalars + 1).to(tl.float32)
+    decay, average_weight, scale = (
+        tl.load(scalars + 2),
+        tl.load(scalars + 3).to(tl.float32),
+        tl.load(scalars + 4).to(tl.float32),
+    )
     beta_1, rest_1, beta_2, rest_2 = tl.load(constants), tl.load(constants + 1), tl.load(constants + 2), tl.load(constants + 3)
     gradient = (gradient * scale).to(tl.float64)
     wide = weight.to(tl.float64)
@@ -81,7 +97,8 @@ def _elements(
     below = (tl.div_rn(tl.sqrt_rn(second), root).to(tl.float64) + tl.load(constants + 4)).to(tl.float32)
     weight = weight - tl.div_rn(step_size * first, below)
     gap = weight - average
-    average = tl.where(share < 0.5, average + share * gap, weight - gap * (1 - share))
+    # torch's lerp: the form that is exact at the nearer end
+    average = tl.where(average_weight < 0.5, average + average_weight * gap, weight - gap * (1 - average_weight))
 
     tl.store(weight_at, weight, mask=inside)
     tl.store(first_at, first, mask=inside)
@@ -89,39 +106,47 @@ def _elements(
     tl.store(average_at, average, mask=inside)
     if tl.load(tensor + 6) != 0:
         half = tl.bfloat16 if BF16 else tl.float16
-        narrow = tl.load(tensor + 6).to(tl.pointer_type(half))
-        if WIDE:
-            narrow = tl.multiple_of(narrow, 16)
-        tl.store(narrow + at, weight.to(half), mask=inside)
+        half_at = tl.load(tensor + 6).to(tl.pointer_type(half))
+        if ALIGNED:
+            half_at = tl.multiple_of(half_at, 16)
+        tl.store(half_at + at, weight.to(half), mask=inside)
 
 
 @no_type_check
 @triton.jit
-def _adamw(owners, tensors, numbers, constants, WIDE: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
+def _adamw(owners, tensors, scalars, constants, ALIGNED: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
+    """Update one chunk; the first chunk of a tensor also counts the step."""
     chunk = tl.program_id(0)
     owner = tl.load(owners + chunk).to(tl.int64)
     tensor = tensors + owner * COLUMNS
-    numbers += owner * NUMBERS
+    scalars += owner * SCALARS
     start = (chunk - tl.load(tensor + 7)) * BLOCK
     size = tl.load(tensor + 8)
-    if tl.load(numbers + 5) > 0:
+    if tl.load(scalars + 5) > 0:
         count_at = _address(tensor, 5, False)
         count = tl.load(count_at, mask=start == 0)
         tl.store(count_at, count + 1, mask=start == 0)
         if start + BLOCK <= size:
-            _elements(tensor, numbers, constants, start, size, WIDE, BF16, True, BLOCK)
+            _elements(tensor, scalars, constants, start, size, ALIGNED, BF16, True, BLOCK)
         else:
-            _elements(tensor, numbers, constants, start, size, WIDE, BF16, False, BLOCK)
+            _elements(tensor, scalars, constants, start, size, ALIGNED, BF16, False, BLOCK)
 
 
 class Tables:
-    """Where the tensors of an optimizer lie. Gradients may move: their addresses are looked up at every step."""
+    """Addresses of the tensors of an optimizer. Gradients may move: addresses are looked up at every step.
+
+    Args:
+        optimizer: The optimizer, with one parameter group.
+        half_weights: Half-precision copies by parameter, all of one dtype.
+        block: Elements per chunk.
+        warps: Warps per program.
+    """
 
     def __init__(
-        self, optimizer: torch.optim.AdamW, narrow: dict[Tensor, Tensor], block: int = BLOCK, warps: int = WARPS
+        self, optimizer: torch.optim.AdamW, half_weights: dict[Tensor, Tensor], block: int = BLOCK, warps: int = WARPS
     ) -> None:
-        (self.group,), self.state, self.narrow = optimizer.param_groups, optimizer.state, narrow
-        self.bf16 = all(value.dtype == torch.bfloat16 for value in narrow.values())  # else all float16
+        (self.group,), self.state, self.half_weights = optimizer.param_groups, optimizer.state, half_weights
+        self.bf16 = all(value.dtype == torch.bfloat16 for value in half_weights.values())  # else all float16
         self.weights: list[Tensor] = self.group["params"]
         self.block, self.warps = block, warps
         device = self.weights[0].device
@@ -135,45 +160,63 @@ class Tables:
         self.constants = torch.cat([torch.tensor(constants, dtype=torch.float64), logs]).to(device)
         self.addresses: list[tuple[int, ...]] = []
 
-    def take(self, averages: list[Tensor]) -> bool:
-        """Whether the kernel can do it: all are plain, contiguous tensors of float32. Looks up where they lie."""
+    def locate(self, averages: list[Tensor]) -> bool:
+        """Look up the addresses of all tensors.
+
+        Args:
+            averages: Moving averages of the weights.
+
+        Returns:
+            Whether the kernel can make the step: all tensors are plain, contiguous and float32.
+        """
         found = [(weight.grad, weight, average) for weight, average in zip(self.weights, averages, strict=True)]
-        if not all(_plain(tensor) for row in found for tensor in row):
+        if not all(_is_plain(tensor) for row in found for tensor in row):
             return False
         rows = [self._row(weight, average) for _, weight, average in found]
         addresses = [tuple(0 if tensor is None else tensor.data_ptr() for tensor in row) for row in rows]
         if addresses != self.addresses:
             self.addresses = addresses
-            self.wide = all(address % ALIGNED == 0 for row in addresses for address in (*row[:5], row[6]))
+            self.aligned = all(address % ALIGNMENT == 0 for row in addresses for address in (*row[:5], row[6]))
             table = torch.tensor([row + size for row, size in zip(addresses, self.sizes, strict=True)])
-            self.tensors = self._sent(table)
+            self.tensors = self._to_device(table)
         return True
 
     def _row(self, weight: Tensor, average: Tensor) -> tuple[Tensor | None, ...]:
+        """The tensors of one parameter, in the order of the table."""
         state = self.state[weight]
-        if not state:  # as the optimizer makes it at its first step
+        if not state:  # as torch's AdamW creates it at its first step
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         assert weight.grad is not None
-        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"], self.narrow.get(weight)
+        half = self.half_weights.get(weight)
+        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"], half
 
-    def _sent(self, table: Tensor) -> Tensor:
+    def _to_device(self, table: Tensor) -> Tensor:
+        """Copy a host tensor to the device without waiting."""
         device = self.constants.device
         return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
-    def step(self, norm: Tensor, clip: float, share: float, finite: Tensor) -> None:
-        """The step, where the numbers in `finite` are."""
+    def step(self, norm: Tensor, clip: float, average_weight: float, finite: Tensor) -> None:
+        """Make the step if all numbers in `finite` are finite.
+
+        Args:
+            norm: Norm of the gradient.
+            clip: Greatest norm of the gradient; 0 for no clipping.
+            average_weight: Weight of the new parameters in the moving average.
+            finite: Numbers to check `[n]`.
+        """
         rate, count = float(self.group["lr"]), len(self.weights)
-        given = self._sent(
-            torch.tensor([rate, rate * self.group["weight_decay"], share, clip or math.inf], dtype=torch.float64)
+        settings = self._to_device(
+            torch.tensor([rate, rate * self.group["weight_decay"], average_weight, clip or math.inf], dtype=torch.float64)
         )
-        numbers = self.constants.new_empty(count, NUMBERS.value)
-        many = len(finite)
-        sizes = {"MANY": triton.next_power_of_2(many), "BLOCK": triton.next_power_of_2(count)}
-        _numbers[(1,)](self.tensors, self.constants, given, norm, finite.double(), many, numbers, count, **sizes)
-        how = {"WIDE": self.wide, "BF16": self.bf16, "BLOCK": self.block}
-        _adamw[(len(self.owners),)](self.owners, self.tensors, numbers, self.constants, **how, num_warps=self.warps)
+        scalars = self.constants.new_empty(count, SCALARS.value)
+        checked_count = len(finite)
+        sizes = {"CHECKED": triton.next_power_of_2(checked_count), "BLOCK": triton.next_power_of_2(count)}
+        _scalars[(1,)](self.tensors, self.constants, settings, norm, finite.double(), checked_count, scalars, count, **sizes)
+        options = {"ALIGNED": self.aligned, "BF16": self.bf16, "BLOCK": self.block}
+        _adamw[(len(self.owners),)](self.owners, self.tensors, scalars, self.constants, **options, num_warps=self.warps)
 
 
-def _plain(tensor: Tensor | None) -> bool:
+def _is_plain(tensor: Tensor | None) -> bool:
+    """Whether a tensor is plain (no subclass), contiguous and float32."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype == torch.float32 and tensor.is_contiguous()  # type: ignore[union-attr]

@@ -1,1 +1,1 @@
-"""The bias as more columns of a product: rows with them put beside, and a gradient without them."""
+"""The bias as additional columns of a matrix product: append them to the operands, and drop them from a gradient."""

@@ -1,4 +1,4 @@
-"""What a score vector says of its posterior, for rows of scores or of their logarithms."""
+"""Classification of score vectors: measures of rows of scores or log-scores against the scores of posteriors."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,15 +6,23 @@ from torch import Tensor
 
 from m2s.ops.backend import uses_triton
 from m2s.ops.classify import naive
-from m2s.ops.classify.naive import ScoreMeasures
-from m2s.process import Process, RankOne
+from m2s.ops.classify.measures import ScoreMeasures
+from m2s.process import Process
 
 __all__ = ["ScoreMeasures", "is_fused", "measure_scores"]
 
 
 def is_fused(rows: Tensor, process: Process) -> bool:
-    """Whether these rows go to the kernel, which takes any number of them."""
-    return isinstance(process, RankOne) and rows.dtype in (torch.float32, torch.float64) and uses_triton(rows)
+    """Return whether these rows are measured by the Triton kernel, which takes any number of rows at once.
+
+    Args:
+        rows: Scores or log-scores.
+        process: The forward process; the kernel is for rank-one processes.
+
+    Returns:
+        True for the kernel, False for plain torch.
+    """
+    return process.rank_one is not None and rows.dtype in (torch.float32, torch.float64) and uses_triton(rows)
 
 
 def measure_scores(
@@ -26,9 +34,23 @@ def measure_scores(
     box_tolerance: float,
     log: bool = False,
 ) -> ScoreMeasures:
-    """Of every row of scores, or of log-scores if `log`, in float64; columns past `process.states` mean nothing."""
-    if isinstance(process, RankOne) and is_fused(rows, process):
-        from m2s.ops.classify.triton import measure_scores as kernel
+    """Measure every row of scores, in float64.
 
-        return kernel(rows, x_t, t, s, process, box_tolerance, log)
+    Args:
+        rows: Scores, or log-scores; columns from `process.states` on are ignored.
+        x_t: Current tokens.
+        t: Times.
+        s: Times of the analytic step's end, or None to skip its weights.
+        process: The forward process.
+        box_tolerance: Relative tolerance of the box.
+        log: Whether the rows are log-scores.
+
+    Returns:
+        The measures, `[N]` each.
+    """
+    rank_one = process.rank_one
+    if rank_one is not None and is_fused(rows, process):
+        from m2s.ops.classify.triton import measure_scores as kernel  # imports the optional package triton
+
+        return kernel(rows, x_t, t, s, rank_one, box_tolerance, log)
     return naive.measure_scores(rows, x_t, t, s, process, box_tolerance, log)

@@ -1,6 +1,4 @@
-"""What a score vector says of its posterior: its place in the box, its signed posterior, and the analytic step's weights."""
-
-from typing import NamedTuple
+"""Definition of the measures of a score vector: position in the box, signed posterior, and weights of the analytic step."""
 
 import torch
 from torch import Tensor
@@ -8,28 +6,31 @@ from torch import Tensor
 from m2s.conversions.bridge import scatter_at, score_from_posterior
 from m2s.conversions.inverse import affine_inverse, box
 from m2s.conversions.reverse_step import analytic_weights
-from m2s.process import Process, RankOne
-
-
-class ScoreMeasures(NamedTuple):
-    """One number for each row."""
-
-    outside: Tensor  # coordinates outside the box, no tolerance
-    beyond: Tensor  # coordinates outside it by more than the tolerance
-    lowest: Tensor  # min of the signed posterior
-    signed_mass: Tensor  # -sum of its negative entries
-    off_plane: Tensor  # distance of the score from the plane of bridged scores, relative to it; 0 for uniform
-    negative_weights: Tensor  # candidates with a negative weight in the analytic step to `s` (0 without one)
-    negative_mass: Tensor  # their mass
+from m2s.ops.classify.measures import ScoreMeasures
+from m2s.process import Process
 
 
 def measure_scores(
     rows: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: Process, box_tolerance: float, log: bool
 ) -> ScoreMeasures:
+    """Measure every row of scores, in float64.
+
+    Args:
+        rows: Scores `[N, V]`, or log-scores; columns from `process.states` on are ignored.
+        x_t: Current tokens `[N]`.
+        t: Times `[N]`.
+        s: Times of the analytic step's end `[N]`, or None to skip its weights.
+        process: The forward process.
+        box_tolerance: Relative tolerance of the box.
+        log: Whether the rows are log-scores.
+
+    Returns:
+        The measures, `[N]` each.
+    """
     values = rows[:, : process.states].double()
     score = scatter_at(values.exp() if log else values, x_t, 1.0)
     low, high = box(x_t, t, process)
-    # by what is inside, so that NaN is not; then without it, and without infinity, for what follows
+    # negated inequalities, so that NaN counts as outside; from here on NaN and infinity are replaced
     outside = (~((score >= low) & (score <= high))).sum(-1)
     beyond = (~((score >= low * (1 - box_tolerance)) & (score <= high * (1 + box_tolerance)))).sum(-1)
     score = finite(score)
@@ -37,8 +38,9 @@ def measure_scores(
     lowest = signed[..., : process.vocab].amin(-1)
     signed_mass = -signed[..., : process.vocab].clamp(max=0).sum(-1)
     off_plane = distance(signed, score, x_t, t, process)
-    if s is not None and isinstance(process, RankOne):
-        weights = analytic_weights(score, x_t, s, t, process)
+    rank_one = process.rank_one
+    if s is not None and rank_one is not None:
+        weights = analytic_weights(score, x_t, s, t, rank_one)
         negative, mass = (weights < 0).sum(-1), -weights.clamp(max=0).sum(-1)
     else:
         negative, mass = torch.zeros_like(outside), torch.zeros_like(lowest)
@@ -46,12 +48,30 @@ def measure_scores(
 
 
 def finite(score: Tensor) -> Tensor:
-    """What is no number, or infinite, is outside the box, and counts as 1 from there on."""
+    """Replace NaN and infinity by 1: such a coordinate is counted as outside the box and has no other effect.
+
+    Args:
+        score: Scores.
+
+    Returns:
+        Finite scores.
+    """
     return torch.where(score.isfinite(), score, 1)
 
 
 def distance(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
-    """|B mu - s| / |s| over the candidates that have a rate into k."""
+    """Compute |B mu - s| / |s| over the candidates that have a rate into k.
+
+    Args:
+        mu: Posterior, possibly signed, `[N, S]`.
+        score: Score `[N, S]`.
+        x_t: Current tokens `[N]`.
+        t: Times `[N]`.
+        process: The forward process.
+
+    Returns:
+        The relative distance `[N]`.
+    """
     counted = process.rates_into(x_t, t) > 0
     gap = torch.where(counted, score_from_posterior(mu, x_t, t, process) - score, 0)
     size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)

@@ -1,7 +1,7 @@
-"""The rows of a table that tokens stand for, and the gradient of the table in one pass that writes each of its rows once.
+"""Embedding lookup, with a gradient of the table that writes each of its rows once.
 
-The gradient of row v is the sum of the gradients above over the sites whose token is v, added up in an order that depends on
-nothing but the tokens: the same inputs give the same bits. A row without sites is written as zeros by the same kernel.
+The gradient of row v is the sum of the upstream gradients over the positions whose token is v. The order of the sum depends
+only on the tokens, so equal inputs give equal bits. A row without positions is written as zeros by the same kernel.
 """
 
 from typing import Any
@@ -16,7 +16,16 @@ __all__ = ["embed"]
 
 
 def embed(tokens: Int[Tensor, "*sites"], weight: Float[Tensor, "V D"], fused: bool) -> Float[Tensor, "*sites D"]:
-    """`reference.embed`; the fused form is for a table in float32."""
+    """Look up the rows of a table.
+
+    Args:
+        tokens: Token ids.
+        weight: The table. The kernel of its gradient is for float32.
+        fused: Whether the Triton kernel computes the gradient.
+
+    Returns:
+        weight[tokens].
+    """
     if not fused or weight.dtype != torch.float32:
         return naive.embed(tokens, weight)
     return _embed(tokens, weight)
@@ -24,7 +33,7 @@ def embed(tokens: Int[Tensor, "*sites"], weight: Float[Tensor, "V D"], fused: bo
 
 @torch.library.custom_op("m2s::embedding", mutates_args=())
 def _embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """The reference's values, with a gradient of our own."""
+    """The values of `naive.embed`, with the kernel for the gradient."""
     return naive.embed(tokens, weight)
 
 
@@ -34,16 +43,16 @@ def _(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("m2s::embedding_backward", mutates_args=())
-def _backward(above: Tensor, tokens: Tensor, rows: int) -> Tensor:
+def _backward(upstream: Tensor, tokens: Tensor, rows: int) -> Tensor:
     """The gradient of the table, [rows, D] in float32."""
     from m2s.ops.embedding import triton
 
-    return triton.backward(above, tokens, rows)
+    return triton.backward(upstream, tokens, rows)
 
 
 @_backward.register_fake
-def _(above: Tensor, tokens: Tensor, rows: int | torch.SymInt) -> Tensor:
-    return above.new_empty(rows, above.shape[-1], dtype=torch.float32)
+def _(upstream: Tensor, tokens: Tensor, rows: int | torch.SymInt) -> Tensor:
+    return upstream.new_empty(rows, upstream.shape[-1], dtype=torch.float32)
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -52,8 +61,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.rows = weight.shape[0]
 
 
-def _gradients(ctx: Any, above: Tensor) -> tuple[None, Tensor]:
-    return None, _backward(above, *ctx.saved_tensors, ctx.rows)
+def _gradients(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+    return None, _backward(upstream, *ctx.saved_tensors, ctx.rows)
 
 
 _embed.register_autograd(_gradients, setup_context=_setup)

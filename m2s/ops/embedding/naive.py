@@ -1,4 +1,4 @@
-"""The rows of a table that tokens stand for."""
+"""Definition of the embedding lookup."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -6,5 +6,13 @@ from torch.nn.functional import embedding
 
 
 def embed(tokens: Int[Tensor, "*sites"], weight: Float[Tensor, "V D"]) -> Float[Tensor, "*sites D"]:
-    """weight[tokens]."""
+    """Look up the rows of a table.
+
+    Args:
+        tokens: Token ids.
+        weight: The table.
+
+    Returns:
+        weight[tokens].
+    """
     return embedding(tokens, weight)

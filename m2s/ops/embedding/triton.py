@@ -1,8 +1,9 @@
-"""Sites are sorted by their tokens, so that those of a row of the table lie side by side; some rows to a program.
+"""Gradient of an embedding table as Triton kernels, without atomic additions.
 
-Rows of a few sites are added up together, one site of each at a time. One of more sites is added up by itself, several sites
-at a time; what it has of whole chunks of the sorted sites is added up before, by a program for each chunk, so that a token that
-stands at half of all sites keeps no program for long.
+Positions are sorted by their tokens, so that those of one row of the table are adjacent. Rows of the table with few positions
+(`short`) are added up together, one position of each row at a time. A row with more positions is added up by itself, several
+positions at a time. Chunks of the sorted positions that belong to a single token are summed beforehand, one program per
+chunk, so that a token at half of all positions does not keep one program busy for long.
 """
 
 from typing import no_type_check
@@ -15,17 +16,17 @@ from torch import Tensor
 
 @no_type_check
 @triton.jit
-def _some(above, order, at, end, stride, column, inside):
-    """The gradients above at these of the sorted sites; zero from `end` on."""
-    site = tl.load(order + at, mask=at < end, other=0)
+def _load_upstream(upstream, order, at, end, stride, column, inside):
+    """Upstream gradients at the entries `at` of the sorted positions; zero from `end` on."""
+    position = tl.load(order + at, mask=at < end, other=0)
     there = (at < end)[:, None] & inside
-    return tl.load(above + site[:, None] * stride + column[None, :], mask=there, other=0.0).to(tl.float32)
+    return tl.load(upstream + position[:, None] * stride + column[None, :], mask=there, other=0.0).to(tl.float32)
 
 
 @no_type_check
 @triton.jit
 def _chunks(
-    above,
+    upstream,
     order,
     keys,
     sums,
@@ -36,8 +37,8 @@ def _chunks(
     STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The sum of every chunk of sorted sites that is of one token; of the others nothing is written."""
-    programs = tl.cdiv(WIDTH, BLOCK)  # side by side
+    """The sum of a chunk of sorted positions, if all of it belongs to one token; otherwise nothing is written."""
+    programs = tl.cdiv(WIDTH, BLOCK)  # programs for the columns of one chunk
     chunk = tl.program_id(0) // programs
     first = chunk * CHUNK
     if tl.load(keys + first) == tl.load(keys + first + CHUNK - 1):
@@ -45,14 +46,14 @@ def _chunks(
         inside = column[None, :] < WIDTH
         total = tl.zeros([LINES, BLOCK], tl.float32)
         for at in tl.range(first, first + CHUNK, LINES, num_stages=STAGES):
-            total += _some(above, order, at + tl.arange(0, LINES), first + CHUNK, stride, column, inside)
+            total += _load_upstream(upstream, order, at + tl.arange(0, LINES), first + CHUNK, stride, column, inside)
         tl.store(sums + chunk.to(tl.int64) * WIDTH + column, tl.sum(total, 0), mask=column < WIDTH)
 
 
 @no_type_check
 @triton.jit
 def _long(
-    above,
+    upstream,
     order,
     keys,
     starts,
@@ -67,34 +68,37 @@ def _long(
     STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows of more than SHORT sites: each holds a multiple of SHORT among the sorted sites; the first is its program's."""
+    """Rows of the table with more than SHORT positions.
+
+    Program i looks at the sorted position i SHORT. Every such row contains one of these; the first one inside it does the work.
+    """
     programs = tl.cdiv(WIDTH, BLOCK)
-    mine = tl.program_id(0) // programs * SHORT
-    row = tl.load(keys + mine).to(tl.int64) + shift
+    entry = tl.program_id(0) // programs * SHORT
+    row = tl.load(keys + entry).to(tl.int64) + shift
     low, high = tl.load(starts + row), tl.load(starts + row + 1)
-    if (high - low > SHORT) & (mine - low < SHORT):
+    if (high - low > SHORT) & (entry - low < SHORT):
         column = tl.program_id(0) % programs * BLOCK + tl.arange(0, BLOCK)
         inside = column[None, :] < WIDTH
         line = tl.arange(0, LINES)
-        lowest, highest = tl.cdiv(low, CHUNK), high // CHUNK  # chunks that are all this row's
+        lowest, highest = tl.cdiv(low, CHUNK), high // CHUNK  # chunks that belong to this row entirely
         head = tl.minimum(lowest * CHUNK, high)
         tail = tl.maximum(highest * CHUNK, head)
         total = tl.zeros([LINES, BLOCK], tl.float32)
         for at in tl.range(low, head, LINES, num_stages=STAGES):
-            total += _some(above, order, at + line, head, stride, column, inside)
+            total += _load_upstream(upstream, order, at + line, head, stride, column, inside)
         for at in tl.range(lowest, highest, LINES, num_stages=STAGES):
             there = (at + line < highest)[:, None] & inside
             place = (at + line).to(tl.int64)[:, None] * WIDTH + column[None, :]
             total += tl.load(sums + place, mask=there, other=0.0)
         for at in tl.range(tail, high, LINES, num_stages=STAGES):
-            total += _some(above, order, at + line, high, stride, column, inside)
+            total += _load_upstream(upstream, order, at + line, high, stride, column, inside)
         tl.store(gradient + row * WIDTH + column, tl.sum(total, 0), mask=column < WIDTH)
 
 
 @no_type_check
 @triton.jit
 def _short(
-    above,
+    upstream,
     order,
     starts,
     gradient,
@@ -105,7 +109,7 @@ def _short(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All other rows, those of no site too."""
+    """All other rows of the table, also those without positions."""
     programs = tl.cdiv(WIDTH, BLOCK)
     row = tl.program_id(0) // programs * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % programs * BLOCK + tl.arange(0, BLOCK)
@@ -114,15 +118,17 @@ def _short(
     length = tl.load(starts + row + 1, mask=row < rows, other=SHORT + 1) - begin
     end = tl.where(length <= SHORT, begin + length, begin)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for turn in range(0, tl.max(end - begin, 0)):
-        total += _some(above, order, begin + turn, end, stride, column, inside)
+    for i in range(0, tl.max(end - begin, 0)):
+        total += _load_upstream(upstream, order, begin + i, end, stride, column, inside)
     place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(gradient + place, total, mask=(length <= SHORT)[:, None] & inside)
 
 
 def _sorted(tokens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Sorted keys, one for each token; the sites in that order; where those of every row begin, and the last ones end; and how
-    much less than its token a key is. A key has 16 bits if that is enough: a radix sort makes one pass for every 8."""
+    """Sorted keys, the positions in that order, where those of every row begin (and the last ones end), and `shift`.
+
+    A key is the token minus `shift`, in 16 bits where these suffice: a radix sort makes one pass per 8 bits.
+    """
     shift, dtype = (2**15, torch.int16) if rows < 2**16 else (0, torch.int32)
     keys = torch.sub(tokens.flatten(), shift, out=torch.empty(tokens.numel(), dtype=dtype, device=tokens.device))
     keys, order = keys.sort(stable=True)
@@ -131,7 +137,7 @@ def _sorted(tokens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def backward(
-    above: Tensor,
+    upstream: Tensor,
     tokens: Tensor,
     rows: int,
     chunk: int = 64,
@@ -143,26 +149,42 @@ def backward(
     warps: int = 4,
     long_warps: int = 8,
 ) -> Tensor:
-    """The gradient of the table, [rows, D] in float32, for gradients above [*sites, D]; `together` rows of up to `short` sites
-    to a program, with `warps`, and one of more, with `long_warps`, by `lines` sites at a time."""
-    width = above.shape[-1]
-    above = above.reshape(-1, width)
-    if above.stride(1) != 1:
-        above = above.contiguous()
+    """Compute the gradient of the table.
+
+    Args:
+        upstream: Upstream gradients `[*sites, D]`.
+        tokens: Tokens `[*sites]`.
+        rows: Rows of the table.
+        chunk: Positions per chunk.
+        short: Most positions of a row that is added up together with others.
+        together: Rows that are added up together.
+        lines: Positions of a long row per iteration.
+        stages: Stages of the software pipeline.
+        block: Columns per program.
+        warps: Warps per program of short rows.
+        long_warps: Warps per program of long rows and chunks.
+
+    Returns:
+        The gradient `[rows, D]` in float32.
+    """
+    width = upstream.shape[-1]
+    upstream = upstream.reshape(-1, width)
+    if upstream.stride(1) != 1:
+        upstream = upstream.contiguous()
     keys, order, starts, shift = _sorted(tokens, rows)
     block = min(block, triton.next_power_of_2(width))
-    programs, chunks, stride = triton.cdiv(width, block), len(keys) // chunk, above.stride(0)
-    sums = torch.empty((chunks, width), dtype=torch.float32, device=above.device)
-    gradient = torch.empty((rows, width), dtype=torch.float32, device=above.device)
+    programs, chunks, stride = triton.cdiv(width, block), len(keys) // chunk, upstream.stride(0)
+    sums = torch.empty((chunks, width), dtype=torch.float32, device=upstream.device)
+    gradient = torch.empty((rows, width), dtype=torch.float32, device=upstream.device)
     sizes = {"WIDTH": width, "BLOCK": block}
-    some = {"CHUNK": chunk, "LINES": lines, "STAGES": stages, "num_warps": long_warps, **sizes}
+    long_options = {"CHUNK": chunk, "LINES": lines, "STAGES": stages, "num_warps": long_warps, **sizes}
     if chunks:
-        _chunks[(chunks * programs,)](above, order, keys, sums, stride, **some)
+        _chunks[(chunks * programs,)](upstream, order, keys, sums, stride, **long_options)
     if len(keys) > short:
         _long[(triton.cdiv(len(keys), short) * programs,)](
-            above, order, keys, starts, sums, gradient, stride, shift, SHORT=short, **some
+            upstream, order, keys, starts, sums, gradient, stride, shift, SHORT=short, **long_options
         )
     _short[(triton.cdiv(rows, together) * programs,)](
-        above, order, starts, gradient, stride, rows, SHORT=short, ROWS=together, num_warps=warps, **sizes
+        upstream, order, starts, gradient, stride, rows, SHORT=short, ROWS=together, num_warps=warps, **sizes
     )
     return gradient

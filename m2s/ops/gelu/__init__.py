@@ -1,6 +1,7 @@
-"""gelu after a linear layer, with a backward pass that adds up the gradient of the layer's bias as it goes.
+"""GELU after a linear layer, with a backward pass that accumulates the gradient of the layer's bias.
 
-That gradient is the sum of gelu'(h) times the gradient above over all rows: found with its terms, they are not read once more.
+In a training step it is the first half of every MLP. The gradient of the bias is the sum over rows of gelu'(h) times the
+upstream gradient. The backward kernel adds up these terms while it writes them, so they are not read a second time.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from m2s.ops.gelu import naive
 
 __all__ = ["linear_gelu"]
 
-ROWS = 64  # for one program of the backward pass
+ROWS = 64  # rows per program of the backward pass
 
 
 def linear_gelu(
@@ -22,17 +23,29 @@ def linear_gelu(
     weight: Float[Tensor, "W D"],
     bias: Float[Tensor, "W"],
     fused: bool,
-    narrow: Float[Tensor, "W D"] | None = None,
+    half_weight: Float[Tensor, "W D"] | None = None,
 ) -> Float[Tensor, "*rows W"]:
-    """`reference.linear_gelu`."""
+    """Compute gelu(x weight^T + bias).
+
+    Args:
+        x: Inputs.
+        weight: Weight.
+        bias: Bias.
+        fused: Whether the Triton kernels run.
+        half_weight: The weight in half precision, where the caller maintains one (see `m2s.ops.dense`).
+
+    Returns:
+        The activations.
+    """
     if not fused:
         return naive.linear_gelu(x, weight, bias)
-    return _gelu(dense(x, weight, bias.detach(), fused, narrow), bias)
+    # the bias is detached in the product: its gradient comes from `_gelu`
+    return _gelu(dense(x, weight, bias.detach(), fused, half_weight), bias)
 
 
 @torch.library.custom_op("m2s::gelu", mutates_args=())
 def _gelu(h: Tensor, bias: Tensor) -> Tensor:
-    """gelu(h). The bias is in h already: it is here for its gradient."""
+    """gelu(h). The bias is part of h already; it is an argument so that it gets its gradient here."""
     from m2s.ops.gelu import triton
 
     return triton.forward(h)
@@ -44,15 +57,15 @@ def _(h: Tensor, bias: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("m2s::gelu_backward", mutates_args=())
-def _backward(above: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of h, and its sums over the rows of every program."""
+def _backward(upstream: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of h, and its sums over the rows of every program, [programs, W]."""
     from m2s.ops.gelu import triton
 
-    return triton.backward(above, h)
+    return triton.backward(upstream, h)
 
 
 @_backward.register_fake
-def _(above: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def _(upstream: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     width = h.shape[-1]
     return h.new_empty(h.shape), h.new_empty(-(-(h.numel() // width) // ROWS), width, dtype=torch.float32)
 
@@ -63,8 +76,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.dtype = bias.dtype
 
 
-def _gradients(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
-    gradient, sums = _backward(above, *ctx.saved_tensors)
+def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    gradient, sums = _backward(upstream, *ctx.saved_tensors)
     return gradient, sums.sum(0).to(ctx.dtype)
 
 

@@ -1,1 +1,1 @@
-"""The cross-entropy of masked sites, for rows of posterior logits."""
+"""Row loss: cross-entropy of masked positions, for rows of posterior logits (Theorem 4.6)."""

@@ -1,11 +1,13 @@
-"""Residual, LayerNorm and modulation in one pass over the rows, and their gradients in one pass back.
+"""Residual, LayerNorm and modulation in one pass over the rows, and their gradients in one backward pass.
 
-With h = (x - mean) r the normed row, g = dy (1 + scale) weight and means over the row, the gradient of the sum is
+In a training step it stands between two branches of a transformer block. With h = (x - mean) r the normalized row,
+g = dy (1 + scale) weight and means over the row, the gradient of the sum is
 
     dx = dx_sum + r (g - mean(g) - h mean(g h)),   dbranch = gate dx,   dgate = sum dx branch,   dshift = sum dy,
 
-and one sum over the sites of a sample, U = sum dy h, gives both dscale = weight U and dweight = sum_b (1 + scale_b) U_b. A
-kernel adds up some rows of a sample at a time; the rest is added here, where a compiler sees it.
+and one sum over the positions of an example, U = sum dy h, gives both dscale = weight U and dweight = sum_b (1 + scale_b)
+U_b. A kernel adds up some rows of an example at a time; the rest of the sum is done here in torch, where a compiler can fuse
+it.
 """
 
 from typing import Any
@@ -19,17 +21,35 @@ from m2s.ops.norm import naive
 
 __all__ = ["add_norm", "is_fused"]
 
-ROWS = 16  # of a sample, for one program: more of them leave fewer sums to add up, and fewer programs to share the work
+# Rows of one example per program: more rows leave fewer partial sums to add up, but fewer programs to run in parallel.
+ROWS = 16
 
 
-def sums_of(gate: Tensor | None, scale: Tensor | None) -> int:
-    """How many sums over the rows the backward pass takes."""
+def number_of_sums(gate: Tensor | None, scale: Tensor | None) -> int:
+    """Return how many sums over rows the backward pass computes: U, dshift with modulation, dgate with a gate.
+
+    Args:
+        gate: The gate, or None.
+        scale: The scale, or None.
+
+    Returns:
+        1, 2 or 3.
+    """
     return 1 + (scale is not None) + (gate is not None)
 
 
 def is_fused(x: Tensor) -> bool:
-    """Whether a network with this residual stream takes the kernels: they are for training. Without gradients a compiler makes
-    kernels as good out of the reference, and joins them with what comes before and after."""
+    """Return whether a network with this residual stream uses the Triton kernels between its layers.
+
+    They are for training only. Without gradients torch.compile generates kernels that are as good, and fuses them with their
+    neighbours.
+
+    Args:
+        x: The residual stream.
+
+    Returns:
+        True for float32 with gradients enabled, where Triton kernels run.
+    """
     return x.dtype == torch.float32 and torch.is_grad_enabled() and backend.uses_triton(x)
 
 
@@ -44,25 +64,39 @@ def add_norm(
     fused: bool,
     bias: Float[Tensor, "D"] | None = None,
 ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"]]:
-    """`reference.add_norm`; a fused one gives the second result in the dtype that autocast wants for a product.
+    """Compute x + gate branch, and norm(x + gate branch) (1 + scale) + shift.
 
-    The kernels know no bias of the norm: (h weight + bias) (1 + scale) + shift has it in the shift, bias (1 + scale) + shift,
-    of which there is one row a sample. Its gradient, and what it adds to that of the scale, are left to autograd.
+    The kernels have no bias of the norm. In (h weight + bias) (1 + scale) + shift it belongs to the shift, which becomes
+    bias (1 + scale) + shift, one row per example. Its gradient, and what it adds to that of the scale, are left to autograd.
+
+    Args:
+        x: Residual stream.
+        branch: Output of the previous branch, or None.
+        gate: Factor of the branch, or None for 1.
+        weight: Weight of the norm.
+        eps: Number added to the variance.
+        shift: Shift of the modulation, or None.
+        scale: Scale of the modulation, or None.
+        fused: Whether the Triton kernels run.
+        bias: Bias of the norm, or None.
+
+    Returns:
+        The new residual stream, and the modulated norm. With kernels the latter has the dtype of autocast.
     """
     if not fused:
         return naive.add_norm(x, branch, gate, weight, eps, shift, scale, bias)
     if bias is not None:
         shift, scale = _with_bias(len(x), bias, shift, scale)
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     total, y, _, _ = _add_norm(x, branch, gate, weight, shift, scale, eps, dtype)
     return x if branch is None else total, y
 
 
-def _with_bias(samples: int, bias: Tensor, shift: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The shift that holds the bias too, and its scale, both [samples, 1, D] in the dtype of the bias."""
+def _with_bias(batch: int, bias: Tensor, shift: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The shift that includes the bias, and its scale, both [B, 1, D] in the dtype of the bias."""
     if shift is None or scale is None:
-        rows = bias.expand(samples, 1, -1)
+        rows = bias.expand(batch, 1, -1)
         return rows, torch.zeros_like(bias).expand_as(rows)
     scale = scale.to(bias.dtype)
     return bias * (1 + scale) + shift, scale
@@ -113,7 +147,7 @@ def _backward(
     mean: Tensor,
     r: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dbranch (empty without a branch), and [sums, B, programs of a sample, D]: U, dshift if modulated, dgate if gated."""
+    """dx, dbranch (empty without a branch), and [sums, B, programs per example, D]: U, dshift if modulated, dgate if gated."""
     from m2s.ops.norm import triton
 
     return triton.backward(dy, dtotal, total, branch, gate, weight, scale, mean, r)
@@ -133,7 +167,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, width = total.shape
     dbranch = total.new_empty(0) if branch is None else branch.new_empty(branch.shape)
-    sums = total.new_empty(sums_of(gate, scale), batch, -(-length // ROWS), width, dtype=torch.float32)
+    sums = total.new_empty(number_of_sums(gate, scale), batch, -(-length // ROWS), width, dtype=torch.float32)
     return total.new_empty(total.shape), dbranch, sums
 
 

@@ -1,6 +1,7 @@
-"""Rows of the residual stream, some of one sample to a program; threads share out the columns.
+"""Residual, norm and modulation as Triton kernels: each program works on some rows of one example.
 
-So a thread meets the same columns in every row: what belongs to a column is loaded once, and sums over rows stay in registers.
+Threads are assigned to columns, so a thread sees the same columns in every row. What belongs to a column (weight, scale, shift,
+gate) is loaded once per program, and sums over rows stay in registers.
 """
 
 from typing import no_type_check
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.norm import ROWS, sums_of
+from m2s.ops.norm import ROWS, number_of_sums
 
 
 @no_type_check
@@ -39,33 +40,35 @@ def _forward(
     STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    programs = tl.cdiv(length, ROWS)  # of a sample
-    sample = (tl.program_id(0) // programs).to(tl.int64)
+    """Forward pass over ROWS rows of one example."""
+    programs = tl.cdiv(length, ROWS)  # per example
+    example = (tl.program_id(0) // programs).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if GATE:
-        by = tl.load(gate + sample * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+        gates_here = tl.load(gate + example * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
     if MODULATED:
-        factor *= 1 + tl.load(scale + sample * scale_stride + column, mask=inside, other=0.0).to(tl.float32)
-        plus = tl.load(shift + sample * shift_stride + column, mask=inside, other=0.0).to(tl.float32)
+        factor *= 1 + tl.load(scale + example * scale_stride + column, mask=inside, other=0.0).to(tl.float32)
+        shift_here = tl.load(shift + example * shift_stride + column, mask=inside, other=0.0).to(tl.float32)
     first = tl.program_id(0) % programs * ROWS
-    for site in tl.range(first, tl.minimum(first + ROWS, length), num_stages=STAGES):
-        row = sample * length + site
+    for position in tl.range(first, tl.minimum(first + ROWS, length), num_stages=STAGES):
+        row = example * length + position
         at = row * WIDTH + column
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         if BRANCH:
             added = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
             if GATE:
-                added *= by
+                added *= gates_here
             value += added
             tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
+        # the mean is subtracted before squaring: E[x^2] - E[x]^2 would cancel
         mean = tl.sum(value, 0) / WIDTH
         centred = tl.where(inside, value - mean, 0.0)
         r = tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
         result = centred * r * factor
         if MODULATED:
-            result += plus
+            result += shift_here
         tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
         tl.store(means + row, mean)
         tl.store(rs + row, r)
@@ -90,7 +93,7 @@ def _backward(
     gate_stride,
     scale_stride,
     WIDTH: tl.constexpr,
-    LATER: tl.constexpr,
+    HAS_DTOTAL: tl.constexpr,
     BRANCH: tl.constexpr,
     GATE: tl.constexpr,
     MODULATED: tl.constexpr,
@@ -98,66 +101,67 @@ def _backward(
     STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    programs = tl.cdiv(length, ROWS)  # of a sample
-    sample = (tl.program_id(0) // programs).to(tl.int64)
+    """Backward pass over ROWS rows of one example; the formulas are in the module `m2s.ops.norm`."""
+    programs = tl.cdiv(length, ROWS)  # per example
+    example = (tl.program_id(0) // programs).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if MODULATED:
-        factor *= 1 + tl.load(scale + sample * scale_stride + column, mask=inside, other=0.0).to(tl.float32)
+        factor *= 1 + tl.load(scale + example * scale_stride + column, mask=inside, other=0.0).to(tl.float32)
     if GATE:
-        by = tl.load(gate + sample * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
-    along_h = tl.zeros([BLOCK], tl.float32)
-    along_one = tl.zeros([BLOCK], tl.float32)
-    along_branch = tl.zeros([BLOCK], tl.float32)
+        gates_here = tl.load(gate + example * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    sum_dy_h = tl.zeros([BLOCK], tl.float32)
+    sum_dy = tl.zeros([BLOCK], tl.float32)
+    sum_dx_branch = tl.zeros([BLOCK], tl.float32)
     first = tl.program_id(0) % programs * ROWS
-    for site in tl.range(first, tl.minimum(first + ROWS, length), num_stages=STAGES):
-        row = sample * length + site
+    for position in tl.range(first, tl.minimum(first + ROWS, length), num_stages=STAGES):
+        row = example * length + position
         at = row * WIDTH + column
-        above = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        dy_row = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-        if LATER:
-            later = tl.load(dtotal + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DTOTAL:
+            dtotal_row = tl.load(dtotal + at, mask=inside, other=0.0).to(tl.float32)
         if GATE:
             added = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
         mean, r = tl.load(means + row), tl.load(rs + row)
         h = tl.where(inside, (value - mean) * r, 0.0)
-        g = above * factor
-        level = tl.sum(g, 0) / WIDTH
-        slope = tl.sum(g * h, 0) / WIDTH
-        result = (g - level - h * slope) * r
-        if LATER:
-            result += later
+        g = dy_row * factor
+        mean_g = tl.sum(g, 0) / WIDTH
+        mean_gh = tl.sum(g * h, 0) / WIDTH
+        result = (g - mean_g - h * mean_gh) * r
+        if HAS_DTOTAL:
+            result += dtotal_row
         tl.store(dx + at, result.to(dx.dtype.element_ty), mask=inside)
-        along_h += above * h
+        sum_dy_h += dy_row * h
         if MODULATED:
-            along_one += above
+            sum_dy += dy_row
         if GATE:
-            along_branch += result * added
-            result *= by
+            sum_dx_branch += result * added
+            result *= gates_here
         if BRANCH:
             tl.store(dbranch + at, result.to(dbranch.dtype.element_ty), mask=inside)
     sums += tl.program_id(0).to(tl.int64) * WIDTH + column
     step = tl.num_programs(0).to(tl.int64) * WIDTH
-    tl.store(sums, along_h, mask=inside)
+    tl.store(sums, sum_dy_h, mask=inside)
     if MODULATED:
         sums += step
-        tl.store(sums, along_one, mask=inside)
+        tl.store(sums, sum_dy, mask=inside)
     if GATE:
         sums += step
-        tl.store(sums, along_branch, mask=inside)
+        tl.store(sums, sum_dx_branch, mask=inside)
 
 
 def _columns(width: int) -> tuple[int, int]:
-    """The block of columns, and its warps: sixteen bytes of float32 to a thread."""
+    """Columns per block, and warps: 16 bytes of float32 per thread."""
     block = triton.next_power_of_2(width)
     return block, min(8, max(1, block // 128))
 
 
-def _of_sample(value: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int]:
-    """A tensor [B, 1, D], and the way from one sample to the next."""
+def _with_stride(value: Tensor | None, placeholder: Tensor) -> tuple[Tensor, int]:
+    """A tensor [B, 1, D] and its stride between examples; a placeholder where it is None."""
     if value is None:
-        return stand_in, 0
+        return placeholder, 0
     value = value if value.stride(-1) == 1 else value.contiguous()
     return value, value.stride(0)
 
@@ -174,7 +178,23 @@ def forward(
     rows: int = ROWS,
     stages: int = 3,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum (empty without a branch), the modulated norm in `dtype`, and mean and r of every row."""
+    """Run the forward kernel.
+
+    Args:
+        x: Residual stream `[B, L, D]`.
+        branch: Output of the previous branch `[B, L, D]`, or None.
+        gate: Factor of the branch `[B, 1, D]`, or None.
+        weight: Weight of the norm `[D]`.
+        shift: Shift of the modulation `[B, 1, D]`, or None.
+        scale: Scale of the modulation `[B, 1, D]`, or None.
+        eps: Number added to the variance.
+        dtype: Dtype of the modulated norm.
+        rows: Rows per program.
+        stages: Stages of the software pipeline over rows.
+
+    Returns:
+        The sum (empty without a branch), the modulated norm, and mean and reciprocal standard deviation r of every row.
+    """
     x = x.contiguous()
     batch, length, width = x.shape
     total = x.new_empty(0 if branch is None else x.shape)
@@ -182,9 +202,9 @@ def forward(
     mean = x.new_empty((batch, length), dtype=torch.float32)
     r = torch.empty_like(mean)
     block, warps = _columns(width)
-    gates, gate_stride = _of_sample(gate, x)
-    shifts, shift_stride = _of_sample(shift, x)
-    scales, scale_stride = _of_sample(scale, x)
+    gates, gate_stride = _with_stride(gate, x)
+    shifts, shift_stride = _with_stride(shift, x)
+    scales, scale_stride = _with_stride(scale, x)
     _forward[(batch * triton.cdiv(length, rows),)](
         x,
         x if branch is None else branch.contiguous(),
@@ -226,16 +246,33 @@ def backward(
     rows: int = ROWS,
     stages: int = 3,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dbranch (empty without a branch), and the sums over the rows of every program."""
+    """Run the backward kernel.
+
+    Args:
+        dy: Gradient of the modulated norm `[B, L, D]`.
+        dtotal: Gradient of the sum `[B, L, D]`, or None.
+        total: The sum `[B, L, D]`.
+        branch: Output of the previous branch, or None.
+        gate: Factor of the branch, or None.
+        weight: Weight of the norm.
+        scale: Scale of the modulation, or None.
+        mean: Mean of every row.
+        r: Reciprocal standard deviation of every row.
+        rows: Rows per program.
+        stages: Stages of the software pipeline over rows.
+
+    Returns:
+        dx, dbranch (empty without a branch), and the sums over the rows of every program.
+    """
     total = total.contiguous()
     batch, length, width = total.shape
     dx = torch.empty_like(total)
     dbranch = total.new_empty(0) if branch is None else branch.new_empty(branch.shape)
     count = triton.cdiv(length, rows)
-    sums = total.new_empty((sums_of(gate, scale), batch, count, width), dtype=torch.float32)
+    sums = total.new_empty((number_of_sums(gate, scale), batch, count, width), dtype=torch.float32)
     block, warps = _columns(width)
-    gates, gate_stride = _of_sample(gate, total)
-    scales, scale_stride = _of_sample(scale, total)
+    gates, gate_stride = _with_stride(gate, total)
+    scales, scale_stride = _with_stride(scale, total)
     _backward[(batch * count,)](
         dy.contiguous(),
         total if dtotal is None else dtotal.contiguous(),
@@ -253,7 +290,7 @@ def backward(
         gate_stride,
         scale_stride,
         WIDTH=width,
-        LATER=dtotal is not None,
+        HAS_DTOTAL=dtotal is not None,
         BRANCH=branch is not None,
         GATE=gate is not None,
         MODULATED=scale is not None,

@@ -1,4 +1,4 @@
-"""Uniforms by counter: Philox4x32-10 of (sample, step, site, word), the same bits in both forms."""
+"""Counter-based uniform numbers: Philox4x32-10 of (sample, step, position, word), the same bits on both backends."""
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,19 @@ __all__ = ["uniforms"]
 def uniforms(
     samples: Int[Tensor, "B"], step: int | Tensor, first: int, count: int, word: int, key: tuple[int, int]
 ) -> Float[Tensor, "B L"]:
-    """`reference.uniforms`, in one kernel where that is possible."""
+    """Compute one uniform number per sample and position.
+
+    Args:
+        samples: Numbers of the samples; their low 32 bits count.
+        step: Number of the step: an integer, or a tensor on the device, [] or `[B, 1]`.
+        first: The first position.
+        count: Number of positions L.
+        word: Last word of the counter, the purpose of the number.
+        key: The two 32-bit words of the seed.
+
+    Returns:
+        Numbers in [0, 1) in float64, `[B, L]`.
+    """
     if not uses_triton(samples):
         return naive.uniforms(samples, step, first, count, word, key)
     if isinstance(step, Tensor):
@@ -25,7 +37,7 @@ def uniforms(
 def _uniforms(
     samples: Tensor, steps: Tensor | None, step: int, first: int, count: int, word: int, low_key: int, high_key: int
 ) -> Tensor:
-    """With `steps` where they are a tensor, else with `step`."""
+    """The kernel, with `steps` where the step is a tensor, else with `step`."""
     from m2s.ops.philox import triton
 
     return triton.uniforms(samples, steps, step, first, count, word, low_key, high_key)

@@ -1,4 +1,4 @@
-"""Philox4x32-10, and the uniforms of counters (sample, step, site, word)."""
+"""Definition of counter-based uniform numbers: Philox4x32-10 of (sample, step, position, word)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,18 +8,34 @@ LOW = 0xFFFFFFFF
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al. 2011): four words of 32 bits, held in int64, for each counter of four words."""
+    """Compute Philox4x32-10 (Salmon et al. 2011).
+
+    Args:
+        counter: Four words of 32 bits, in int64 tensors of one shape.
+        key: Two words of 32 bits.
+
+    Returns:
+        Four random words of 32 bits for each counter, in int64.
+    """
     a, b, c, d = counter
     low_key, high_key = key
     for _ in range(10):
-        first, second = a * 0xD2511F53, c * 0xCD9E8D57  # modulo 2^64, so that both halves of the product are right
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57  # int64 wraps modulo 2^64: all bits are exact
         a, b, c, d = ((second >> 32) & LOW) ^ b ^ low_key, second & LOW, ((first >> 32) & LOW) ^ d ^ high_key, first & LOW
         low_key, high_key = (low_key + 0x9E3779B9) & LOW, (high_key + 0xBB67AE85) & LOW
     return a, b, c, d
 
 
 def uniform(high: Tensor, low: Tensor) -> Tensor:
-    """53 random bits as a float64 in [0, 1); 24 as a float32 where the device has no float64."""
+    """Convert two random words to a number in [0, 1).
+
+    Args:
+        high: Words of 32 bits.
+        low: Words of 32 bits.
+
+    Returns:
+        53 random bits as float64, or 24 bits as float32 on devices without float64.
+    """
     if high.device.type == "mps":
         return (high >> 8).to(torch.float32) / (1 << 24)
     return ((high >> 5) * (1 << 26) + (low >> 6)).to(torch.float64) / (1 << 53)
@@ -28,8 +44,19 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 def uniforms(
     samples: Int[Tensor, "B"], step: int | Tensor, first: int, count: int, word: int, key: tuple[int, int]
 ) -> Float[Tensor, "B L"]:
-    """One number in [0, 1) for each sample and each of the sites first, ..., first + count - 1. A tensor of steps is one for
-    all, or one for each sample, [B, 1]."""
+    """Compute one number per sample and position.
+
+    Args:
+        samples: Numbers of the samples; their low 32 bits count.
+        step: Number of the step: an integer, or a tensor, [] or `[B, 1]`.
+        first: The first position.
+        count: Number of positions L.
+        word: Last word of the counter, the purpose of the number.
+        key: The two 32-bit words of the seed.
+
+    Returns:
+        Numbers in [0, 1), `[B, L]`.
+    """
     sites = torch.arange(first, first + count, device=samples.device).expand(len(samples), -1)
     samples = samples.long().unsqueeze(-1).expand_as(sites)
     step, extra = torch.zeros_like(sites) + step, torch.full_like(sites, word)

@@ -1,5 +1,7 @@
-"""The uniforms in one kernel, a program for some sites of one sample. Numbers of the host are arguments of 64 bits that no
-kernel is made for: a step or a key that changes compiles nothing and copies nothing.
+"""Counter-based uniform numbers as a Triton kernel: each program computes some positions of one sample.
+
+Numbers from the host are 64-bit arguments that the kernel is not specialized for. So a step or a key that changes compiles
+nothing and copies nothing to the device.
 """
 
 from typing import no_type_check
@@ -9,15 +11,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 128, 4  # sites of a program, one to a thread
-# no kernel of its own for a value of these, nor for where they begin in memory
-HOST = ["samples", "steps", "row_stride", "site_stride", "step", "first", "count", "word", "low_key", "high_key"]
+BLOCK, WARPS = 128, 4  # positions per program, one per thread
+# Triton would compile another kernel for some values (1, multiples of 16, above 31 bits) and alignments of these arguments
+NOT_SPECIALIZED = ["samples", "steps", "row_stride", "site_stride", "step", "first", "count", "word", "low_key", "high_key"]
 
 
 @no_type_check
 @triton.jit
 def uniform(sample, step, site, word, low_key, high_key):
-    """53 bits of Philox4x32-10 as a float64 in [0, 1); every word is 32 bits in uint64."""
+    """Philox4x32-10 of a counter as a number in [0, 1) with 53 bits, in float64.
+
+    Args:
+        sample: First word of the counter; every word is 32 bits in uint64.
+        step: Second word.
+        site: Third word, the position.
+        word: Fourth word, the purpose.
+        low_key: First word of the seed.
+        high_key: Second word of the seed.
+    """
     a, b, c, d = sample, step, site, word
     for _ in tl.static_range(10):
         first, second = a * 0xD2511F53, c * 0xCD9E8D57
@@ -27,7 +38,7 @@ def uniform(sample, step, site, word, low_key, high_key):
 
 
 @no_type_check
-@triton.jit(do_not_specialize=HOST)
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _uniforms(
     samples,
     steps,
@@ -43,6 +54,7 @@ def _uniforms(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """The numbers of BLOCK positions of one sample."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     sample = tl.load(samples + row).to(tl.uint64) & 0xFFFFFFFF
@@ -67,16 +79,32 @@ def uniforms(
     block: int = BLOCK,
     warps: int = WARPS,
 ) -> Tensor:
-    """`reference.uniforms`, with `steps` where they are a tensor, else with `step`."""
+    """Run `naive.uniforms` as a kernel.
+
+    Args:
+        samples: Numbers of the samples `[B]`.
+        steps: Numbers of the steps on the device, [] or `[B, 1]`, or None.
+        step: Number of the step, where `steps` is None.
+        first: The first position.
+        count: Number of positions L.
+        word: Last word of the counter.
+        low_key: First word of the seed.
+        high_key: Second word of the seed.
+        block: Positions per program.
+        warps: Warps per program.
+
+    Returns:
+        Numbers in [0, 1) in float64, `[B, L]`.
+    """
     result = samples.new_empty((len(samples), count), dtype=torch.float64)
     if not result.numel():
         return result
-    given = (samples[:1] if steps is None else steps.to(samples.device)).expand(result.shape)
+    step_table = (samples[:1] if steps is None else steps.to(samples.device)).expand(result.shape)
     _uniforms[(len(samples), triton.cdiv(count, block))](
         samples.contiguous(),
-        given,
+        step_table,
         result,
-        *given.stride(),
+        *step_table.stride(),
         step,
         first,
         count,

@@ -1,1 +1,5 @@
-"""Score entropy through the rank-one bridge, for rows of posterior logits."""
+"""Row loss: score entropy of posterior logits through the bridge of a rank-one process."""
+
+from m2s.ops.posterior_entropy.cpu import posterior_score_entropy, row_scalars
+
+__all__ = ["posterior_score_entropy", "row_scalars"]

@@ -1,14 +1,18 @@
-"""The nearest posterior, one program for a row; `reference.py` has the mathematics.
+"""The projection as a Triton kernel, one program per row.
 
-A row is read from memory once: its first HELD blocks stay in registers, 64 KB of the 256 KB that a multiprocessor has of them,
-and of 50,257 scores what is left is short enough for the cache next to it. The first pass takes the greatest score and the sum
-of each lane, that is of every BLOCK-th candidate: the lane stands for its greatest and for the mean of its others. As [.]_+ is
-convex, what the lanes say of sum [s - sigma]_+ is too little, so the root of that is a start below the true one. From any
-start, above the root too, a step of Newton's method ends below it, for left minus right is convex; each takes a pass. A pass
-also takes the least candidate of the support, so it knows itself when the support has stopped changing. The last pass writes
-mu.
+`naive.py` has the definition and `cpu.py` Newton's method. A row is read from memory once. Its first HELD blocks stay in
+registers (64 KB of the 256 KB of a multiprocessor); of 50,257 scores the rest is short enough for the L1 cache.
 
-Of log-scores the first pass leaves the scores that are not held where mu will stand, and the others read them there.
+- The first pass computes the greatest score and the sum of each lane, that is of every BLOCK-th candidate. A lane is then
+  represented by its greatest score and the mean of the others. As [.]_+ is convex, this underestimates sum [s - sigma]_+, so
+  the root of the small problem is a start below the true one.
+- From any start, also from above, a step of Newton's method ends below the root, because left minus right is convex. Each step
+  takes one pass. A pass also computes the least candidate of the support and so detects by itself that the support has stopped
+  changing.
+- The last pass writes mu.
+
+For log-scores the first pass stores the scores that are not held in registers in the memory of mu, and later passes read them
+there: the exponential is computed once.
 """
 
 from typing import no_type_check
@@ -18,24 +22,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.project.naive import PASSES
+from m2s.ops.project.cpu import PASSES
 from m2s.process import SiteCoefficients
 
 INF = tl.constexpr(float("inf"))
 MOST = tl.constexpr(PASSES)
-BLOCK, HELD, REST, WARPS = 2048, 8, 4, 16  # columns in a block, blocks in registers, other blocks at a time, warps
+BLOCK, HELD, REST, WARPS = 2048, 8, 4, 16  # columns per block, blocks in registers, other blocks per load, warps
 
 
 @no_type_check
 @triton.jit
 def _power(n):
+    """2^n, by writing the exponent bits."""
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @no_type_check
 @triton.jit
 def _exp(x):
-    """To an ulp or two; the device's own loses |x| of them."""
+    """exp in float32 to an ulp or two; the fast instruction of the device loses |x| ulps."""
     y = tl.minimum(tl.maximum(x, -150.0), 90.0)
     n = tl.floor(y * 1.44269504 + 0.5)
     r = (y - n * 0.693359375) + n * 2.12194440e-4
@@ -49,35 +54,38 @@ def _exp(x):
 @no_type_check
 @triton.jit
 def _root(mass, size, near, slope, origin, gain):
-    """Where the two lines through `near` meet: how far beyond it the root on this support is."""
+    """One Newton step: how far beyond `near` the root on this support lies."""
     active = tl.where(size > 0, (mass - slope) / tl.where(size > 0, size, 1.0), -INF)
     return tl.maximum(active, (mass - (near - origin) * gain) / (size + gain))
 
 
 @no_type_check
 @triton.jit
-def _above(score, near, WIDE: tl.constexpr):
-    """Of every lane of a tile: how far its scores lie above `near` in all, how many lie below, and the least distance above as
-    bits, among which those of a negative number are the greatest."""
-    BITS: tl.constexpr = tl.uint64 if WIDE else tl.uint32
+def _above(score, near, FLOAT64: tl.constexpr):
+    """For every lane of a tile: sum of [score - near]_+, number of scores below, and the least distance above, as bits.
+
+    The bits of a float as an unsigned integer order positive numbers correctly and put negative ones last, so a minimum of bits
+    is the least distance above without a comparison with zero. The sign bit counts the scores below.
+    """
+    BITS: tl.constexpr = tl.uint64 if FLOAT64 else tl.uint32
     distance = score - near
     bits = distance.to(BITS, bitcast=True)
-    below = tl.sum(bits >> (63 if WIDE else 31), 0).to(tl.int32)
+    below = tl.sum(bits >> (63 if FLOAT64 else 31), 0).to(tl.int32)
     return tl.sum(tl.maximum(distance, 0.0), 0), below, tl.min(bits, 0)
 
 
 @no_type_check
 @triton.jit
-def _share(score, near, beyond, inverse):
-    """u = [s - sigma]_+ / b; what is no number stays so."""
+def _mu(score, near, beyond, inverse):
+    """mu_y = [s_y - sigma]_+ / b; NaN stays NaN."""
     excess = (score - near) - beyond
     return tl.where(excess <= 0, 0.0, excess * inverse)
 
 
 @no_type_check
 @triton.jit
-def _loose(rows, start, columns, k, other, REST: tl.constexpr, BLOCK: tl.constexpr):
-    """A tile that is not held: its columns, which of them are candidates, and their scores, `other` elsewhere."""
+def _load_rest(rows, start, columns, k, other, REST: tl.constexpr, BLOCK: tl.constexpr):
+    """A tile that is not in registers: its columns, which of them are candidates, and their scores, `other` elsewhere."""
     column = start + tl.arange(0, REST)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (column < columns) & (column != k)
     return column, inside, tl.load(rows + column, mask=inside, other=other)
@@ -85,10 +93,10 @@ def _loose(rows, start, columns, k, other, REST: tl.constexpr, BLOCK: tl.constex
 
 @no_type_check
 @triton.jit
-def _nearest(
+def _project(
     rows,
     mu,
-    taken,
+    passes_out,
     current,
     scalars,
     count,
@@ -97,27 +105,28 @@ def _nearest(
     states,
     MASK: tl.constexpr,
     LOG: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    FLOAT64: tl.constexpr,
+    FULL: tl.constexpr,
     HELD: tl.constexpr,
     REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Project one row. `scalars` are alpha, m(k), P(k|k), m(clean), m(mask), [5, count]."""
     row = tl.program_id(0).to(tl.int64)
     rows += row * stride
     mu += row * states
-    kind = mu.dtype.element_ty
-    EPSILON: tl.constexpr = 2.3e-16 if WIDE else 1.2e-7
-    FIRST: tl.constexpr = HELD * BLOCK  # of the columns that are not held
+    dtype = mu.dtype.element_ty
+    EPSILON: tl.constexpr = 2.3e-16 if FLOAT64 else 1.2e-7
+    FIRST: tl.constexpr = HELD * BLOCK  # the first column that is not in registers
     k = tl.load(current + row).to(tl.int32)
-    alpha, own, stay = tl.load(scalars + row), tl.load(scalars + count + row), tl.load(scalars + 2 * count + row)
-    clean, masking = tl.load(scalars + 3 * count + row), tl.load(scalars + 4 * count + row)
-    known = (own == 0) | (alpha == 0)
+    alpha, m_k, p_kk = tl.load(scalars + row), tl.load(scalars + count + row), tl.load(scalars + 2 * count + row)
+    m_clean, m_mask = tl.load(scalars + 3 * count + row), tl.load(scalars + 4 * count + row)
+    known = (m_k == 0) | (alpha == 0)
     columns = tl.where(known, 0, vocab)
     lanes = tl.arange(0, BLOCK)
     blocks = tl.arange(0, HELD)[:, None] * BLOCK
     column = blocks + lanes[None, :]
-    if not WHOLE:
+    if not FULL:
         held = tl.load(rows + column, mask=column < columns, other=0.0)
     elif MASK:
         wanted = tl.full([HELD, BLOCK], 1, tl.int1) & (known == 0)
@@ -125,123 +134,127 @@ def _nearest(
     else:
         held = tl.load((rows + lanes)[None, :] + blocks, eviction_policy="evict_first")
 
-    sums = tl.zeros([BLOCK], kind)
-    tops = tl.full([BLOCK], -INF, kind)
+    sums = tl.zeros([BLOCK], dtype)
+    tops = tl.full([BLOCK], -INF, dtype)
     for start in range(FIRST, columns, REST * BLOCK):
-        place, inside, score = _loose(rows, start, columns, k, -INF if LOG else 0.0, REST, BLOCK)
-        # a number, because conditions are few to a thread, and keeping them would keep later loads waiting
-        penalty = tl.where(inside, 0.0, -INF).to(kind)
+        place, inside, score = _load_rest(rows, start, columns, k, -INF if LOG else 0.0, REST, BLOCK)
+        # a float in place of a condition: predicate registers are few, and holding them would delay the next loads
+        penalty = tl.where(inside, 0.0, -INF).to(dtype)
         if LOG:
-            score = tl.exp(score) if WIDE else _exp(score)
+            score = tl.exp(score) if FLOAT64 else _exp(score)
             tl.store(mu + place, score, mask=inside)
         sums += tl.sum(score, 0)
         tops = tl.maximum(tops, tl.max(score + penalty, 0))
     if LOG:
-        held = tl.exp(held) if WIDE else _exp(held)
+        held = tl.exp(held) if FLOAT64 else _exp(held)
     inside = (column != k) & (known == 0)
-    if not WHOLE:
+    if not FULL:
         inside = inside & (column < vocab)
     sums += tl.sum(tl.where(inside, held, 0.0), 0)
     held = tl.where(inside, held, -INF)
     tops = tl.maximum(tops, tl.max(held, 0))
     total = tl.sum(sums.to(tl.float64), 0)
 
-    slope = tl.where(known, 0.0, alpha / tl.where(known, 1.0, own))
-    delta, delta_mask = clean / stay, masking / stay
+    slope = tl.where(known, 0.0, alpha / tl.where(known, 1.0, m_k))
+    delta, delta_mask = m_clean / p_kk, m_mask / p_kk
     curvature = 2 * delta + (vocab - 1) * delta * delta + delta_mask * delta_mask
     origin = delta + (vocab - 1) * delta * delta - delta * total
     if MASK:
         last = tl.load(rows + vocab, mask=k != vocab, other=0.0)
         if LOG:
-            last = tl.where(k != vocab, tl.exp(last) if WIDE else _exp(last), 0.0)
-            rows = mu
+            last = tl.where(k != vocab, tl.exp(last) if FLOAT64 else _exp(last), 0.0)
+            rows = mu  # the scores of the first pass
             tl.debug_barrier()
         origin -= delta_mask * (last.to(tl.float64) - delta_mask)
         origin = tl.where(k == vocab, -INF, origin)
         curvature = tl.where(k == vocab, 1.0, curvature)
     elif LOG:
-        rows = mu
+        rows = mu  # the scores of the first pass
         tl.debug_barrier()
     gain = 1 / curvature
 
-    slope_here, origin_here, gain_here = slope.to(kind), origin.to(kind), gain.to(kind)
-    many = tl.where(lanes < columns, (columns - 1 - lanes) // BLOCK + 1, 0)
-    many -= tl.where((lanes == k % BLOCK) & (k < columns), 1, 0)
-    others = tl.maximum(many - 1, 0).to(kind)
+    # the start: Newton's method on the lanes, each by its greatest score and the mean of its others
+    slope_here, origin_here, gain_here = slope.to(dtype), origin.to(dtype), gain.to(dtype)
+    # candidates of each lane
+    lane_size = tl.where(lanes < columns, (columns - 1 - lanes) // BLOCK + 1, 0)
+    lane_size -= tl.where((lanes == k % BLOCK) & (k < columns), 1, 0)
+    others = tl.maximum(lane_size - 1, 0).to(dtype)
     means = tl.where(others > 0, (sums - tops) / tl.maximum(others, 1.0), -INF)
     zero = slope_here * 0.0
     low = _root(tl.max(tops, 0), zero + 1.0, zero, slope_here, origin_here, gain_here)
-    near = tl.maximum(low, _root(tl.sum(sums, 0), tl.sum(many, 0).to(kind), zero, slope_here, origin_here, gain_here))
+    near = tl.maximum(low, _root(tl.sum(sums, 0), tl.sum(lane_size, 0).to(dtype), zero, slope_here, origin_here, gain_here))
     moving, before = slope > 0, -slope_here
     passes = 0
     while moving:
         mass = tl.sum(tl.maximum(tops - near, 0.0) + others * tl.maximum(means - near, 0.0), 0)
-        size = tl.sum(tl.where(tops >= near, 1.0, 0.0) + tl.where(means >= near, others, 0.0), 0).to(kind)
+        size = tl.sum(tl.where(tops >= near, 1.0, 0.0) + tl.where(means >= near, others, 0.0), 0).to(dtype)
         step = _root(mass, size, near, slope_here, origin_here, gain_here)
         near += step
         passes += 1
         moving = (step > 0) & (size != before) & (passes < 20)
         before = size
     near = tl.where(tl.abs(near) < INF, near, low)
-    near -= tl.abs(near) * 1e-6
+    near -= tl.abs(near) * 1e-6  # below the root in spite of rounding
 
+    # Newton's method on the row; `seen` counts all entries of the tiles, of which those below `near` are subtracted
     seen = FIRST + tl.cdiv(tl.maximum(columns - FIRST, 0), REST * BLOCK) * (REST * BLOCK)
     moving, before = slope > 0, -slope
     passes = 0
     beyond = slope * 0.0
     while moving:
-        masses, below, least = _above(held, near, WIDE)
+        masses, below, least = _above(held, near, FLOAT64)
         for start in range(FIRST, columns, REST * BLOCK):
-            _, _, score = _loose(rows, start, columns, k, -INF, REST, BLOCK)
-            mass_here, below_here, least_here = _above(score, near, WIDE)
+            _, _, score = _load_rest(rows, start, columns, k, -INF, REST, BLOCK)
+            mass_here, below_here, least_here = _above(score, near, FLOAT64)
             masses += mass_here
             below += below_here
             least = tl.minimum(least, least_here)
         size = (seen - tl.sum(below, 0)).to(tl.float64)
-        nearest = tl.min(least, 0).to(kind, bitcast=True).to(tl.float64)
+        nearest = tl.min(least, 0).to(dtype, bitcast=True).to(tl.float64)
         beyond = _root(tl.sum(masses.to(tl.float64), 0), size, near.to(tl.float64), slope, origin, gain)
         sigma = near.to(tl.float64) + beyond
         passes += 1
-        # what is summed is measured from `near`: its rounding counts by how much of the mass that has to be taken off again
-        settled = (beyond >= 0) & (size * beyond <= slope) & ((beyond <= nearest) | (size == 0))
-        settled = settled | (columns * tl.abs(beyond) <= EPSILON * slope)  # all of them together could not move the mass
-        moving = (size != before) & (passes < MOST) & (settled == 0)
+        # masses are measured from `near`: rounding matters in proportion to the part of the mass that is subtracted again
+        converged = (beyond >= 0) & (size * beyond <= slope) & ((beyond <= nearest) | (size == 0))
+        converged = converged | (columns * tl.abs(beyond) <= EPSILON * slope)  # the rest cannot change the mass
+        moving = (size != before) & (passes < MOST) & (converged == 0)
         before = size
-        # a little below, where that costs nothing, lest rounding put it above the root and a pass be needed to say so
-        room = tl.where(size * tl.abs(sigma) * EPSILON <= slope, tl.abs(sigma) * EPSILON, 0.0)
-        near = tl.where(moving, sigma.to(kind) - room.to(kind), near)
-    tl.store(taken + row, passes)
+        # start the next pass slightly below, where that costs nothing: rounding upwards would cost one more pass
+        margin = tl.where(size * tl.abs(sigma) * EPSILON <= slope, tl.abs(sigma) * EPSILON, 0.0)
+        near = tl.where(moving, sigma.to(dtype) - margin.to(dtype), near)
+    tl.store(passes_out + row, passes)
 
     active = (near.to(tl.float64) + beyond - origin) * gain > slope
     near = tl.where(known, INF, tl.where(tl.abs(total) < INF, near, float("nan")))
-    inverse, beyond_here = (own / tl.where(known, 1.0, alpha)).to(kind), beyond.to(kind)
-    u = _share(held, near, beyond_here, inverse)
-    if WHOLE:
+    inverse, beyond_here = (m_k / tl.where(known, 1.0, alpha)).to(dtype), beyond.to(dtype)
+    u = _mu(held, near, beyond_here, inverse)
+    if FULL:
         tl.store((mu + lanes)[None, :] + blocks, u)
     else:
         tl.store(mu + column, u, mask=column < states)
     sums = tl.sum(u, 0)
     for start in range(FIRST, states, REST * BLOCK):
-        place, _, score = _loose(rows, start, columns, k, -INF, REST, BLOCK)
-        part = _share(score, near, beyond_here, inverse)
+        place, _, score = _load_rest(rows, start, columns, k, -INF, REST, BLOCK)
+        part = _mu(score, near, beyond_here, inverse)
         tl.store(mu + place, part, mask=place < states)
         sums += tl.sum(part, 0)
     rest = 1.0 - tl.sum(sums.to(tl.float64), 0)
     rest = tl.where(active | (rest < 0) | (k == vocab), 0.0, rest)
     tl.debug_barrier()
-    tl.store(mu + k, tl.where(known, 1.0, rest).to(kind))
+    tl.store(mu + k, tl.where(known, 1.0, rest).to(dtype))
 
 
-@torch.library.custom_op("m2s::nearest", mutates_args=())
+@torch.library.custom_op("m2s::project", mutates_args=())
 def _launch(
     rows: Tensor, k: Tensor, scalars: Tensor, vocab: int, states: int, log: bool, block: int, held: int, rest: int, warps: int
 ) -> tuple[Tensor, Tensor]:
+    """Start one program per row."""
     mu = torch.empty(len(rows), states, dtype=rows.dtype, device=rows.device)
     passes = torch.empty(len(rows), dtype=torch.int32, device=rows.device)
     if len(rows):
         block = min(block * 4 // rows.element_size(), max(64, triton.next_power_of_2(vocab) // 16))
         held = min(held, max(1, triton.next_power_of_2(vocab // block + 1) // 2))
-        _nearest[(len(rows),)](
+        _project[(len(rows),)](
             rows,
             mu,
             passes,
@@ -253,8 +266,8 @@ def _launch(
             states,
             MASK=states > vocab,
             LOG=log,
-            WIDE=rows.dtype == torch.float64,
-            WHOLE=held * block <= vocab,
+            FLOAT64=rows.dtype == torch.float64,
+            FULL=held * block <= vocab,
             HELD=held,
             REST=rest,
             BLOCK=block,
@@ -282,8 +295,23 @@ def nearest_posterior(
     rest: int = REST,
     warps: int = WARPS,
 ) -> tuple[Tensor, Tensor]:
-    """mu, and how many passes of Newton's method each row took besides the first and the last. `held` blocks of a row stay in
-    registers, the others are read `rest` at a time; of float64, half a block."""
+    """Project every row of float32 or float64 scores by the kernel.
+
+    Args:
+        rows: Scores `[N, V]`, or log-scores; columns from `states` on are ignored.
+        k: Current tokens `[N]`.
+        site: Scalars of the process `[N]`.
+        states: Number of states, the mask included.
+        mask: The mask token, or None.
+        log: Whether the rows are log-scores.
+        block: Columns per block; half as many for float64.
+        held: Blocks of a row that stay in registers.
+        rest: Other blocks that are loaded at once.
+        warps: Warps per program.
+
+    Returns:
+        mu `[N, states]`, and how many passes of Newton's method each row took besides the first and the last pass.
+    """
     scalars = torch.stack([site.alpha, site.own, site.stay, site.clean, site.mask])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     vocab = states if mask is None else mask

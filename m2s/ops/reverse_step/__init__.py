@@ -1,12 +1,12 @@
-"""One token from the posterior of each row of logits, and the step of a sampler that goes by it."""
+"""Sampling steps: one token from the posterior of each row of logits, and the Bayes or Euler step that uses it."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.ops.backend import uses_triton
-from m2s.ops.reverse_step import naive
-from m2s.ops.reverse_step.naive import BayesRoutes, Counter, EulerRoutes, Routes, TokenDraw
+from m2s.ops.reverse_step import cpu
+from m2s.ops.reverse_step.routes import BayesRoutes, Counter, EulerRoutes, Routes, TokenDraw
 
 __all__ = ["BayesRoutes", "Counter", "EulerRoutes", "Routes", "TokenDraw", "draw_token"]
 
@@ -19,9 +19,21 @@ def draw_token(
     vocab: int,
     other: bool,
 ) -> TokenDraw:
-    """`reference.draw`, fused for rows in float32 where that is possible."""
+    """Draw one token per row from softmax(rows + offset at k), by a Triton kernel for float32 rows where one can run.
+
+    Args:
+        rows: Posterior logits; the first `vocab` columns count.
+        k: Current tokens; `vocab` stands for the mask.
+        offset: Number added to the logit of k; infinite where k is certainly the clean token.
+        u: One uniform number in [0, 1) per row.
+        vocab: Number of clean tokens.
+        other: Draw from the posterior without k, renormalized.
+
+    Returns:
+        Token, its probability, mu_k, and the mass of the other tokens.
+    """
     if rows.dtype == torch.float32 and uses_triton(rows):
-        from m2s.ops.reverse_step import triton
+        from m2s.ops.reverse_step import triton  # imports the optional package triton
 
         return triton.draw_token(rows, k, offset, u, vocab, other)
-    return naive.draw_token(rows, k, offset, u, vocab, other)
+    return cpu.draw_token(rows, k, offset, u, vocab, other)

@@ -1,8 +1,8 @@
-"""From what attention reads to queries, keys and values: the joint product, with rotary positions turned in where it lies, and
-one pass back.
+"""Queries, keys and values of an attention layer: the joint product with rotary positions, and its gradient.
 
-The gradient of a turn is the turn by the opposite angle, so that one kernel works both ways. Forth, the values stay as they
-are. Back, the three gradients meet in one place, written once.
+In a training step it stands in front of attention. Queries and keys are rotated in place in the result of the product; values
+stay as they are. The gradient of a rotation is the rotation by the opposite angle, so one kernel serves both passes. The
+backward kernel writes the three gradients into one tensor, the gradient of the product.
 """
 
 from typing import Any
@@ -25,34 +25,49 @@ def joint(
     sin: Float[Tensor, "L D"],
     heads: int,
     fused: bool,
-    narrow: Float[Tensor, "W E"] | None = None,
+    half_weight: Float[Tensor, "W E"] | None = None,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L D"], Float[Tensor, "B H L D"]]:
-    """`reference.rotary` of x weight^T. A fused one takes the tables for (cos, cos) and (-sin, sin): it reads half of each."""
+    """Compute rotated queries, rotated keys and values from x weight^T.
+
+    Args:
+        x: Inputs of the attention layer.
+        weight: Joint weight of queries, keys and values, W = 3 H D.
+        cos: Cosines of the angles, (cos, cos) over the two halves of a head. The kernel reads one half.
+        sin: Sines of the angles, (-sin, sin). The kernel reads one half.
+        heads: Number of heads H.
+        fused: Whether the Triton kernels run.
+        half_weight: The weight in half precision, where the caller maintains one (see `m2s.ops.dense`).
+
+    Returns:
+        Queries, keys and values.
+    """
     if not fused:
         return naive.rotary(linear(x, weight), cos, sin, heads)
-    x, narrow = dense.operands(x, weight, narrow)
-    q, k, v = _Joint.apply(x, weight, narrow, cos, sin, heads)
+    x, half_weight = dense.convert_operands(x, weight, half_weight)
+    q, k, v = _Joint.apply(x, weight, half_weight, cos, sin, heads)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 @torch.library.custom_op("m2s::joint", mutates_args=())
-def _joint(x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Turned queries, turned keys, values, [B, L, 3, H, D]; and the weight in the dtype of x, empty if there was one."""
+def _joint(
+    x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries, rotated keys and values, [B, L, 3, H, D]; and the weight as it was converted (see `dense.multiply`)."""
     from m2s.ops.rotary import triton
 
-    qkv, made = dense.multiplied(x, weight, narrow, None)
-    return triton.turn(qkv, cos, sin, heads), made
+    qkv, converted = dense.multiply(x, weight, half_weight, None)
+    return triton.rotate(qkv, cos, sin, heads), converted
 
 
 @_joint.register_fake
-def _(x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    qkv, made = dense.shapes(x, weight, narrow)
-    return qkv.unflatten(-1, (3, heads, -1)), made
+def _(x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    qkv, converted = dense.fake_multiply(x, weight, half_weight)
+    return qkv.unflatten(-1, (3, heads, -1)), converted
 
 
 @torch.library.custom_op("m2s::joint_backward", mutates_args=())
 def _backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of the joint product, of gradients [B, L, H, D] that may lie in memory in any order."""
+    """The gradient of the joint product from gradients [B, L, H, D], which may have any strides."""
     from m2s.ops.rotary import triton
 
     return triton.backward(dq, dk, dv, cos, sin)
@@ -65,17 +80,20 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Joint(torch.autograd.Function):
-    """Not the operation's own gradient: the three results are one tensor to it, whose gradient would be joined first."""
+    """An autograd.Function with three results.
+
+    The gradient registered for the custom op would be that of one tensor: autograd would first concatenate the three gradients.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, narrow: Tensor | None, cos: Tensor, sin: Tensor, heads: int
+        ctx: Any, x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int
     ) -> tuple[Tensor, ...]:
-        turned, made = _joint(x, weight, narrow, cos, sin, heads)
-        ctx.save_for_backward(x, dense.kept(weight, narrow, made), cos, sin)
-        return turned.unbind(2)
+        rotated, converted = _joint(x, weight, half_weight, cos, sin, heads)
+        ctx.save_for_backward(x, dense.saved_weight(weight, half_weight, converted), cos, sin)
+        return rotated.unbind(2)
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        return *dense.for_autograd(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None
+        return *dense.gradients_for_autograd(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None

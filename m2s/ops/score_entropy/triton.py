@@ -1,7 +1,8 @@
-"""Score entropy of a free log-score and its gradient, one program for a row, one pass; `reference.py` has the mathematics.
+"""Score entropy of an unconstrained log-score and its gradient as a Triton kernel, one program per row, one pass.
 
-The entries at k, at the clean token and at the mask are not like the others: they are taken out of the row for the time of the
-pass (a log-score that costs nothing stands there), and put back.
+`cpu.py` has the mathematics. The entries at k, at the clean token x and at the mask have ratios r different from the others.
+They are taken out of the row for the duration of the pass (a log-score of zero loss stands there) and put back at the end, so
+that the loop needs no comparison per column.
 """
 
 import functools
@@ -10,17 +11,19 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from m2s.ops.launch import launch, prepare
-from m2s.ops.softmax_tiles import LOG2E, LOWEST, tile
+from m2s.ops.row_kernels import LOG2E, LOWEST, launch, prepare, tile
 
-TILE = tl.constexpr(4)  # blocks of columns whose loads are under way at once
+TILE = tl.constexpr(4)  # blocks per tile: their loads are issued together
 
 
 @no_type_check
 @triton.jit
 def _entropy(value, high, low, ratio, compared):
-    """h(s, r) and s - r, from a logit and what is to be taken from it, high + low: r (e^d - 1 - d) and r (e^d - 1), d = log s -
-    log r, by a series where d is small; s and s where r = 0 (`compared` is 0, the ratio 1 and d = log s)."""
+    """h(s, r) = r (e^d - 1 - d) and s - r = r (e^d - 1), where d = log s - log r = value - high - low.
+
+    Small d take a series, where the differences would cancel. Where r = 0, h = s: then `compared` is 0, the ratio is 1 and
+    d = log s.
+    """
     d = (value - high) - low
     series = d * (1 / 40320) + 1 / 5040
     series = series * d + 1 / 720
@@ -36,28 +39,30 @@ def _entropy(value, high, low, ratio, compared):
 
 @no_type_check
 @triton.jit
-def _halves(log_ratio, shift):
-    """What is taken from a logit, log r + shift in float64, as two float32 numbers; r, and whether it is above zero: where not,
-    the shift alone and a ratio of 1."""
+def _split(log_ratio, shift):
+    """log r + shift in float64 as a sum high + low of two float32, so that subtracting it from a logit keeps all digits.
+
+    Also returns r, and whether it is positive; where r = 0, the split is that of the shift alone and the ratio is 1.
+    """
     finite = log_ratio > -float("inf")
     log_ratio = tl.where(finite, log_ratio, 0.0)
-    taken = log_ratio + shift
-    high = taken.to(tl.float32)
-    low = (taken - high.to(tl.float64)).to(tl.float32)
+    subtracted = log_ratio + shift
+    high = subtracted.to(tl.float32)
+    low = (subtracted - high.to(tl.float64)).to(tl.float32)
     return high, low, tl.exp(log_ratio).to(tl.float32), tl.where(finite, 1.0, 0.0).to(tl.float32)
 
 
 @no_type_check
 @triton.jit
-def _free(
+def _score_entropy(
     logits,
     gradient,
     loss,
     current,
     clean_token,
     weight,
-    scalars,
-    told,
+    row_scalars,
+    row_scalars_stride,
     stride,
     gradient_stride,
     columns,
@@ -66,24 +71,25 @@ def _free(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Loss and gradient of one row. Its five scalars are those of `row_scalars` in cpu.py."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     gradient += row * gradient_stride
-    scalars += row * told
+    row_scalars += row * row_scalars_stride
     k, x = tl.load(current + row), tl.load(clean_token + row)
-    rate = tl.load(scalars + 3)
-    factor = tl.load(weight + row)
-    scale = tl.where(rate > 0, rate * factor, 0.0).to(tl.float32)
-    shift = tl.load(scalars + 4)
-    high, low, ratio, compared = _halves(tl.load(scalars), shift)
+    rate = tl.load(row_scalars + 3)
+    row_weight = tl.load(weight + row)
+    scale = tl.where(rate > 0, rate * row_weight, 0.0).to(tl.float32)
+    shift = tl.load(row_scalars + 4)
+    high, low, ratio, compared = _split(tl.load(row_scalars), shift)
     value_k, value_x = tl.load(logits + k), tl.load(logits + x)
     value_mask = tl.load(logits + vocab) if MASK else value_k
-    nothing = tl.where(compared > 0, high, LOWEST)
+    zero_loss = tl.where(compared > 0, high, LOWEST)  # a log-score equal to log r, or s = 0 where r = 0
     tl.debug_barrier()
-    tl.store(logits + k, nothing)
-    tl.store(logits + x, nothing)
+    tl.store(logits + k, zero_loss)
+    tl.store(logits + x, zero_loss)
     if MASK:
-        tl.store(logits + vocab, nothing)
+        tl.store(logits + vocab, zero_loss)
     tl.debug_barrier()
 
     states = vocab
@@ -92,17 +98,17 @@ def _free(
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     totals = tl.zeros([TILE, BLOCK], tl.float32)
-    whole = vocab // (TILE * BLOCK) * (TILE * BLOCK)
-    for start in range(0, whole, TILE * BLOCK):
+    full = vocab // (TILE * BLOCK) * (TILE * BLOCK)
+    for start in range(0, full, TILE * BLOCK):
         column = start + tile(BLOCK, TILE)
         value = tl.load(logits + column)
         if GRADIENT:
-            tl.debug_barrier()  # the gradient lies where logits were that all threads have read by now
+            tl.debug_barrier()  # the gradient overwrites logits: all threads must have read them
         entropy, slope = _entropy(value, high, low, ratio, compared)
         totals += entropy
         if GRADIENT:
             tl.store(gradient + column, tl.where(scale == 0, 0.0, scale * slope).to(gradient.dtype.element_ty))
-    for start in range(whole, columns, BLOCK):
+    for start in range(full, columns, BLOCK):
         column = start + lanes
         value = tl.load(logits + column, mask=column < states, other=0.0)
         if GRADIENT:
@@ -112,18 +118,20 @@ def _free(
         if GRADIENT:
             entry = tl.where(column < states, tl.where(scale == 0, 0.0, scale * slope), 0.0)
             tl.store(gradient + column, entry.to(gradient.dtype.element_ty), mask=column < columns)
-    found = tl.sum(total.to(tl.float64), 0) + tl.sum(tl.sum(totals.to(tl.float64), 0), 0)
+    # float32 sums per lane, float64 across lanes
+    sum_h = tl.sum(total.to(tl.float64), 0) + tl.sum(tl.sum(totals.to(tl.float64), 0), 0)
 
-    high, low, ratio, compared = _halves(tl.load(scalars + 1), shift)
+    # the clean token and the mask, each with a different ratio
+    high, low, ratio, compared = _split(tl.load(row_scalars + 1), shift)
     entropy, slope_x = _entropy(value_x, high, low, ratio, compared)
-    found += tl.where(k == x, 0.0, entropy.to(tl.float64))
+    sum_h += tl.where(k == x, 0.0, entropy.to(tl.float64))
     slope_x = tl.where(k == x, 0.0, tl.where(scale == 0, 0.0, scale * slope_x))
     if MASK:
-        high, low, ratio, compared = _halves(tl.load(scalars + 2), shift)
+        high, low, ratio, compared = _split(tl.load(row_scalars + 2), shift)
         entropy, slope_mask = _entropy(value_mask, high, low, ratio, compared)
-        found += tl.where(k == vocab, 0.0, entropy.to(tl.float64))
+        sum_h += tl.where(k == vocab, 0.0, entropy.to(tl.float64))
         slope_mask = tl.where(k == vocab, 0.0, tl.where(scale == 0, 0.0, scale * slope_mask))
-    tl.store(loss + row, tl.where(rate > 0, rate * found, 0.0))
+    tl.store(loss + row, tl.where(rate > 0, rate * sum_h, 0.0))
     tl.debug_barrier()
     if GRADIENT:
         tl.store(gradient + x, slope_x.to(gradient.dtype.element_ty))
@@ -138,5 +146,5 @@ def _free(
         tl.store(logits + k, value_k)
 
 
-__all__ = ["prepare", "rows"]
-rows = functools.partial(launch, _free, 512, 4)
+__all__ = ["prepare", "row_losses"]
+row_losses = functools.partial(launch, _score_entropy, 512, 4)

@@ -1,0 +1,167 @@
+"""Encode documents and append them to the shards of their split."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m2s.data.documents import Document, DocumentSource
+from m2s.data.encode import encode_document
+from m2s.data.files import BadData
+from m2s.data.shards import DTYPES, Shards
+from m2s.data.tokenizer import Characters, Tokenizer
+from m2s.io import write_json
+
+SPLITS = ("train", "validation", "test")
+COMMIT_SECONDS = 5.0  # how often the progress is written to the disk
+
+
+@dataclass
+class Progress:
+    """How many documents are packed. It is stored in progress.json.
+
+    Args:
+        source: The index of the current source. All sources before it are done.
+        document: The number of documents of the current source that are done.
+        alone: The number of sources so far that have a single document.
+        tokens: Tokens written, by split.
+        documents: Documents written, by split.
+        counts: For each source: documents, blank documents and tokens.
+    """
+
+    source: int = 0
+    document: int = 0
+    alone: int = 0
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    counts: list[dict[str, int]] = field(default_factory=list)
+
+
+def is_filled(document: Document) -> bool:
+    """Say whether a document has more than white space.
+
+    Args:
+        document: The document.
+    """
+    return bool(document.text.strip())
+
+
+def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: dict[str, Any], progress: Progress) -> None:
+    """Append every document that `progress` does not count yet. `progress` and progress.json are updated on the way.
+
+    Args:
+        out: The folder of the shards.
+        sources: All sources, in order.
+        tokenizer: The tokenizer.
+        plan: The contents of plan.json.
+        progress: Where to start. It is changed in place.
+
+    Raises:
+        BadData: A document cannot be read or encoded.
+    """
+    from tqdm import tqdm  # imported late: it is needed by this function alone
+
+    single = plan["validation_every"] > 0 and _is_single_document(sources)
+    dtype = DTYPES[plan["dtype"]]
+    shards = {split: Shards(out, split, plan["shard_tokens"], progress.tokens[split], dtype) for split in SPLITS}
+
+    def commit() -> None:
+        for shard in shards.values():
+            shard.flush()
+        write_json(out / "progress.json", asdict(progress))
+
+    committed = time.monotonic()
+    bar = tqdm(unit=" tokens", unit_scale=True, initial=sum(progress.tokens.values()), disable=None, leave=False)
+    with bar, contextlib.ExitStack() as stack:
+        for shard in shards.values():
+            stack.callback(shard.close)
+        for index, document, alone in _documents(sources, progress.source, progress.document):
+            count = _advance(progress, index)
+            bar.set_description(f"{index + 1}/{len(sources)} {sources[index].name}", refresh=False)
+            if not is_filled(document):
+                count["blank"] += 1
+                continue
+            ids = _encode(tokenizer, sources[index], document)
+            position = progress.alone if alone else count["documents"]
+            progress.alone += alone
+            split, parts = _divide(ids, sources[index].split, position, plan["validation_every"], single)
+            for name, part in parts.items():
+                shards[name].append(part)
+                progress.tokens[name] = shards[name].tokens
+            progress.documents[split] += 1
+            count["documents"] += 1
+            count["tokens"] += len(ids)
+            bar.update(len(ids))
+            if time.monotonic() - committed >= COMMIT_SECONDS:
+                commit()
+                committed = time.monotonic()
+        commit()
+
+
+def _advance(progress: Progress, index: int) -> dict[str, int]:
+    """Count one more document of source `index`, and return the counts of that source."""
+    if index != progress.source:
+        progress.source, progress.document = index, 0
+    while len(progress.counts) <= index:
+        progress.counts.append({"documents": 0, "blank": 0, "tokens": 0})
+    progress.document += 1
+    return progress.counts[index]
+
+
+def _encode(tokenizer: Tokenizer, source: DocumentSource, document: Document) -> np.ndarray:
+    """Encode a document, or raise BadData with its place."""
+    ids = encode_document(tokenizer, document.text)
+    if isinstance(ids, str):
+        hint = ", give every character of it by --alphabet, or take --tokenizer bytes"
+        remedy = hint if isinstance(tokenizer, Characters) else ""
+        raise BadData(f"{source.name}, document at {document.where} {ids}{remedy}")
+    return ids
+
+
+def _divide(
+    ids: np.ndarray, split: str | None, position: int, validation_every: int, single: bool
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Return the split that a document counts for, and the tokens for each split.
+
+    Args:
+        ids: The tokens of the document.
+        split: The split of its source; None where `position` decides.
+        position: The number of documents of its source before it.
+        validation_every: Documents 0, validation_every, 2 validation_every, ... are validation; 0: none are.
+        single: The document is the only one, so its last tokens are validation.
+    """
+    if split is None and single:
+        cut = len(ids) - -(-len(ids) // validation_every)
+        return "train", {"train": ids[:cut], "validation": ids[cut:]}
+    split = split or ("validation" if validation_every and position % validation_every == 0 else "train")
+    return split, {split: ids}
+
+
+def _documents(sources: list[DocumentSource], start: int, skip: int) -> Iterator[tuple[int, Document, bool]]:
+    """Yield every document from document `skip` of source `start` on.
+
+    With each document comes the index of its source, and whether it is the only one of the source that is not blank. A source
+    is never resumed before its first document that is not blank, so two documents of lookahead suffice.
+    """
+    for index in range(start, len(sources)):
+        documents = sources[index].read(skip)
+        seen: list[Document] = []
+        filled = 0
+        while filled < 2 and (document := next(documents, None)) is not None:
+            seen.append(document)
+            filled += is_filled(document)
+        alone = skip == 0 and filled < 2
+        for document in itertools.chain(seen, documents):
+            yield index, document, alone
+        skip = 0
+
+
+def _is_single_document(sources: list[DocumentSource]) -> bool:
+    """Say whether there is at most one document to divide between train and validation."""
+    documents = (document for source in sources if source.split is None for document in source.read(0))
+    return len(list(itertools.islice(filter(is_filled, documents), 2))) < 2

@@ -1,0 +1,218 @@
+"""`Audit`: a callback of `m2s.sample` that examines every score and counts its class."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from m2s import validation
+from m2s.evaluation.audit.stats import CLASSES, Counts, StepStats, merge_stats
+from m2s.heads import Head, score_from_posterior
+from m2s.realizability import diagnose, project
+from m2s.samplers import Analytic, Prediction, StepEvent
+
+TOLERANCE = 1e-6  # on the box, relative, and on the signed posterior
+ROUNDING = 1e-12  # a smaller mass of negative weights is the rounding error of float64
+MAX_SCORES = 1 << 23  # the greatest number of scores that are examined at once
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+class _ScoreFindings(NamedTuple):
+    """What `m2s.realizability.diagnose` finds at each site."""
+
+    classes: Tensor
+    strict: Tensor
+    coordinates: Tensor  # single scores outside the box
+    coordinates_strict: Tensor
+    lowest: Tensor  # the least entry of the signed posterior
+    signed_mass: Tensor
+    negative_mass: Tensor
+
+
+class _SiteFindings:
+    """What `Audit._examine` returns for each site: the scores as they are, the projected ones, and their distance."""
+
+    def __init__(self, *values: Tensor) -> None:
+        fields = len(_ScoreFindings._fields)
+        self.before, self.after = _ScoreFindings(*values[:fields]), _ScoreFindings(*values[fields : 2 * fields])
+        self.moved, self.excess, self.scores = values[2 * fields :]
+
+
+class Audit:
+    """The counts of an audit, step by step. As a callback of `m2s.sample` it examines every score.
+
+    Args:
+        head: The head of the network that is sampled.
+        sampler: The name of the sampler. Only the analytic sampler has weights that can be negative.
+        steps: The number of sampling steps.
+    """
+
+    def __init__(self, head: Head, sampler: str, steps: int) -> None:
+        self.process, self.count = head.process, steps
+        self.has_weights = sampler == Analytic.name
+        self.calls: list[StepStats] = []
+
+    def __repr__(self) -> str:
+        """Print the fractions of the four classes of `m2s.classify`."""
+        found = self.overall()
+        if not found.sites:
+            return "Audit(nothing was counted)"
+        fractions = zip(found.before.classes, CLASSES, strict=True)
+        parts = ", ".join(f"{count / found.sites:.2%} {name}" for count, name in fractions)
+        return f"Audit({parts} of {found.sites:,} scores)"
+
+    @property
+    def steps(self) -> list[StepStats]:
+        """The counts of each sampling step."""
+        return self.calls[: self.count] if self.has_weights else self.calls
+
+    @property
+    def denoiser(self) -> StepStats | None:
+        """The counts of the network call after the last step of the analytic sampler. The paper does not include it."""
+        return self.calls[self.count] if self.has_weights and len(self.calls) > self.count else None
+
+    def overall(self) -> StepStats:
+        """Return the sum of the counts over all steps."""
+        total = StepStats()
+        for step in self.steps:
+            total = merge_stats(total, step)
+        return total
+
+    def merge(self, calls: list[StepStats]) -> None:
+        """Add the counts of another audit, call by call."""
+        for number, stats in enumerate(calls):
+            self._stats(number)
+            self.calls[number] = merge_stats(self.calls[number], stats)
+
+    def _stats(self, number: int) -> StepStats:
+        """Return the counts of call `number`, which start at 0."""
+        while len(self.calls) <= number:
+            self.calls.append(StepStats())
+        return self.calls[number]
+
+    def __call__(self, step: StepEvent) -> None:
+        """Examine the scores of one step."""
+        stats, prediction = self._stats(step.number), step.prediction
+        t = prediction.t.expand(len(step.x_t))
+        stats.samples += len(step.x_t)
+        stats.t += float(t.sum())
+        stats.s += float(torch.minimum(step.s.to(t), t).sum())
+        within = validation.align("t", (t > 0) & (t < 1), step.x_t)  # at t = 1 the classes are not defined
+        counted = within & self._reached(prediction) & (True if prediction.free is None else prediction.free)
+        if not bool(counted.any()):
+            return
+        s = validation.align("s", torch.minimum(step.s.to(t), t), step.x_t).expand(step.x_t.shape)
+        if self.process.rank_one is not None:
+            for at in counted.reshape(-1).nonzero().squeeze(-1).split(max(1, MAX_SCORES // self.process.states)):
+                self._add(stats, _SiteFindings(*prediction[at].map(self._examine, s.reshape(-1)[at])))
+        else:
+            # A transition matrix belongs to one sample, so all sites of a sample are examined and then selected.
+            self._add(stats, _SiteFindings(*(value[counted] for value in prediction.map(self._examine, s))))
+
+    def _reached(self, prediction: Prediction) -> Bool[Tensor, "B L"]:
+        """Return where some candidate has a forward rate into the current token."""
+        if self.process.rank_one is not None:
+            return ~prediction.known()
+        return (self.process.rates_into(prediction.x_t, prediction.t) > 0).any(-1)
+
+    def _examine(self, prediction: Prediction, s: Float[Tensor, "*site"]) -> tuple[Tensor, ...]:
+        """Examine the score vectors of some sites before and after projection, in float64, for `_SiteFindings`."""
+        score, x_t, process = prediction.score(), prediction.x_t, prediction.process
+        t = validation.align("t", prediction.t, x_t).expand(x_t.shape)
+        finite = torch.where(score.isfinite(), score, 1.0)  # an infinite score counts as outside the box, in `_diagnose`
+        nearest = score_from_posterior(project(finite, x_t, t, process), x_t, t, process)
+        counted = process.rates_into(x_t, t) > 0
+        gap, size = (torch.linalg.vector_norm(value.where(counted, 0), dim=-1) for value in (nearest - finite, finite))
+        excess = torch.zeros_like(size)
+        rank_one = process.rank_one
+        if rank_one is not None and rank_one.is_pure_mask:
+            site = rank_one.at(x_t, t)
+            excess = finite[..., : process.vocab].sum(-1) * site.own / site.alpha - 1
+        findings = (value for one in (score, nearest) for value in self._diagnose(one, x_t, t, s))
+        return (*findings, gap / size.clamp(min=1e-300), excess, counted.sum(-1))
+
+    def _diagnose(self, score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> _ScoreFindings:
+        """Classify score vectors."""
+        diagnosis = diagnose(score, x_t, t, self.process, s if self.has_weights else None, TOLERANCE, TOLERANCE)
+        return _ScoreFindings(
+            diagnosis.classes,
+            diagnosis.strict,
+            diagnosis.beyond,
+            diagnosis.outside,
+            diagnosis.lowest,
+            diagnosis.signed_mass,
+            diagnosis.negative_mass,
+        )
+
+    def _add(self, stats: StepStats, found: _SiteFindings) -> None:
+        """Add the findings of some sites to the counts of a step."""
+        _add_findings(stats.before, found.before)
+        _add_findings(stats.after, found.after)
+        stats.sites += found.moved.numel()
+        stats.scores += int(found.scores.sum())
+        stats.moved += float(found.moved.sum())
+        stats.moved_most = max(stats.moved_most, float(found.moved.max()))
+        rank_one = self.process.rank_one
+        if rank_one is not None and rank_one.is_pure_mask:
+            stats.excess.add(found.excess)
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts and means, overall and step by step, as JSON can store them."""
+        denoiser = self.denoiser
+        return {
+            "tolerances": {"box": TOLERANCE, "posterior": TOLERANCE, "negative mass": ROUNDING},
+            "overall": self._step_summary(self.overall(), timed=False),
+            "steps": [self._step_summary(step) for step in self.steps],
+            "denoiser": None if denoiser is None else self._step_summary(denoiser),
+        }
+
+    def _step_summary(self, stats: StepStats, timed: bool = True) -> dict[str, Any]:
+        """Return the counts and means of one step."""
+        sites, samples = max(1, stats.sites), max(1, stats.samples)
+        excess = stats.excess
+        return {
+            **({"t": stats.t / samples, "s": stats.s / samples} if timed else {}),
+            "position_steps": stats.sites,
+            "coordinates": stats.scores,
+            "before": self._counts_summary(stats.before, sites),
+            "after": self._counts_summary(stats.after, sites),
+            "moved": {"mean": stats.moved / sites, "most": stats.moved_most},
+            "excess": {
+                "mean": excess.total / excess.count,
+                "quantiles": {f"{q:g}": excess.quantile(q) for q in QUANTILES},
+            }
+            if excess.count
+            else None,
+        }
+
+    def _counts_summary(self, counts: Counts, sites: int) -> dict[str, Any]:
+        """Return the counts and means of the scores before or after projection."""
+        weights = {"mean": counts.negative_mass / sites, "most": counts.negative_mass_most}
+        return {
+            "classes": dict(zip(CLASSES, counts.classes, strict=True)),
+            "strict": dict(zip(CLASSES, counts.strict, strict=True)),
+            "coordinates_outside": counts.coordinates,
+            "coordinates_outside_strict": counts.coordinates_strict,
+            "signed": counts.signed,
+            "overlap": counts.overlap,
+            "signed_mass": {"mean": counts.signed_mass / sites, "most": counts.signed_mass_most},
+            "negative_weights": counts.negative if self.has_weights else None,
+            "negative_mass": weights if self.has_weights else None,
+        }
+
+
+def _add_findings(counts: Counts, findings: _ScoreFindings) -> None:
+    """Add the findings of some sites, before or after projection."""
+    for total, values in ((counts.classes, findings.classes), (counts.strict, findings.strict)):
+        total[:] = [a + b for a, b in zip(total, values.bincount(minlength=len(CLASSES)).tolist(), strict=True)]
+    counts.coordinates += int(findings.coordinates.sum())
+    counts.coordinates_strict += int(findings.coordinates_strict.sum())
+    counts.signed += int((findings.lowest < -TOLERANCE).sum())
+    counts.overlap += int(((findings.lowest < -TOLERANCE) & (findings.coordinates_strict > 0)).sum())
+    counts.signed_mass += float(findings.signed_mass.sum())
+    counts.signed_mass_most = max(counts.signed_mass_most, float(findings.signed_mass.max()))
+    negative = findings.negative_mass.where(findings.negative_mass > ROUNDING, 0)
+    counts.negative += int((negative > 0).sum())
+    counts.negative_mass += float(negative.sum())
+    counts.negative_mass_most = max(counts.negative_mass_most, float(negative.max()))

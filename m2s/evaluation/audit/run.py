@@ -1,0 +1,180 @@
+"""Draw samples and audit every score on the way."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from jaxtyping import Int
+from torch import Tensor
+
+from m2s import validation
+from m2s.evaluation.audit.auditor import Audit
+from m2s.evaluation.audit.stats import stats_from_json
+from m2s.heads import Head
+from m2s.io import write_json
+from m2s.ops.last_layer import Output
+from m2s.process import Process
+from m2s.realizability.quadratic import LIMIT
+from m2s.samplers import Analytic, Euler, StepEvent, sample
+from m2s.samplers.options import SamplingOptions
+from m2s.samplers.shards import CorruptShardError, SampleShards
+
+
+def check_auditable(head: Head) -> None:
+    """Check that a head has scores that can be audited.
+
+    Args:
+        head: The head.
+
+    Raises:
+        TypeError: It has none. The message says why, and what to use instead.
+    """
+    validation.instance("head", head, Head, "a head such as m2s.LogScore(process)")
+    process = head.process
+    if head.exact:
+        raise TypeError(
+            f"{head} corrupts nothing, and so has no scores to audit: audit another kind of model, such as one of sedd"
+        )
+    if process.chain is not None:
+        raise TypeError(
+            f"{head} is for a finite chain, which has no rates and so no scores to audit: "
+            "train a score over m2s.Uniform, m2s.Absorbing, m2s.Hybrid or m2s.RateMatrix"
+        )
+    if process.rank_one is None and process.states > LIMIT:
+        raise TypeError(
+            f"{process} has {process.states} states, but scores of tabulated processes are projected up to {LIMIT}: "
+            "audit a rank-one process (m2s.Uniform, m2s.Absorbing, m2s.Hybrid)"
+        )
+
+
+def default_audit_sampler(process: Process) -> str:
+    """Return the default sampler of an audit: SEDD's analytic step, or Euler's where rates are tabulated.
+
+    It differs from `m2s.samplers.default_sampler`: an audit reproduces SEDD's sampling for every head, also for those with a
+    posterior, so that all audits are comparable.
+
+    Args:
+        process: The process of the head.
+
+    Returns:
+        The name of the sampler.
+    """
+    return Euler.name if process.rank_one is None else Analytic.name
+
+
+def audit_sampling(
+    model: Callable[..., Output], options: SamplingOptions, callback: Callable[[StepEvent], None] | None = None
+) -> tuple[Int[Tensor, "n L"], Audit]:
+    """Draw samples and audit every score.
+
+    Args:
+        model: The network.
+        options: What to sample, and how.
+        callback: Called after every step, for a progress bar.
+
+    Returns:
+        The samples [n, L], which are those of `m2s.sample`, and the counts.
+
+    Raises:
+        ValueError: The network returned NaN.
+    """
+    found = Audit(options.head, options.chosen.name, options.steps)
+
+    def examine(step: StepEvent) -> None:
+        found(step)
+        if callback is not None:
+            callback(step)
+
+    with validation.checked():
+        arguments = {part.name: getattr(options, part.name) for part in fields(options)}
+        return sample(model, callback=examine, **arguments), found
+
+
+def audit(
+    model: Callable[..., Output],
+    head: Head,
+    shape: tuple[int, int],
+    steps: int = 128,
+    sampler: str = "auto",
+    grid: str = "linear",
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Audit:
+    """Draw samples as `m2s.sample` does, and audit every score on the way.
+
+    The network is called as it is: call `model.eval()` first if it has dropout.
+
+    Args:
+        model: The network, called as model(x_t, t).
+        head: What its output means.
+        shape: The number of samples and the number of tokens of each, (n, L).
+        steps: The number of sampling steps.
+        sampler: The name of a sampler. "auto": analytic, as in SEDD's release, or euler where rates are tabulated.
+        grid: The time grid.
+        seed: The seed of the samples.
+        batch_size: Samples per call of the network.
+
+    Returns:
+        The counts. They print as the fractions of the four classes; `summary()` has all of them.
+
+    Raises:
+        TypeError: The head has no scores to audit.
+
+    Example:
+        >>> m2s.audit(model, m2s.LogScore(m2s.Uniform(6)), (5, 5), steps=4)
+        Audit(31.00% outside, 54.00% material, 0.00% boundary, 15.00% realizable of 100 scores)
+    """
+    check_auditable(head)
+    sampler = default_audit_sampler(head.process) if sampler == "auto" else sampler
+    options = SamplingOptions(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
+    total = Audit(head, options.chosen.name, steps)
+    for first in range(0, shape[0], batch_size):
+        batch = replace(options, shape=(min(batch_size, shape[0] - first), shape[1]), start=first)
+        total.merge(audit_sampling(model, batch)[1].calls)
+    return total
+
+
+def audit_parts(
+    model: Callable[..., Output],
+    options: SamplingOptions,
+    parts: SampleShards,
+    callback: Callable[[StepEvent], None] | None = None,
+) -> Audit:
+    """Audit samples in batches that are stored on disk, so that an interrupted audit resumes.
+
+    Args:
+        model: The network.
+        options: What to sample, and how.
+        parts: Where the tokens of each batch are stored. A JSON file beside each holds its counts. Batches that are already
+            there are not drawn again.
+        callback: Called after every step, for a progress bar.
+
+    Returns:
+        The counts over all batches.
+
+    Raises:
+        TypeError: The head has no scores to audit.
+        CorruptShardError: A stored file is damaged.
+    """
+    check_auditable(options.head)
+    for first, count in parts.missing():
+        batch = replace(options, shape=(count, options.shape[1]), start=options.start + first)
+        tokens, found = audit_sampling(model, batch, callback)
+        write_json(_counts_file(parts, first), [asdict(stats) for stats in found.calls])
+        parts.put(first, tokens)
+    total = Audit(options.head, options.chosen.name, options.steps)
+    for first in parts.firsts():
+        path = _counts_file(parts, first)
+        try:
+            total.merge(stats_from_json(json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptShardError(
+                f"{path} is damaged ({error}): delete {parts.folder} and run the same command again"
+            ) from None
+    return total
+
+
+def _counts_file(parts: SampleShards, first: int) -> Path:
+    """Return the path of the counts of a batch."""
+    return parts.folder / f"{first:09d}.json"

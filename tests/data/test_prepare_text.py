@@ -1,0 +1,270 @@
+"""Packing text: nothing is lost, documents go to their splits, and errors name the file and the line."""
+
+import dataclasses
+import itertools
+import json
+import random
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import m2s.data
+from m2s.data import GPT2, BadData, Bytes, Characters, Tokenizer, Tokens, pack, shards, text
+from m2s.data.documents import read_txt
+from m2s.errors import UserError
+from packed_text import contents, make_documents, prepare, stream, unpack
+
+
+def test_packing_loses_nothing(corpus, tmp_path):
+    folder, expected = corpus
+    meta = prepare(folder, tmp_path / "out")
+    for split, documents in expected.items():
+        assert unpack(tmp_path / "out", split, Bytes()) == documents
+        assert meta["splits"][split]["tokens"] == sum(len(x.encode()) + 1 for x in documents)
+    assert [source["name"] for source in meta["sources"]][:4] == ["a.txt", "b.jsonl", "d-test.txt", "sub/00.txt"]
+    assert meta["counts"]["b.jsonl"]["blank"] == 2 and meta["counts"]["a.txt"]["documents"] == 35
+    assert all(shard["tokens"] == 500 for shard in meta["splits"]["train"]["shards"][:-1])
+    assert sorted(contents(tmp_path / "out")) == sorted(
+        ["meta.json", *(shard["file"] for entry in meta["splits"].values() for shard in entry["shards"])]
+    )
+    assert m2s.data.check_text(tmp_path / "out") == meta
+    before = contents(tmp_path / "out")
+    assert prepare(folder, tmp_path / "out") == meta and contents(tmp_path / "out") == before
+    prepare(folder, tmp_path / "again")
+    assert contents(tmp_path / "again") == before
+
+
+def test_parquet(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = make_documents(2500)
+    pq.write_table(pa.table({"id": range(2501), "text": [*documents, None]}), tmp_path / "a.parquet", row_group_size=700)
+    prepare(tmp_path / "a.parquet", tmp_path / "out", validation_every=0, shard_tokens=2**20)
+    assert unpack(tmp_path / "out", "train", Bytes()) == documents
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
+    for name, message in (("a", "not a complete parquet"), ("b", "columns body, expected 'text'")):
+        with pytest.raises(BadData, match=message):
+            prepare(tmp_path / f"{name}.parquet", tmp_path / name)
+
+
+def test_characters_have_no_separator(tmp_path):
+    (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nb a\n")
+    meta = prepare(tmp_path / "a.txt", tmp_path / "out", Characters("abc "), validation_every=0)
+    assert np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2").tolist() == [0, 1, 2, 1, 3, 0]
+    assert meta["end"] is None and Tokens(tmp_path / "out", "train", 2).tokenizer == Characters("abc ")
+    (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nb\n\nd\n")
+    with pytest.raises(BadData, match=r"a\.txt, document at line 3 cannot be encoded: .*alphabet"):
+        prepare(tmp_path / "a.txt", tmp_path / "out2", Characters("abc "), validation_every=0)
+
+
+@pytest.mark.parametrize("every", [2, 3, 10, 100, 10**6])
+@pytest.mark.parametrize("size", [2, 9, 10, 99, 100, 101, 1234])
+def test_one_document_is_cut_and_loses_nothing(tmp_path, every, size):
+    """Its last ceil(n / every) tokens are validation; with the end token n = size + 1."""
+    raw = bytes(random.Random(size).choices(b"abc\n ", k=size - 1)) + b"x"
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.txt").write_bytes(raw)
+    (tmp_path / "one" / "b.txt").write_bytes(b" \n<|endoftext|>\n\n")  # blank: not counted
+    (tmp_path / "one" / "c-test.txt").write_bytes(b"held out\n<|endoftext|>\nand more")  # another split: not counted
+    meta = prepare(tmp_path / "one", tmp_path / "out", validation_every=every, shard_tokens=7)
+    train, validation, n = stream(tmp_path / "out", "train"), stream(tmp_path / "out", "validation"), size + 1
+    assert train + validation == [*raw, 256] and len(validation) == (n + every - 1) // every
+    assert {split: entry["tokens"] for split, entry in meta["splits"].items()} == {
+        "train": len(train),
+        "validation": len(validation),
+        "test": 18,
+    }
+    assert [entry["documents"] for entry in meta["splits"].values()] == [1, 0, 2]
+    assert meta["counts"]["a.txt"] == {"documents": 1, "blank": 0, "tokens": n}
+    assert m2s.data.check_text(tmp_path / "out") == meta
+
+
+def test_a_second_document_is_not_cut(tmp_path):
+    """With --validation-every 0 a single one is not cut either. Blank documents do not count as further documents."""
+    (tmp_path / "two").mkdir()
+    for name, raw in (("a.txt", "one\n<|endoftext|>\n\n"), ("b.txt", "\n<|endoftext|>\ntwo"), ("c.txt", "three")):
+        (tmp_path / "two" / name).write_text(raw)
+    prepare(tmp_path / "two", tmp_path / "out", validation_every=2)
+    assert unpack(tmp_path / "out", "validation", Bytes()) == ["one", "three"]
+    assert unpack(tmp_path / "out", "train", Bytes()) == ["two"]
+    prepare(tmp_path / "two" / "c.txt", tmp_path / "whole", validation_every=0)
+    assert unpack(tmp_path / "whole", "train", Bytes()) == ["three"] and not stream(tmp_path / "whole", "validation")
+
+
+def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_packed(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nabd\n")
+    out, way_out = tmp_path / "out", r"not in the alphabet.* --alphabet, or take --tokenizer bytes"
+    with pytest.raises(BadData, match=way_out) as error:
+        prepare(tmp_path / "a.txt", out, Characters("abc"))
+    assert contents(out) == {} and str(out) not in str(error.value)
+    with pytest.raises(BadData, match="no prepared text"):
+        Tokens(out, "train", 1)
+    prepare(tmp_path / "a.txt", out, Characters("abcd"))  # corrected, into the same folder
+    assert stream(out, "validation") == [0, 1, 2] and stream(out, "train") == [0, 1, 3]
+
+    monkeypatch.setattr(pack, "COMMIT_SECONDS", 0.0)
+    kept = tmp_path / "kept"
+    for _ in range(2):  # the same command gives the same error again
+        with pytest.raises(BadData, match=rf"{way_out}. {kept} keeps what was packed .* delete it or give another folder"):
+            prepare(tmp_path / "a.txt", kept, Characters("abc"))
+    assert "progress.json" in contents(kept)
+    with pytest.raises(BadData, match=r"not finished: .* resumes or reports what stopped it, or delete the folder"):
+        Tokens(kept, "train", 1)
+    with pytest.raises(UserError, match=r"different preparation .* give another folder, or delete it"):
+        prepare(tmp_path / "a.txt", kept, Characters("abcd"))
+
+
+def test_hub_text(tmp_path, monkeypatch):
+    class Rows(list):
+        column_names, _fingerprint = ("text",), "f"
+
+    data = {split: Rows({"text": f"{split} {i}"} for i in range(25)) for split in ("train", "test")}
+    calls = []
+    fake = types.SimpleNamespace(load_dataset=lambda *given, **more: calls.append((given, more)) or data)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    meta = prepare("lm1b", tmp_path / "out")
+    assert calls == [(("billion-word-benchmark/lm1b", None), {"revision": "refs/convert/parquet"})]
+    assert unpack(tmp_path / "out", "validation", Bytes()) == ["train 0", "train 10", "train 20"]
+    assert {split: entry["documents"] for split, entry in meta["splits"].items()} == {"train": 22, "validation": 3, "test": 25}
+    data["validation"] = Rows([{"text": "own"}])
+    prepare("some/thing", tmp_path / "own")
+    assert unpack(tmp_path / "own", "validation", Bytes()) == ["own"]
+
+
+def test_a_folder_with_other_contents_is_rejected(corpus, tmp_path):
+    folder, _ = corpus
+    out = tmp_path / "out"
+    prepare(folder, out)
+    before = contents(out)
+    (folder / "a.txt").write_text("changed\n")
+    for options, message in (({}, "a.txt"), ({"validation_every": 7}, "validation_every: 10 there, 7 now")):
+        with pytest.raises(UserError, match=message):
+            prepare(folder, out, **options)
+    with pytest.raises(UserError, match=r"different preparation .tokenizer"):
+        prepare(folder, out, Characters())
+    assert contents(out) == before
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"thesis\.tex"):
+        prepare(folder, tmp_path / "foreign")
+    assert contents(tmp_path / "foreign") == {"thesis.tex": b"mine"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(Tokenizer):
+    vocab: int = 10
+    end: int = 9
+    ids: tuple[int, ...] = (1,)
+
+    def encode(self, text):
+        return list(self.ids)
+
+    def decode(self, ids):
+        return str(ids)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (Odd(vocab=2**31 + 1), "2,147,483,649 tokens, but at most"),
+        (Odd(end=10), "end token is 10"),
+        (Odd(ids=(1, 10)), r"a\.txt, document at line 1 encodes to ids from 1 to 10, but the vocabulary is 0\.\.9"),
+        (Odd(ids=(-1,)), "ids from -1"),
+        (Odd(ids=(3, 9)), "end-of-text token 9 itself"),
+        (GPT2("/nowhere"), "GPT-2's merges are not at"),
+    ],
+)
+def test_an_invalid_tokenizer_is_rejected(corpus, tmp_path, tokenizer, message):
+    with pytest.raises(UserError, match=message):
+        prepare(corpus[0], tmp_path / "out", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("a.txt", b"fine\n\ncaf\xe9\n", r"a\.txt, line 3: byte 0xe9 at column 4 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
+        (
+            "a.jsonl",
+            b'{"body": "x", "n": 1}\n',
+            "a.jsonl, line 1: no field 'text', but body, n: name .* prepare --text-field NAME$",
+        ),
+        ("a.jsonl", b'{"text": 1}\n', "line 1: expected an object whose field 'text'"),
+        ("a.jsonl", b"{}", "line 1: expected an object whose field 'text'"),
+        ("a.jsonl", b'\n["text"]\n', "line 2: expected an object"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: 'text' is not valid Unicode"),
+        ("a.parquet", b"PAR1", r"parquet"),
+        ("a.txt", b"\n \n", r"a\.txt holds no text: it is empty, or white space alone$"),
+        ("a.txt", b"", r"a\.txt holds no text"),
+        ("a.jsonl", b'{"text": " "}\n', r"a\.jsonl holds no text"),
+        ("a.doc", b"word", "must end in .txt"),
+    ],
+)
+def test_errors_name_the_line_of_bad_text(tmp_path, name, raw, message):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UserError, match=message):
+        prepare(tmp_path / name, tmp_path / "out")
+    if "line 2: not JSON" not in message:  # found before any work
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_text_field_option(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    documents = make_documents(12)
+    folder, out = tmp_path / "texts", tmp_path / "out"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": "not this", "body": x}) + "\n" for x in documents))
+    pq.write_table(pa.table({"body": documents, "text": [1] * 12}), folder / "b.parquet")
+    prepare(folder, out, text_field="body")
+    assert unpack(out, "validation", Bytes()) == 2 * documents[::10]
+    assert unpack(out, "train", Bytes()) == 2 * [x for i, x in enumerate(documents) if i % 10]
+    with pytest.raises(UserError, match=r"different preparation .sources: .*\"field\": \"body\""):
+        prepare(folder / "a.jsonl", out)
+    with pytest.raises(BadData, match=r"has columns body, text, expected 'title': name .* --text-field NAME"):
+        prepare(folder / "b.parquet", tmp_path / "title", text_field="title")
+    (tmp_path / "a.txt").write_text("plain")
+    with pytest.raises(UserError, match=r"a\.txt is plain \.txt, which has no fields: leave out --text-field"):
+        prepare(tmp_path / "a.txt", tmp_path / "plain", text_field="body")
+    assert not (tmp_path / "plain").exists() and not (tmp_path / "title").exists()
+
+
+@pytest.mark.parametrize(("raw", "tokenizer", "every"), [("a\n<|endoftext|>\nb", Bytes(), 1), ("a", Characters("ab"), 2)])
+def test_a_split_without_training_text_is_rejected(tmp_path, raw, tokenizer, every):
+    (tmp_path / "a.txt").write_text(raw)
+    with pytest.raises(
+        UserError, match=f"--validation-every {every} all text went to validation .* greater one .* or more text"
+    ):
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer, validation_every=every)
+    assert contents(tmp_path / "out") == {}
+
+
+def test_no_source_and_a_full_disk(corpus, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadData, match=r"holds no file that ends in \.txt"):
+        prepare(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(UserError, match="openwebtext, lm1b, text8"):
+        prepare(tmp_path / "nowhere", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(text.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=100))
+        with pytest.raises(UserError, match=r"disk has 0\.00 GB left"):
+            prepare(corpus[0], tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Shards, "flush", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(UserError, match="disk is full"):
+            prepare(corpus[0], tmp_path / "out")
+    prepare(corpus[0], tmp_path / "out")
+    assert m2s.data.check_text(tmp_path / "out")["splits"]["test"]["documents"] == 13
+
+
+def test_real_text(tmp_path):
+    pytest.importorskip("tiktoken")
+    source, merges = m2s.data.root() / "text" / "imdb-test.txt", m2s.data.root() / "gpt2"
+    if not source.exists() or not merges.exists():
+        pytest.skip("no text or no GPT-2 merges")
+    texts = [document.text for document in itertools.islice(read_txt(source), 250)]
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
+    prepare(tmp_path / "a.txt", tmp_path / "out", GPT2(), validation_every=100, shard_tokens=2**20)
+    assert unpack(tmp_path / "out", "validation", GPT2()) == texts[::100]
+    assert unpack(tmp_path / "out", "train", GPT2()) == [x for i, x in enumerate(texts) if i % 100]

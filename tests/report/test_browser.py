@@ -1,0 +1,68 @@
+"""The page in a browser: all figures appear, and nothing is requested."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from page_reader import Reader, read
+
+CHROMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PROBE = """<script>addEventListener("load", () => {
+for (const image of document.images) image.dataset.width = image.naturalWidth;
+document.documentElement.dataset.size = [innerWidth, document.documentElement.scrollWidth]; });</script>"""
+
+
+@pytest.fixture(scope="module")
+def chrome() -> str:
+    found = next(filter(None, map(shutil.which, (os.environ.get("CHROME", ""), *CHROMES))), None)
+    if found is None:
+        pytest.skip("no browser: apt-get install chromium, or set CHROME to the path of one")
+    return found
+
+
+class Visit:
+    """A page in a headless browser: the widths of its images, its console, and its requests."""
+
+    def __init__(self, chrome: str, text: str, folder: Path, width: int = 1200) -> None:
+        page, requests = folder / "visited.html", folder / "requests.json"
+        page.write_text(text.replace("<head>", f"<head>{PROBE}", 1), encoding="utf-8")
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        options += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"]
+        options += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", f"--log-net-log={requests}"]
+        command = [chrome, *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        self.dom = Reader(done.stdout)
+        self.console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+        log = json.loads(requests.read_text())
+        kind = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
+        asked = [event["params"] for event in log["events"] if event["type"] == kind and "params" in event]
+        # A page from the disk has the origin "null"; requests of the browser itself have none.
+        self.requests = [params["url"] for params in asked if params.get("initiator") != "not an origin" and "url" in params]
+        self.widths = [int(image["data-width"]) for image in self.dom.named("img")]
+        self.size = tuple(map(int, self.dom.named("html")[0]["data-size"].split(",")))
+
+
+def test_in_a_browser(chrome: str, page: Path, tmp_path: Path) -> None:
+    """All figures appear, there is no error and no request; on a phone only tables scroll sideways."""
+    text = page.read_text(encoding="utf-8")
+    visit = Visit(chrome, text, tmp_path, width=500)
+    assert visit.console == [] and visit.requests == []
+    assert len(visit.widths) == text.count("<img") == 11 and min(visit.widths) > 0
+    assert visit.size[0] >= visit.size[1]
+    assert visit.dom.data == read(page).data
+
+
+def test_browser_reports_requests_and_broken_images(chrome: str, page: Path, tmp_path: Path) -> None:
+    """The test above would see a request, an error and a broken image; and the policy of the page blocks the request."""
+    foreign = '<img src="http://127.0.0.1:9/x.png" alt="x">'
+    text = page.read_text(encoding="utf-8").replace("<main>", f"<main>{foreign}", 1)
+    stopped = Visit(chrome, text, tmp_path)
+    assert stopped.requests == [] and len(stopped.console) == 1 and "Content Security Policy" in stopped.console[0]
+    free = Visit(chrome, re.sub(r"<meta http-equiv[^>]*>", "", text), tmp_path)
+    assert free.requests == ["http://127.0.0.1:9/x.png"] and min(free.widths) == 0
