@@ -158,7 +158,7 @@ class Experiment:
         row["network"] = checkpoint.config["model"]["kind"]
         row["parameters"] = sum(weight.numel() for weight in checkpoint.model.parameters())
         row["bound"] = self._timed(seconds, "bound", lambda: self.nelbo(checkpoint))
-        autoregressive = checkpoint.head.sampler is not None  # one network call per site; the steps have no effect
+        autoregressive = checkpoint.head.generates_left_to_right  # one network call per site; the steps have no effect
         row["samples"], distances = [], []
         for steps in (self.images.train.shape[1],) if autoregressive else SAMPLING_STEPS:
             tokens = self._timed(seconds, f"{steps} steps", lambda steps=steps: self.sample(checkpoint, name, steps))
