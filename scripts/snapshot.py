@@ -706,7 +706,7 @@ def near(a: Any, b: Any, scale: float = 0.0) -> bool:
         b: The computed entry.
         scale: Floats may differ by TOLERANCE times this too.
     """
-    if alike(a, b):
+    if both_tokens(a, b):
         wrong, count = token_difference(a, b)
         return wrong <= CHANGED_TOKENS * count
     if isinstance(a, dict) and isinstance(b, dict) and a["tensor"] == b["tensor"]:
@@ -719,7 +719,7 @@ def near(a: Any, b: Any, scale: float = 0.0) -> bool:
     return same(a, b)
 
 
-def alike(a: Any, b: Any) -> bool:
+def both_tokens(a: Any, b: Any) -> bool:
     """Return whether both entries are tokens of one shape.
 
     Args:
@@ -752,7 +752,7 @@ def shown(a: Any, b: Any) -> str:
         wrong = [i for i, pair in enumerate(zip(a, b, strict=True)) if not same(*pair)]
         where = f"{len(wrong)} of {len(a)} values differ, the first at [{wrong[0]}]"
         return f"{where}\n    recorded {a[wrong[0]]!r}\n    computed {b[wrong[0]]!r}"
-    if alike(a, b):
+    if both_tokens(a, b):
         changed, count = token_difference(a, b)
         return f"{changed} of {count} tokens differ\n    recorded {a}\n    computed {b}"
     return f"values differ\n    recorded {json.dumps(a)}\n    computed {json.dumps(b)}"
@@ -807,7 +807,7 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any], exact: bool) -> 
         a, b = recorded[name], computed[name]
         if not exact and near(a, b):
             rounded += 1
-            tokens += token_difference(a, b)[0] if alike(a, b) else 0
+            tokens += token_difference(a, b)[0] if both_tokens(a, b) else 0
             continue
         lines.append(f"{name}: {shown(a, b)}")
     print("\n".join(lines), end="\n" if lines else "")
