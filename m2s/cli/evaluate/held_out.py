@@ -247,7 +247,9 @@ def trained_on(checkpoint: str) -> "DataConfig":
             f"{', '.join(image_sets())} or a text"
         )
     try:
-        return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])
+        recorded = json.loads(path.read_text(encoding="utf-8"))["config"]["data"]
+        # JSON has no tuples. Records of version 0.1 have no options.
+        return DataConfig(**recorded | {"options": tuple(recorded.get("options", ()))})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
 
