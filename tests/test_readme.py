@@ -1,70 +1,83 @@
 """The code in README and docs runs, in order, as a reader would paste it."""
 
 import re
-import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, plugins, restored_registries, without_code
 
+from m2s.cli import main, parse
 from m2s.methods.docs_page import page as methods_page
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+@pytest.fixture(autouse=True)
+def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test runs in an empty folder, and leaves no registered network, sampler or metric behind."""
+    monkeypatch.chdir(tmp_path)
+    with restored_registries():
+        yield
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text(), "python")], ids=lambda page: page.name)
 def test_python_blocks_run(page: Path) -> None:
     namespace: dict[str, object] = {}
-    for block in blocks(page, "python"):
+    for block in blocks(page.read_text(), "python"):
         exec(compile(block, str(page), "exec"), namespace)
     assert namespace
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
-    first = [line for line in blocks(ROOT / "README.md", "python")[0].splitlines() if line.strip() and "import" not in line]
-    assert len(first) <= 10
+    first = blocks((ROOT / "README.md").read_text(), "python")[0]
+    assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 10
     namespace: dict = {}
-    exec("\n".join(blocks(ROOT / "README.md", "python")[0].splitlines()), namespace)
+    exec(first, namespace)
     assert namespace["loss"].shape == namespace["x_0"].shape
     assert all(p.grad.abs().sum() > 0 for p in namespace["network"].parameters())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_page
+def test_commands_run(page: Path) -> None:
     """Every `m2s ...` line of a shell block."""
-    from m2s.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    for line in "\n".join(blocks(page, "bash")).splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["m2s"]:
-            monkeypatch.setattr("sys.argv", words)
-            assert main() in (None, 0)
+    for words in commands(page.read_text(), "bash"):
+        assert main(words) in (None, 0)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@each_page
 def test_commands_that_take_too_long_are_at_least_understood(page: Path) -> None:
-    """Every `m2s ...` line of a text block, also behind torchrun."""
-    from m2s.cli import parse
-
-    text = "\n".join(blocks(page, "text")).replace("\\\n", " ")
-    for line in text.splitlines():
-        words = shlex.split(line, comments=True)
-        if "m2s.cli" in words:
-            words = words[words.index("m2s.cli") :]
-        if words[:1] in (["m2s"], ["m2s.cli"]) and not {"--help", "--version", "..."} & set(words):
-            assert parse(words[1:]) is not None, line
+    """Every `m2s ...` line of a text block, also behind torchrun. The page's plugins are files in the current folder."""
+    text = page.read_text()
+    for name, code in plugins(text).items():
+        Path(name).write_text(code)
+    for words in commands(text):
+        if not {"--help", "--version", "..."} & set(words):
+            with restored_registries():  # a command knows only the plugins that it names
+                assert parse(words) is not None, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    """Links to files, and to headings of pages."""
+    for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", without_code(page.read_text())):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if heading and file.suffix == ".md":
+            titles = re.findall(r"^#+ (.*)$", without_code(file.read_text()), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in anchors, f"{target}#{heading}"
 
 
-def test_the_page_of_methods_is_what_they_say() -> None:
+def test_registries_are_restored() -> None:
+    """A page that registers parts does not change the tests that run after it."""
+    before = [dict(registry) for registry in REGISTRIES]
+    with restored_registries():
+        for block in plugins((ROOT / "docs" / "extending.md").read_text()).values():
+            exec(block, {})
+        assert [dict(registry) for registry in REGISTRIES] != before
+    assert [dict(registry) for registry in REGISTRIES] == before
+
+
+def test_the_page_of_methods_is_generated() -> None:
     assert (ROOT / "docs" / "methods.md").read_text() == methods_page(), "python -m m2s.methods.docs_page > docs/methods.md"

@@ -1,6 +1,7 @@
-"""Held-out data for `m2s evaluate bpd`: images, a prepared text, or text that is tokenized now."""
+"""Held-out data for `m2s evaluate bpd`: images, a prepared text, text that is tokenized now, or a plugin's data set."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from m2s.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from m2s.data import Batch
     from m2s.evaluation.bpd import EvaluationSet
     from m2s.hub import Checkpoint
     from m2s.training.config import DataConfig
@@ -58,6 +60,30 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
+class SourceExamples:
+    """The examples of one split of a `m2s.data.Source`.
+
+    Args:
+        read: Returns the examples of some indices: `Source.train` or `Source.validation`.
+        count: The number of examples.
+        name: The data set, for error messages.
+    """
+
+    read: "Callable[[Tensor], Batch]"
+    count: int
+    name: str
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: "Tensor") -> "Tensor":
+        batch = self.read(index)
+        if batch.weight is not None:
+            raise UserError(f"{self.name} weights its positions, which bpd does not support: use m2s.elbo with these weights")
+        return batch.x_0.long()
+
+
+@dataclass(frozen=True)
 class HeldOutSource:
     """Where held-out data comes from.
 
@@ -79,12 +105,15 @@ class HeldOutSource:
         Raises:
             UserError: There is no such data, or the model cannot read it.
         """
-        from m2s.data import image_sets
+        from m2s.data import DATASETS, image_sets
         from m2s.training.config import DataConfig
 
-        config = DataConfig(self.data) if self.data in image_sets() else None
+        registered = self.data in DATASETS and self.data != "text"
+        config = DataConfig(self.data) if registered else None
         if not self.data:
             config = trained_on(self.place)
+        if config is not None and config.name not in (*image_sets(), "text"):
+            return self._registered(config)
         kind = (self.checkpoint.data or {})["kind"]
         if config is not None and config.name in image_sets():
             if kind != "image":
@@ -120,6 +149,34 @@ class HeldOutSource:
         takes_labels = self.checkpoint.config["model"].get("classes") is not None
         labels = getattr(images, f"{split}_labels") if takes_labels else None
         return HeldOut(config.name, split, getattr(images, split), labels)
+
+    def _registered(self, config: "DataConfig") -> HeldOut:
+        """A split of a data set that a plugin registered."""
+        import torch
+
+        from m2s.cli.sampling_args import trained_length
+        from m2s.data import DATASETS
+        from m2s.training.build import open_data
+
+        if config.name not in DATASETS:
+            raise UserError(
+                f"{self.place} was trained on {config.name!r}, which is no registered data set: give --plugin with the file that "
+                "registers it, or --data"
+            )
+        source = open_data(config)
+        trained = (self.checkpoint.head.process.vocab, trained_length(self.checkpoint))
+        if trained != (source.vocab, source.length):
+            raise UserError(
+                f"{self.place} is a model of {trained[1]} positions with {trained[0]} tokens, but {config.name} has "
+                f"{source.length} positions with {source.vocab}: give --data with the data it was trained on"
+            )
+        split = self.split or "validation"
+        if split == "test":
+            raise UserError(f"{config.name} has no test split: give --split validation or train")
+        read, count = (source.train, source.size) if split == "train" else (source.validation, source.held_out)
+        takes_labels = self.checkpoint.config["model"].get("classes") is not None
+        labels = read(torch.arange(count)).label if takes_labels else None
+        return HeldOut(config.name, split, SourceExamples(read, count, config.name), labels)
 
     def _text(self, length: int) -> HeldOut:
         """Windows of a prepared text, or of text that is tokenized now."""
@@ -190,7 +247,9 @@ def trained_on(checkpoint: str) -> "DataConfig":
             f"{', '.join(image_sets())} or a text"
         )
     try:
-        return DataConfig(**json.loads(path.read_text(encoding="utf-8"))["config"]["data"])
+        recorded = json.loads(path.read_text(encoding="utf-8"))["config"]["data"]
+        # JSON has no tuples. Records of version 0.1 have no options.
+        return DataConfig(**recorded | {"options": tuple(recorded.get("options", ()))})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
 

@@ -11,7 +11,7 @@ import m2s
 from m2s.cli import main
 from m2s.data import DATASETS
 from m2s.heads.registry import HEADS
-from m2s.hub.config import ARGUMENTS
+from m2s.hub import CLASSES
 from m2s.losses.registry import LOSSES
 from m2s.methods import METHODS
 from m2s.models import NETWORKS
@@ -33,7 +33,7 @@ import m2s
 from m2s.data import DATASETS, Images
 from m2s.data.source import ImageSource
 from m2s.heads.registry import HEADS
-from m2s.hub.config import ARGUMENTS
+from m2s.hub import CLASSES
 from m2s.losses.registry import LOSSES, LossEntry
 from m2s.methods import METHODS, HeadConfig, Method, ProcessConfig
 from m2s.models import NETWORKS
@@ -116,7 +116,8 @@ def add(registry, name, entry):
 LOSSES.add("plugin-loss", LossEntry(scaled, nelbo=m2s.score_entropy))
 add(NETWORKS, "plugin-network", (BagConfig, Bag))
 add(DATASETS, "plugin-data", open_bits)
-ARGUMENTS |= {Slow: ("factor",), Noise: ("vocab", "schedule", "strength"), Tempered: ("process", "temperature")}
+for cls in (Slow, Noise, Tempered):
+    CLASSES.add(cls.__name__, cls)
 METHODS.add(
     "plugin-method",
     Method(
@@ -129,7 +130,7 @@ METHODS.add(
     ),
 )
 '''
-REGISTRIES = (PROCESSES, SCHEDULES, HEADS, LOSSES, NETWORKS, DATASETS, METHODS)
+REGISTRIES = (PROCESSES, SCHEDULES, HEADS, LOSSES, NETWORKS, DATASETS, METHODS, CLASSES)
 QUICK = ["--steps", "2", "--batch", "8", "--validation-samples", "4", "--device", "cpu"]
 
 
@@ -142,15 +143,13 @@ def plugin(tmp_path_factory: pytest.TempPathFactory):
     """The plugin, loaded as `m2s --plugin FILE` loads it. Afterwards nothing of it is registered."""
     file = tmp_path_factory.mktemp("plugin") / "my_parts.py"
     file.write_text(PLUGIN)
-    before, classes = names(), set(ARGUMENTS)
+    before = names()
     load_plugin(file)
-    assert sum(map(len, names())) == sum(map(len, before)) + len(REGISTRIES)
+    assert sum(map(len, names())) == sum(map(len, before)) + 7 + 3  # one part of each kind, and three classes
     yield file
     for registry, old in zip(REGISTRIES, before, strict=True):
         for name in set(registry) - set(old):
             registry.remove(name) if isinstance(registry, Registry) else registry.pop(name)
-    for cls in set(ARGUMENTS) - classes:
-        del ARGUMENTS[cls]
 
 
 def trained(out: Path, *arguments: str) -> m2s.Checkpoint:
