@@ -197,7 +197,11 @@ def test_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["samples"]["value"] == pytest.approx(means.mean())
     assert result["samples"]["error"] == pytest.approx(means.std(ddof=1) / 2)
     assert result["reference"]["value"] == pytest.approx(float(m2s.data.load("digits").test.double().mean()) / 16)
-    assert result["metric"] == "brightness" and result["options"] == {"reference": "digits:test", "levels": 17}
+    assert (
+        result["metric"] == "brightness"
+        and result["options"] == {"levels": 17}
+        and result["inputs"]["reference"] == "digits:test"
+    )
     assert re.search(r"^reference  0\.3\d+ ± 0\.00\d+$", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -214,7 +218,7 @@ def test_metric_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     network = scan(settings(states=5, width=4))
     m2s.hub.save("saved", network, head, data={"kind": "text", "length": 8})
     count = sum(p.numel() for p in network.parameters())
-    main(["evaluate", "size", "saved", "--plugin", "size.py"])
+    main(["evaluate", "size", "--checkpoint", "saved", "--plugin", "size.py"])
     assert capsys.readouterr().out == f"weights  {count}\nsamples  False\n"
     np.savez("drawn.npz", tokens=np.zeros((2, 8), dtype=np.int64))
     main(["evaluate", "size", "drawn.npz", "--checkpoint", "saved", "--plugin", "size.py"])

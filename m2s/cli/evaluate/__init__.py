@@ -61,10 +61,6 @@ def with_metrics(command: type) -> type:
 
 def _registered() -> dict[str, Any]:
     """The metrics in the registry of m2s.evaluation."""
-<<<<<<< HEAD
     from m2s.evaluation.registry import METRICS  # heavy: it imports the model hub
-=======
-    from m2s.evaluation.registry import METRICS  # imports torch and the evaluation package, which takes time
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
 
     return dict(METRICS)

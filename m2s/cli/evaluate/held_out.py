@@ -160,7 +160,7 @@ class HeldOutSource:
 
         if config.name not in DATASETS:
             raise UserError(
-                f"{self.place} was trained on {config.name!r}, which is no registered data set: give --plugin with the file that "
+                f"{self.place} was trained on {config.name!r}, which is not registered: give --plugin with the file that "
                 "registers it, or --data"
             )
         source = open_data(config)

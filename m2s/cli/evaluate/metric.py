@@ -1,22 +1,14 @@
-<<<<<<< HEAD
 """`m2s evaluate NAME [SAMPLES]` for metrics that are registered in `m2s.evaluation.registry.METRICS`, also by a plugin."""
 
 import dataclasses
 import inspect
 import zipfile
-=======
-"""`m2s evaluate NAME INPUT` for metrics that are registered in `m2s.evaluation.METRICS`, also by a plugin."""
-
-import dataclasses
-import inspect
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from m2s.cli.evaluate.bpd import finite
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import flag
 from m2s.errors import UserError
@@ -25,14 +17,10 @@ from m2s.io import output_file, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-<<<<<<< HEAD
     from m2s.evaluation.bpd import EvaluationSet
     from m2s.hub import Checkpoint
 
 INPUTS = ("samples", "reference", "checkpoint")  # parameters of every metric that are not options of its own
-=======
-REFERENCE, CHECKPOINT = "reference", "checkpoint"  # parameters of a metric that are inputs, not options
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +30,8 @@ class MetricArgs:
 
     metric: ClassVar[Callable[..., dict[str, Any]]]
     name: ClassVar[str]
-<<<<<<< HEAD
     option_names: ClassVar[tuple[str, ...]] = ()
+    input_names: ClassVar[tuple[str, ...]] = INPUTS
 
     samples: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[SAMPLES]")] = ""
     """The samples: an .npz that m2s sample wrote. A metric of a model needs none."""
@@ -52,12 +40,6 @@ class MetricArgs:
     reference: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT|FILE|TEXT")] = ""
     """Held-out data to compare with: a split of a data set such as mnist:test, an .npz with tokens, or, with --checkpoint, any
     text that m2s evaluate bpd --data accepts."""
-=======
-    names: ClassVar[tuple[str, ...]] = ()  # the parameters of the metric after the first one
-
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INPUT")]
-    """What is measured: samples, an .npz of m2s sample; or a model, the folder of a run."""
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result as .json; by default it is only printed."""
 
@@ -67,13 +49,16 @@ class MetricArgs:
         from m2s.provenance import command
 
         out = None if self.out is None else output_file(self.out, (".json",))
-<<<<<<< HEAD
         samples = read_tokens(Path(self.samples)) if self.samples else None
         checkpoint = load_checkpoint(self.checkpoint) if self.checkpoint else None
         reference = self._reference(checkpoint)
         options = {name: getattr(self, name) for name in self.option_names}
+        given = {name: value for name, value in (("reference", reference), ("checkpoint", checkpoint)) if value is not None}
+        for name in given:
+            if name not in self.input_names:
+                raise UserError(f"--{name} is given, but the metric {self.name} does not use it: leave it out")
         try:
-            found = type(self).metric(samples, reference=reference, checkpoint=checkpoint, **options)
+            found = type(self).metric(samples, **given, **options)
         except UserError:
             raise
         except (OSError, ValueError, TypeError, ImportError) as error:
@@ -88,35 +73,6 @@ class MetricArgs:
         """The data of --reference."""
         from m2s.cli.evaluate.held_out import HeldOutSource
         from m2s.cli.evaluate.images import is_split, load_split
-=======
-        given = {name: getattr(self, name) for name in self.names}
-        samples, inputs = self._read(given)
-        try:
-            found = type(self).metric(samples, **given | inputs)
-        except UserError:
-            raise
-        except (OSError, ValueError, TypeError, ImportError) as error:
-            raise UserError(f"metric {self.name!r} failed on {self.source}: {error}") from error
-        numbers = finite(found if isinstance(found, dict) else {self.name: found})
-        print("\n".join(_lines(numbers)))
-        if out is not None:
-            write_json(out, {**numbers, "metric": self.name, "source": self.source, "options": given, "command": command()})
-            print(f"written to {out}")
-
-    def _read(self, given: dict[str, Any]) -> "tuple[Tensor | None, dict[str, Any]]":
-        """The samples, None where INPUT is a model, and the inputs that the metric has parameters for."""
-        from m2s.cli.sampling_args import load_checkpoint
-
-        is_model = Path(self.source).suffix != ".npz" and CHECKPOINT in self.names
-        place = self.source if is_model else given.get(CHECKPOINT)
-        inputs: dict[str, Any] = {}
-        if place is not None:
-            inputs[CHECKPOINT] = load_checkpoint(place)
-        if given.get(REFERENCE) is not None:
-            inputs[REFERENCE] = _read_reference(given[REFERENCE])
-        return None if is_model else _read_tokens(self.source), inputs
-
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
 
         if not self.reference:
             return None
@@ -137,21 +93,15 @@ def metric_command(name: str, metric: Callable[..., dict[str, Any]]) -> type:
 
     Args:
         name: The name of the metric.
-<<<<<<< HEAD
-        metric: A function `metric(samples, reference=None, checkpoint=None, ...)`. Its other named parameters become options of
-            the command. An option without an annotation is a text.
-=======
-        metric: A function as `m2s.evaluation.Metric` describes it. Its first parameter receives the samples. It may leave out
-            `reference` and `checkpoint`. Its other parameters are options of the command. It returns a number, or numbers by
-            name.
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
+        metric: A function `metric(samples, reference=None, checkpoint=None, ...)`. It may leave out `reference` and
+            `checkpoint`. Its other named parameters become options of the command. An option without an annotation is a text.
 
     Returns:
         A dataclass with the method `run`.
     """
-<<<<<<< HEAD
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(metric, eval_str=True).parameters.values()
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
     options = [one for one in parameters if one.kind in kinds and one.name not in INPUTS]
     for one in options:
         if one.name in {field.name for field in dataclasses.fields(MetricArgs)}:
@@ -165,26 +115,17 @@ def metric_command(name: str, metric: Callable[..., dict[str, Any]]) -> type:
         for one in options
     ]
     summary, _, rest = (inspect.getdoc(metric) or f"Compute the metric {name}.").partition("\n\n")
-=======
-    parameters = list(inspect.signature(metric, eval_str=True).parameters.values())[1:]
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    summary = inspect.getdoc(metric) or f"Compute the metric {name}."
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
     namespace = {
         # The example comes before the section Args:, from which tyro takes the help texts of the options.
         "__doc__": f"{summary}\n\nExample: m2s evaluate {name} samples.npz\n\n{rest}",
         "metric": staticmethod(metric),
         "name": name,
-<<<<<<< HEAD
         "option_names": tuple(one.name for one in options),
-=======
-        "names": tuple(one.name for one in named),
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
+        "input_names": INPUTS if takes_all else tuple(one.name for one in parameters if one.name in INPUTS),
     }
-    return dataclasses.make_dataclass("Metric", [_field(one) for one in named], bases=(MetricArgs,), frozen=True, namespace=namespace)
+    return dataclasses.make_dataclass("Metric", fields, bases=(MetricArgs,), frozen=True, namespace=namespace)
 
 
-<<<<<<< HEAD
 def read_tokens(path: Path) -> "Tensor":
     """Read the tokens of an .npz.
 
@@ -197,31 +138,12 @@ def read_tokens(path: Path) -> "Tensor":
     Raises:
         UserError: The file does not exist or has no such array.
     """
-=======
-def _field(parameter: inspect.Parameter) -> tuple[str, Any, Any]:
-    """The field of a command for a parameter of a metric."""
-    if parameter.name == REFERENCE:
-        text = "Real data to compare with: an .npz of tokens, or a split of a data set such as mnist:test."
-        return REFERENCE, Annotated[str | None, tyro.conf.arg(metavar="NPZ|SPLIT", help=text)], dataclasses.field(default=None)
-    if parameter.name == CHECKPOINT:
-        text = "The model that drew the samples, for a metric that needs both."
-        return CHECKPOINT, Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help=text)], dataclasses.field(default=None)
-    kind = str if parameter.annotation is parameter.empty else parameter.annotation
-    if parameter.default is parameter.empty:
-        return parameter.name, kind, dataclasses.field(kw_only=True)
-    return parameter.name, kind, dataclasses.field(default=parameter.default)
-
-
-def _read_tokens(source: str) -> "Tensor":
-    """The tokens of an .npz, [N, L]."""
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
     import numpy as np
     import torch
 
     try:
         with np.load(path, allow_pickle=False) as file:
             return torch.from_numpy(file["tokens"]).long()
-<<<<<<< HEAD
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
 
@@ -242,26 +164,5 @@ def lines(found: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}  {value['value']:.6g}" + ("" if error is None else f" ± {error:.2g}")
         elif isinstance(value, dict):
             yield from lines(value, f"{prefix}{name}.")
-=======
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{source} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
-
-
-def _read_reference(name: str) -> "Tensor":
-    """The tokens of a split of a data set or of an .npz, [N, L]."""
-    from m2s.cli.evaluate.images import is_split, load_split
-
-    return load_split(name).tokens.long() if is_split(name) else _read_tokens(name)
-
-
-def _lines(numbers: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """One line for each number, with its standard error where there is one."""
-    for name, value in numbers.items():
-        if isinstance(value, dict) and set(value) == {"value", "error"}:
-            error = "" if value["error"] is None else f" ± {value['error']:.4g}"
-            yield f"{prefix}{name}  {value['value']}{error}"
-        elif isinstance(value, dict):
-            yield from _lines(value, f"{prefix}{name} ")
->>>>>>> 361cc2f1a702f44d4b23c05f8b98a174c0745e3d
         else:
             yield f"{prefix}{name}  {value}"
