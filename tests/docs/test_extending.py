@@ -115,7 +115,7 @@ def test_data_set() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "was trained on 'cycles', which is no registered data set: give --plugin"),
+        ((), "was trained on 'cycles', which is not registered: give --plugin"),
         (("--plugin", "my_data.py", "--split", "test"), "cycles has no test split: give --split validation or train"),
         (("--plugin", "my_data.py", "--data", "digits"), "is a model of text, but digits holds images"),
     ],

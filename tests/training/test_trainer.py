@@ -56,7 +56,7 @@ def test_a_step_waits_for_nothing_but_its_numbers(tmp_path: Path, method: str, k
 
 def attributes(model: torch.nn.Module) -> dict[str, object]:
     """What a trainer may set on a network: forward functions, the last layer, bf16 copies."""
-    names = ("forward", "unprojected", "narrow")
+    names = ("forward", "unprojected", "bf16_weight")
     return {f"{path}.{name}": vars(m).get(name) for path, m in model.named_modules() for name in names}
 
 
