@@ -7,7 +7,7 @@ from m2s.models.dit import Dense
 
 
 class BF16Weights:
-    """The bf16 copies that the dense layers of a network read, as their attribute `narrow`.
+    """The bf16 copies that the dense layers of a network read, as their attribute `bf16_weight`.
 
     The kernel of the optimizer writes the copies. `refresh` does so after torch changed a weight in another way: a state was
     loaded, the averaged weights were validated, or torch's own optimizer made the step. A change of a weight's `.data` in place
@@ -32,7 +32,7 @@ class BF16Weights:
         # torch counts its changes of a tensor; the optimizer's kernel writes by address and is not counted.
         seen = [(weight._version, weight.data_ptr()) for weight, _ in pairs]
         if pairs and seen != self.seen:
-            torch._foreach_copy_([narrow for _, narrow in pairs], [weight for weight, _ in pairs])
+            torch._foreach_copy_([copy for _, copy in pairs], [weight for weight, _ in pairs])
             self.seen = seen
 
     def close(self) -> None:
