@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, plugins, restored_registries, without_code
+
 from m2s.cli import main, parse
 from m2s.methods.docs_page import page as methods_page
 

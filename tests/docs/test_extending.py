@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doc_pages import ROOT, commands, plugins, restored_registries
 from safetensors.torch import save_file
 
 import m2s
-from doc_pages import ROOT, commands, plugins, restored_registries
 from m2s.cli import main
 from m2s.registry import load_plugin
 from m2s.samplers import make_sampler
@@ -102,7 +102,7 @@ def test_data_set() -> None:
     assert (data["name"], data["length"], data["options"]) == ("cycles", 12, ["vocab=7"])
     drawn = tokens("cycles.npz")
     assert drawn.shape == (4, 12) and drawn.max() < 7
-    main("evaluate bpd runs/cycles --plugin my_data.py --passes 2 --out bpd.json".split())
+    main(["evaluate", "bpd", "runs/cycles", "--plugin", "my_data.py", "--passes", "2", "--out", "bpd.json"])
     measured = json.loads(Path("bpd.json").read_text())
     model, head = load("runs/cycles")
     rows = (torch.arange(16)[:, None] + torch.arange(12)) % 7
@@ -135,7 +135,7 @@ def test_bpd_does_not_support_weights_of_positions(capsys: pytest.CaptureFixture
     Path("my_data.py").write_text(code)
     run(next(words for words in commands(PAGE) if "cycles" in words))
     with pytest.raises(SystemExit), restored_registries():
-        main("evaluate bpd runs/cycles --plugin my_data.py".split())
+        main(["evaluate", "bpd", "runs/cycles", "--plugin", "my_data.py"])
     assert "cycles weights its positions, which bpd does not support" in capsys.readouterr().err
 
 
@@ -214,10 +214,10 @@ def test_metric_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     network = scan(settings(states=5, width=4))
     m2s.hub.save("saved", network, head, data={"kind": "text", "length": 8})
     count = sum(p.numel() for p in network.parameters())
-    main("evaluate size saved --plugin size.py".split())
+    main(["evaluate", "size", "saved", "--plugin", "size.py"])
     assert capsys.readouterr().out == f"weights  {count}\nsamples  False\n"
     np.savez("drawn.npz", tokens=np.zeros((2, 8), dtype=np.int64))
-    main("evaluate size drawn.npz --checkpoint saved --plugin size.py".split())
+    main(["evaluate", "size", "drawn.npz", "--checkpoint", "saved", "--plugin", "size.py"])
     assert capsys.readouterr().out == f"weights  {count}\nsamples  True\n"
 
 
@@ -249,7 +249,18 @@ def test_one_plugin_of_each_kind_in_every_command() -> None:
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
-    chosen = "--method all --network.kind scan --network.width 8 --data.name cycles --data.length 12".split()
+    chosen = [
+        "--method",
+        "all",
+        "--network.kind",
+        "scan",
+        "--network.width",
+        "8",
+        "--data.name",
+        "cycles",
+        "--data.length",
+        "12",
+    ]
     m2s_command("train", "digits", *chosen, *QUICK["train"], "--out", "run")
     m2s_command("sample", "run", "--sampler", "renoise", "--greedy", "True", "--n", "4", "--steps", "3", "--out", "all.npz")
     assert "16 windows of 12 tokens" in m2s_command("evaluate", "bpd", "run", "--passes", "2")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import docstring_parser
 import tyro
 
 from m2s.cli.evaluate.bpd import finite
@@ -81,24 +82,29 @@ def metric_command(name: str, metric: Callable[..., Any]) -> type:
     parameters = list(inspect.signature(metric, eval_str=True).parameters.values())[1:]
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     summary = inspect.getdoc(metric) or f"Compute the metric {name}."
+    texts = {each.arg_name: each.description for each in docstring_parser.parse(summary).params}
     namespace = {
         "__doc__": f"{summary}\n\nExample: m2s evaluate {name} samples.npz --out {name}.json",
         "metric": staticmethod(metric),
         "name": name,
         "names": tuple(one.name for one in named),
     }
-    return dataclasses.make_dataclass("Metric", [_field(one) for one in named], bases=(MetricArgs,), frozen=True, namespace=namespace)
+    fields = [_field(one, texts.get(one.name) or "") for one in named]
+    return dataclasses.make_dataclass("Metric", fields, bases=(MetricArgs,), frozen=True, namespace=namespace)
 
 
-def _field(parameter: inspect.Parameter) -> tuple[str, Any, Any]:
-    """The field of a command for a parameter of a metric."""
+def _field(parameter: inspect.Parameter, text: str) -> tuple[str, Any, Any]:
+    """The field of a command for a parameter of a metric, with its help text."""
     if parameter.name == REFERENCE:
         text = "Real data to compare with: an .npz of tokens, or a split of a data set such as mnist:test."
-        return REFERENCE, Annotated[str | None, tyro.conf.arg(metavar="NPZ|SPLIT", help=text)], dataclasses.field(default=None)
+        kind: Any = Annotated[str | None, tyro.conf.arg(metavar="NPZ|SPLIT", help=text)]
+        return REFERENCE, kind, dataclasses.field(default=None)
     if parameter.name == CHECKPOINT:
         text = "The model that drew the samples, for a metric that needs both."
         return CHECKPOINT, Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help=text)], dataclasses.field(default=None)
     kind = str if parameter.annotation is parameter.empty else parameter.annotation
+    if text:
+        kind = Annotated[kind, tyro.conf.arg(help=" ".join(text.split()))]
     if parameter.default is parameter.empty:
         return parameter.name, kind, dataclasses.field(kw_only=True)
     return parameter.name, kind, dataclasses.field(default=parameter.default)
