@@ -1,9 +1,9 @@
-"""What drawing t by importance does to the gradient: its variance at a network that `m2s train digits` made.
+"""Measure how importance sampling of t changes the variance of the gradient, at a network from `m2s train digits`.
 
     python experiments/importance.py runs/digits
 
-For each density, the same network, data and steps: the mean squared distance of a batch's gradient from the mean gradient,
-relative to the mean gradient's square, and the greatest norm. Prints a table and writes importance.json into the folder.
+Each density uses the same network, data and steps. The script prints the variance of the gradient of a batch, the median and
+the maximum of its norm, and writes importance.json into the folder.
 """
 
 import dataclasses
@@ -25,6 +25,11 @@ DENSITIES = (None, 1.0, 0.3, 0.1, 0.03, 0.01)
 
 
 def measure(run: Path) -> list[dict[str, float | None]]:
+    """Return variance, squared mean, and median and maximum norm of the gradient for each density of t.
+
+    Args:
+        run: Folder of a training run.
+    """
     record = json.loads((run / "train.json").read_text())["config"]
     config = dataclasses.replace(PRESETS["digits"], method=record["method"])
     for section, values in record.items():
@@ -38,15 +43,15 @@ def measure(run: Path) -> list[dict[str, float | None]]:
         source = open_data(changed.data)
         model, head, description = make_objects(changed, source)
         load_weights(model, description, str(run))
-        learner = Trainer(changed, source, World.start("cpu"), model, head, description)
-        learner.model.eval()
+        trainer = Trainer(changed, source, World.start("cpu"), model, head, description)
+        trainer.model.eval()
         gradients = []
         for step in range(STEPS):
-            learner.progress.step = step
-            share = learner.local_batch(step)
-            assert share is not None
-            learner.gradient(share)
-            gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+            trainer.progress.step = step
+            batch = trainer.local_batch(step)
+            assert batch is not None
+            trainer.gradient(batch)
+            gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
         each = torch.stack(gradients)
         mean = each.mean(0)
         variance = float((each - mean).square().sum(1).mean() * STEPS / (STEPS - 1))
@@ -58,13 +63,13 @@ def measure(run: Path) -> list[dict[str, float | None]]:
         )
         name = "uniform" if density is None else f"{density:g}"
         print(
-            f"{name:>8s}  variance {variance:12.4g}  median norm {norms.median():8.3g}  greatest {norms.max():8.3g}", flush=True
+            f"{name:>8s}  variance {variance:12.4g}  median norm {norms.median():8.3g}  maximum {norms.max():8.3g}", flush=True
         )
     return rows
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "train.json").is_file():
-        sys.exit("usage: python experiments/importance.py RUN, a folder that m2s train made, such as runs/digits")
+        sys.exit("usage: python experiments/importance.py RUN, where RUN is a folder of m2s train, such as runs/digits")
     torch.set_num_threads(1)
     write_json(Path(sys.argv[1]) / "importance.json", measure(Path(sys.argv[1])))

@@ -1,12 +1,12 @@
-"""Every method on digits, from training to a table: the bound with its error, how near its samples are, how fast they come.
+"""Compare all methods on digits: NELBO with standard error, distance of samples from the data, sampling speed.
 
     python experiments/methods.py out/methods [NAME ...]
 
-For each name that `m2s train --method` knows: 1,000 updates (`m2s train digits`), the bound on the held-out images
-(`m2s evaluate bpd`), 512 samples in 64 steps of its sampler (`m2s sample`). Their distance is Frechet's between
-Gaussians fitted to the pixels of the samples and of the training images; 256 held-out images stand beside it. What was done
-before is not done again. Prints a table and writes methods.json into the folder; with names, only does these, and if there is a
-methods.json in the folder already puts their rows in their places there, with when they were made.
+For each method: 1,000 training steps (`m2s train digits`), the NELBO on the held-out images (`m2s evaluate bpd`), and 512
+samples in 64 steps of its sampler (`m2s sample`). The distance is the Frechet distance between Gaussians fitted to the pixels
+of the samples and of the training images. The same distance for the 256 held-out images is the reference. Finished parts are
+skipped. The script prints a table and writes methods.json into the folder. With names it runs these methods only, and
+replaces their rows in an existing methods.json, with their provenance.
 """
 
 import json
@@ -29,25 +29,35 @@ SAMPLES, STEPS, PASSES, SEED = 512, 64, 16, 1
 
 
 def statistics(tokens: Tensor) -> Statistics:
-    """Of the pixels, as levels from 0 to 1."""
+    """Return mean and covariance of the pixels, scaled to [0, 1].
+
+    Args:
+        tokens: Images [N, L] with levels 0..16.
+    """
     found = Statistics.empty(tokens.shape[1])
     found.update(tokens.double() / 16)
     return found
 
 
 def measure(name: str, out: Path) -> dict[str, object]:
-    run, bound, samples, speed = (out / name / part for part in ("run", "bpd.json", "samples.npz", "speed.json"))
+    """Train, evaluate and sample a method, and return its row.
+
+    Args:
+        name: The method.
+        out: Folder of all methods.
+    """
+    run, nelbo, samples, speed = (out / name / part for part in ("run", "bpd.json", "samples.npz", "speed.json"))
     method = METHODS[name]
     command(["train", "digits", "--method", name, "--seed", str(SEED), "--out", str(run)])
-    if not bound.exists():
-        command(["evaluate", "bpd", str(run), "--passes", str(PASSES), "--out", str(bound)])
+    if not nelbo.exists():
+        command(["evaluate", "bpd", str(run), "--passes", str(PASSES), "--out", str(nelbo)])
     if not samples.exists() or not speed.exists():
         start = time.monotonic()
-        asked = ["--n", str(SAMPLES), "--steps", str(STEPS), "--sampler", method.sampler, "--batch-size", "256"]
-        command(["sample", str(run), *asked, "--overwrite", "--out", str(samples)])
+        options = ["--n", str(SAMPLES), "--steps", str(STEPS), "--sampler", method.sampler, "--batch-size", "256"]
+        command(["sample", str(run), *options, "--overwrite", "--out", str(samples)])
         write_json(speed, {"samples_per_second": SAMPLES / (time.monotonic() - start)})
     drawn = torch.from_numpy(np.load(samples)["tokens"])
-    bits = json.loads(bound.read_text())["bound"]["bits"]
+    bits = json.loads(nelbo.read_text())["bound"]["bits"]
     return {
         "method": name,
         "bits": bits["value"],
@@ -58,7 +68,13 @@ def measure(name: str, out: Path) -> dict[str, object]:
     }
 
 
-def again(out: Path, names: list[str]) -> None:
+def replace_rows(out: Path, names: list[str]) -> None:
+    """Compute some methods, and replace their rows in an existing methods.json.
+
+    Args:
+        out: Folder of all methods.
+        names: The methods.
+    """
     rows, path = {name: measure(name, out) for name in names}, out / "methods.json"
     if path.exists():
         found = json.loads(path.read_text())
@@ -69,6 +85,11 @@ def again(out: Path, names: list[str]) -> None:
 
 
 def main(out: Path) -> None:
+    """Compute all methods, print the table and write methods.json.
+
+    Args:
+        out: Folder of all methods.
+    """
     rows = [measure(name, out) for name in METHODS]
     data = m2s.data.load("digits")
     held_out = frechet(statistics(data.test), statistics(data.train))
@@ -85,6 +106,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python experiments/methods.py FOLDER [NAME ...]")
     if names := sys.argv[2:]:
-        again(Path(sys.argv[1]), names)
+        replace_rows(Path(sys.argv[1]), names)
     else:
         main(Path(sys.argv[1]))

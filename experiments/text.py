@@ -1,16 +1,16 @@
-"""Train text models under one budget and measure the NELBO on held-out documents: the tables of text in RESULTS.md.
+"""Train text models under one budget and measure the NELBO on held-out documents: the text tables of RESULTS.md.
 
     m2s data prepare texts/enwiki-sample.txt --out packed/enwiki --tokenizer gpt2
-    python experiments/text.py out/recipe --data packed/enwiki      # on a GPU; rows that are done are not done again
+    python experiments/text.py out/recipe --data packed/enwiki      # on a GPU; finished rows are skipped
     python experiments/text.py out/recipe --table                   # writes experiments/results/text-recipe.json
 
-An entry is a named table: settings that all its rows share, and the rows. A row is `m2s train owt` with these settings, then
-the NELBO with all terms on the held-out windows of the data, from the averaged weights, with times drawn as in `m2s evaluate
-bpd`. All rows of an entry see the same batches. OUT/ROW.json appears when a row is done. A row that failed holds its error, and
-the next call tries it again, after all others. Rows of experiments/results/text-ENTRY.json with the same settings and data are
-done too.
+An entry is a named table: its rows, and the settings that they have in common. A row runs `m2s train owt` with these
+settings. Then it evaluates the NELBO with all terms on the held-out windows, with the averaged weights, as `m2s evaluate bpd`
+does. All rows of an entry train on the same batches. OUT/ROW.json is written when a row is finished. The file of a failed row
+holds the error. The next call repeats failed rows after all others. Rows of experiments/results/text-ENTRY.json with the same
+settings and data count as finished.
 
-The loss of the trace is the mean over `log_every` steps in nats per token. The gradient norm is that of the loss summed over
+The loss in the trace is the mean over `log_every` steps in nats per token. The gradient norm is that of the loss summed over
 tokens and averaged over sequences. Tokens per second is the median over the intervals of the trace, without compilation.
 """
 
@@ -46,16 +46,22 @@ from m2s.training.config import replace, resolve
 
 RESULTS = Path(__file__).parent / "results"
 TERMS = {"nats": "bits", "integral": "integral", "prior": "prior", "reconstruction": "reconstruction"}
-BATCH_SIZE = 32  # windows of a call of the network in the final NELBO
+BATCH_SIZE = 32  # windows per network call in the final NELBO
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`settings` are options of `m2s train owt` that all rows share; `rows` are the options of each row."""
+    """A table of text experiments.
+
+    Args:
+        settings: Options of `m2s train owt` that all rows have in common.
+        rows: Further options of each row, by its name.
+        passes: Times drawn for each window in the final NELBO.
+    """
 
     settings: dict[str, Any]
     rows: dict[str, dict[str, Any]]
-    passes: int = 4  # times drawn for each window in the final NELBO
+    passes: int = 4
 
 
 SHORT = {
@@ -92,22 +98,33 @@ ENTRIES = {"recipe": Entry(SHORT, RECIPE), "heads": Entry(SHORT, HEADS), "seeds"
 
 
 @dataclass(frozen=True)
-class Lab:
-    """What all rows of an entry share."""
+class Experiment:
+    """Everything that the rows of an entry have in common, and the methods that compute a row.
+
+    Args:
+        out: Folder of the rows.
+        data: Folder of the prepared text.
+        settings: Options of `m2s train owt` that all rows have in common.
+        described: Description of the data, from `describe`.
+        passes: Times drawn for each window in the final NELBO.
+        device: Device of all computations.
+    """
 
     out: Path
     data: Path
     settings: dict[str, Any]
-    described: dict[str, Any]  # the data
+    described: dict[str, Any]
     passes: int
     device: torch.device
 
     @property
     def held_out(self) -> Shard:
+        """The held-out windows."""
         windows = Tokens(self.data, "validation", self.settings["data.length"])
         return Shard(windows, self.described["validation_windows"])
 
     def config(self, name: str, options: dict[str, Any]) -> Config:
+        """Return the training configuration of a row."""
         settings = {**self.settings, **options, "out": self.out / "runs" / name, "data.folder": str(self.data)}
         settings |= {"validation_samples": self.described["validation_windows"], "keep": 1, "device": str(self.device)}
         config = PRESETS["owt"]
@@ -116,7 +133,7 @@ class Lab:
         return config
 
     def measure(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Train, validate, and return the row."""
+        """Train and evaluate a row, and return it."""
         config = self.config(name, options)
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # an uncompiled row would be slower than the others
         gc.collect()
@@ -126,17 +143,17 @@ class Lab:
         train(config)
         trained = time.monotonic()
         checkpoint = m2s.load(config.run.out, self.device)
-        world, bf16, rows = World(0, 1, self.device), self.device.type == "cuda", self.held_out
+        world, bf16, held_out = World(0, 1, self.device), self.device.type == "cuda", self.held_out
         found = dataset_nelbo(
-            checkpoint.model, checkpoint.head, rows, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world
+            checkpoint.model, checkpoint.head, held_out, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world
         )
         assert checkpoint.tokenizer is not None
-        nelbo = summary(found, measured(rows, checkpoint.tokenizer))
+        nelbo = summary(found, measured(held_out, checkpoint.tokenizer))
         records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         steps = [record for record in records if "loss" in record]
         return {
             "row": name,
-            "train": typed({"method": options["method"], **self.settings, **options}),
+            "train": command_line({"method": options["method"], **self.settings, **options}),
             "tokens": steps[-1]["tokens"],
             "parameters": sum(weight.numel() for weight in checkpoint.model.parameters()),
             "nelbo": {term: {unit: value[unit] for unit in ("nats", "bits_per_byte")} for term, value in nelbo.items()},
@@ -148,32 +165,47 @@ class Lab:
         }
 
     def point(self, record: dict[str, Any]) -> dict[str, float]:
-        """The validation of the trainer: nats per token of the NELBO, its terms and its error over windows; bits per byte."""
+        """Return a validation of the trainer: NELBO, its terms and standard error in nats per token, and bits per byte."""
         nats = {key: record[f"validation_{name}"] * math.log(2) for key, name in {**TERMS, "error": "error"}.items()}
         tokens = record["step"] * self.settings["batch"] * self.settings["data.length"]
         return {"tokens": tokens, **nats, "bits_per_byte": record["validation_bits"] / self.described["bytes_per_token"]}
 
 
-def typed(options: dict[str, Any]) -> str:
-    """The options as a command."""
+def command_line(options: dict[str, Any]) -> str:
+    """Return the command that trains with these options.
+
+    Args:
+        options: Options of `m2s train owt`.
+    """
     words = [f"--{key.replace('_', '-')} {shlex.quote(str(value))}" for key, value in options.items()]
     return " ".join(["m2s train owt", *words])
 
 
 def speed(records: list[dict[str, Any]]) -> float | None:
+    """Return the median of tokens per second over the intervals of the log; None without intervals.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
     pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
-    rates = [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # a resumed run starts its clock again
+    rates = [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # the clock restarts when a run resumes
     return statistics.median(rates) if rates else None
 
 
 def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
-    """The data: its sources, its size, and the cross entropy of the held-out tokens under the unigram distribution."""
+    """Describe the data: sources, sizes, and the cross entropy of held-out tokens under the unigram distribution.
+
+    Args:
+        data: Folder of the prepared text.
+        length: Tokens per window.
+        limit: Use at most this many held-out windows.
+    """
     windows, held_out = (Tokens(data, split, length) for split in ("train", "validation"))
     count = min(len(held_out), limit or len(held_out))
     part = Shard(held_out, count)
-    rows = part[torch.arange(count)]
-    seen = sum(np.bincount(shard, minlength=windows.vocab) for shard in windows._shards) + 1  # add-one smoothing
-    unigram = -np.log(seen / seen.sum())[rows.numpy()].mean()
+    tokens = part[torch.arange(count)]
+    counts = sum(np.bincount(shard, minlength=windows.vocab) for shard in windows._shards) + 1  # add-one smoothing
+    unigram = -np.log(counts / counts.sum())[tokens.numpy()].mean()
     size = float(measured(part, windows.tokenizer)["byte"].sum())
     return {
         "sources": [{key: source[key] for key in ("name", "sha256")} for source in windows.meta["sources"]],
@@ -181,13 +213,17 @@ def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
         "validation_every": windows.meta["validation_every"],
         "train_tokens": windows.meta["splits"]["train"]["tokens"],
         "validation_windows": count,
-        "bytes_per_token": size / rows.numel(),
+        "bytes_per_token": size / tokens.numel(),
         "unigram_nats": float(unigram),
     }
 
 
 def as_json(text: str) -> Any:
-    """The value of a setting; what is not JSON is a string."""
+    """Return the value of a setting: JSON if possible, else the text.
+
+    Args:
+        text: The value on the command line.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -195,62 +231,96 @@ def as_json(text: str) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}): remove it, and its rows are done again") from error
+        raise UserError(f"{path} cannot be read as JSON ({error}): remove it to compute its rows again") from error
 
 
 def read_rows(out: Path, entry: Entry) -> dict[str, dict[str, Any]]:
-    """The rows that have a file in the folder, in the order of the entry."""
+    """Return the rows that have a file in the folder, in the order of the entry.
+
+    Args:
+        out: Folder of the rows.
+        entry: The table.
+    """
     return {name: read(out / f"{name}.json") for name in entry.rows if (out / f"{name}.json").exists()}
 
 
 def known_rows(options: argparse.Namespace, shared: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of the results file, where they were made with the same settings and data."""
+    """Return the rows of the results file, if it has the same settings and data.
+
+    Args:
+        options: Command line options.
+        shared: Settings and description of the data.
+    """
     path = options.results / f"text-{options.entry}.json"
     found = read(path) if path.exists() else {}
-    alike = all(found.get(key) == value for key, value in shared.items())
-    return {row["row"]: row for row in found["rows"]} if found and alike else {}
+    equal = all(found.get(key) == value for key, value in shared.items())
+    return {row["row"]: row for row in found["rows"]} if found and equal else {}
 
 
-def refuse_others(out: Path, shared: dict[str, Any]) -> None:
-    """All rows of a folder have the same settings and data, which its entry.json holds."""
+def check_settings(out: Path, shared: dict[str, Any]) -> None:
+    """Raise an error unless the entry.json of the folder has the same settings and data.
+
+    Args:
+        out: Folder of the rows.
+        shared: Settings and description of the data.
+
+    Raises:
+        UserError: The settings or the data differ.
+    """
     path = out / "entry.json"
-    if path.exists() and (there := read(path)) != shared:
-        key = next(key for key in shared if there.get(key) != shared[key])
+    if path.exists() and (existing := read(path)) != shared:
+        key = next(key for key in shared if existing.get(key) != shared[key])
         raise UserError(
-            f"{path} has {key} {there.get(key)}, but now it is {shared[key]}: give another folder, or the same settings"
+            f"{path} has {key} {existing.get(key)}, but now it is {shared[key]}: use another folder, or the same settings"
         )
 
 
 def run(options: argparse.Namespace, started: float) -> bool:
-    """Do the rows that are not done; return whether none failed."""
+    """Compute the rows that are not finished.
+
+    Args:
+        options: Command line options.
+        started: `time.monotonic()` at the start of the process.
+
+    Returns:
+        Whether no row failed.
+    """
     entry = ENTRIES[options.entry]
     changes = {key: as_json(value) for key, _, value in (pair.partition("=") for pair in options.set)}
     settings = {"data.length": PRESETS["owt"].data.length, **entry.settings, **changes}
     data = describe(options.data, settings["data.length"], options.limit)
     shared = json.loads(json.dumps({"entry": options.entry, "settings": settings, "passes": entry.passes, "data": data}))
-    refuse_others(options.out, shared)
+    check_settings(options.out, shared)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    lab = Lab(options.out, options.data, settings, data, entry.passes, device)
+    experiment = Experiment(options.out, options.data, settings, data, entry.passes, device)
     for name, changes in entry.rows.items():
-        resolve(lab.config(name, changes))  # an invalid option is found before anything is written
+        resolve(experiment.config(name, changes))  # raise for invalid options before anything is written
     done = {**known_rows(options, shared), **read_rows(options.out, entry)}
     todo = [name for name in options.rows if name not in done]
     todo += [name for name in options.rows if "error" in done.get(name, {})]
     write_json(output_folder(options.out) / "entry.json", shared)
     for number, name in enumerate(todo):
         if time.monotonic() - started > options.seconds:
-            print(f"{options.seconds:g} s are over, not begun: {', '.join(todo[number:])}")
+            print(f"{options.seconds:g} s have passed, not started: {', '.join(todo[number:])}")
             break
         print(f"{name} ({number + 1} of {len(todo)}), at {time.monotonic() - started:.0f} s", flush=True)
         try:
-            row = lab.measure(name, entry.rows[name])
+            row = experiment.measure(name, entry.rows[name])
         except Exception as error:
             row = {"row": name, "error": f"{type(error).__name__}: {error}"}
             print(f"{name} failed: {row['error']}", file=sys.stderr, flush=True)
-            if device.type == "cuda":  # a recording that failed stays on its stream
+            if device.type == "cuda":  # a failed graph capture leaves its stream current
                 torch.cuda.set_stream(torch.cuda.default_stream())
         write_json(options.out / f"{name}.json", finite(row))
         if not options.keep and "error" not in row:
@@ -259,15 +329,19 @@ def run(options: argparse.Namespace, started: float) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: the final NELBO, the validation on the way, the gradient norms and the speed."""
-    whole = [row for row in rows if "error" not in row]
-    points = [point["tokens"] for point in whole[0]["validation"][:-1]] if whole else []
-    heads = ["row", "NELBO, nats per token", "bits per byte", *(f"{tokens / 1e6:.1f} M" for tokens in points)]
-    heads += ["gradient norm: median", "greatest", "tokens/s", "seconds"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """Return the lines of the Markdown table: final NELBO, validations during training, gradient norms and speed.
+
+    Args:
+        rows: The rows, finished or failed.
+    """
+    finished = [row for row in rows if "error" not in row]
+    points = [point["tokens"] for point in finished[0]["validation"][:-1]] if finished else []
+    columns = ["row", "NELBO, nats per token", "bits per byte", *(f"{tokens / 1e6:.1f} M" for tokens in points)]
+    columns += ["gradient norm: median", "greatest", "tokens/s", "seconds"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         if "error" in row:
-            lines.append(f"| `{row['row']}` | failed: {row['error'].splitlines()[0]} |" + " |" * (len(heads) - 2))
+            lines.append(f"| `{row['row']}` | failed: {row['error'].splitlines()[0]} |" + " |" * (len(columns) - 2))
             continue
         nats, trace = row["nelbo"]["bound"]["nats"], row["trace"]
         cells = [f"`{row['row']}`", f"{nats['value']:.3f} ± {nats['rows_error']:.3f}"]
@@ -279,11 +353,18 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def summarise(options: argparse.Namespace) -> None:
-    """The rows of the folder, and those of the results file, as a table and as the results file."""
+def write_table(options: argparse.Namespace) -> None:
+    """Print the table of the rows in the folder and in the results file, and write the results file.
+
+    Args:
+        options: Command line options.
+
+    Raises:
+        UserError: The folder has no rows.
+    """
     entry, path = ENTRIES[options.entry], options.out / "entry.json"
     if not path.exists():
-        raise UserError(f"{options.out} holds no rows: make them with python experiments/text.py {options.out} --data FOLDER")
+        raise UserError(f"{options.out} has no rows: compute them with python experiments/text.py {options.out} --data FOLDER")
     shared = read(path)
     found = {**known_rows(options, shared), **read_rows(options.out, entry)}
     rows = [found[name] for name in entry.rows if name in found]
@@ -293,12 +374,20 @@ def summarise(options: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read and validate the command line.
+
+    Args:
+        arguments: Arguments in place of `sys.argv`.
+
+    Raises:
+        UserError: A value is invalid.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of the rows")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="what m2s data prepare wrote")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder that m2s data prepare wrote")
     parser.add_argument("--entry", default="recipe", choices=ENTRIES, help="the table (%(default)s)")
-    parser.add_argument("--rows", metavar="A,B,C", help="these only")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many")
+    parser.add_argument("--rows", metavar="A,B,C", help="only these rows")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this many seconds")
     parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N held-out windows")
     parser.add_argument("--keep", action="store_true", help="keep the checkpoint of each row in OUT/runs")
@@ -318,11 +407,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code.
+
+    Args:
+        arguments: Arguments in place of `sys.argv`.
+    """
     started = time.monotonic()
     try:
         options = parse(arguments)
         if options.table:
-            summarise(options)
+            write_table(options)
             return 0
         return 0 if run(options, started) else 1
     except (UserError, BadData) as error:

@@ -128,10 +128,19 @@ def load_plugin(path: Path | str) -> None:
 
 
 def load_entry_points() -> None:
-    """Import the plugins that installed packages declare under the entry point group "m2s.plugins"."""
+    """Import the plugins that installed packages declare under the entry point group "m2s.plugins".
+
+    Raises:
+        UserError: A plugin fails when it is imported.
+    """
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.value not in _loaded:
-            _loaded[point.value] = point.load()
+            try:
+                _loaded[point.value] = point.load()
+            except Exception as error:
+                raise UserError(
+                    f"plugin {point.name} ({point.value}) of an installed package failed: {type(error).__name__}: {error}"
+                ) from error
 
 
 def option_types(builder: Callable[..., Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_suffix(".json")
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 TOLERANCE = 1e-5  # relative, of floats under another torch or CPU
-CHANGED_TOKENS = 0.1  # share of tokens of an entry that may differ under another torch or CPU
+CHANGED_TOKENS = 0.1  # fraction of tokens of an entry that may differ under another torch or CPU
 
 Entry = tuple[str, Any]
 Network = Callable[..., Tensor]
@@ -100,16 +100,20 @@ SAMPLED = {  # the run and further options
 AUDIT = "--n 8 --steps 4 --seed 3 --device cpu"
 AUDITED = ("sedd", "tauldr")
 REPAIRED = ("sedd", "sedd-absorb")
-PROVENANCE = {  # keys of JSON files and logs that say where and how fast, or repeat what was asked for
+PROVENANCE = {  # keys of JSON files and logs that hold provenance, speed or options
     *("command", "device", "versions", "checkpoint", "settings", "options", "data", "precision", "processes", "batch_size"),
     *("seconds", "tokens_per_second"),
-    # Of a log: what loss, gradient norm, weights and validation_bits determine.
+    # Keys of a log that follow from loss, gradient norm, weights and validation_bits.
     *("step", "bits", "lr", "tokens", "skipped", "grad_norm_max", "validation_perplexity"),
 }
 
 
 def command(*arguments: str, folder: Path) -> None:
     """Run one `m2s` command in a folder.
+
+    Args:
+        *arguments: Words of the command after `m2s`.
+        folder: Working directory.
 
     Raises:
         RuntimeError: The command failed; the message holds the end of what it printed.
@@ -123,10 +127,10 @@ def command(*arguments: str, folder: Path) -> None:
 
 
 class Runs:
-    """Trained runs, each trained when it is first asked for.
+    """Trained runs, each trained at its first use.
 
     Args:
-        folder: Where their folders are made.
+        folder: Folder in which each run gets a folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -153,7 +157,11 @@ class Runs:
 
 
 def train(runs: Runs) -> Iterator[Entry]:
-    """Yield loss, gradient norm and the rest of the log at each of 20 steps, and the weights, of every method."""
+    """Yield loss, gradient norm and the rest of the log at each of 20 steps, and the weights, of every method.
+
+    Args:
+        runs: The trained runs.
+    """
     for name in runs.names:
         log = runs.folder / runs[name] / "log.jsonl"
         lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -164,14 +172,22 @@ def train(runs: Runs) -> Iterator[Entry]:
 
 
 def evaluate(runs: Runs) -> Iterator[Entry]:
-    """Yield the numbers of `m2s evaluate bpd`: the NELBO and its terms."""
+    """Yield the numbers of `m2s evaluate bpd`: the NELBO and its terms.
+
+    Args:
+        runs: The trained runs.
+    """
     for name in EVALUATED:
         runs.command("evaluate", "bpd", str(runs[name]), *EVALUATE.split(), "--out", f"bpd-{name}.json")
         yield from json_numbers(f"evaluate/{name}", runs.folder / f"bpd-{name}.json")
 
 
 def run_samples(runs: Runs) -> Iterator[Entry]:
-    """Yield the tokens of `m2s sample`, and those of `m2s.sample` for a loaded next-token model with a prompt."""
+    """Yield the tokens of `m2s sample`, and those of `m2s.sample` for a loaded next-token model with a prompt.
+
+    Args:
+        runs: The trained runs.
+    """
     for name, (run, more) in SAMPLED.items():
         runs.command("sample", str(runs[run]), *SAMPLE.split(), *more.split(), "--out", f"sample-{name}.npz")
         yield from arrays(f"run_samples/{name}", runs.folder / f"sample-{name}.npz")
@@ -189,7 +205,11 @@ def run_samples(runs: Runs) -> Iterator[Entry]:
 
 
 def audit(runs: Runs) -> Iterator[Entry]:
-    """Yield the numbers of `m2s audit` and `m2s repair`, and the tokens that the latter writes."""
+    """Yield the numbers of `m2s audit` and `m2s repair`, and the tokens that the latter writes.
+
+    Args:
+        runs: The trained runs.
+    """
     for name in AUDITED:
         runs.command("audit", str(runs[name]), *AUDIT.split(), "--out", f"audit-{name}")
         yield from json_numbers(f"audit/{name}", runs.folder / f"audit-{name}" / "audit.json")
@@ -252,7 +272,11 @@ COVERED = {  # heads that are not recorded over every process
 
 
 def neighbours(vocab: int) -> Tensor:
-    """Return the rates of a chain that moves to adjacent levels, up more often than down."""
+    """Return the rates of a chain that moves to adjacent levels, up more often than down.
+
+    Args:
+        vocab: Number of levels.
+    """
     rates = torch.zeros(vocab, vocab, dtype=torch.float64)
     rates.diagonal(1).fill_(1.5)
     rates.diagonal(-1).fill_(1.0)
@@ -260,15 +284,24 @@ def neighbours(vocab: int) -> Tensor:
 
 
 def mixing(states: int, reached: int) -> Tensor:
-    """Return matrices [CHAIN, states, states] that replace a token by one of the last `reached` states."""
+    """Return matrices [CHAIN, states, states] that replace a token by one of the last `reached` states.
+
+    Args:
+        states: Number of states.
+        reached: Number of states that noise leads to.
+    """
     beta = 1 / torch.arange(CHAIN, 0, -1, dtype=torch.float64)[:, None, None]
     noise = torch.zeros(states, dtype=torch.float64)
     noise[-reached:] = 1 / reached
     return (1 - beta) * torch.eye(states, dtype=torch.float64) + beta * noise
 
 
-def chance(*seeds: object) -> torch.Generator:
-    """Return a generator whose seed depends on what is given."""
+def seeded(*seeds: object) -> torch.Generator:
+    """Return a generator whose seed is a hash of the arguments.
+
+    Args:
+        *seeds: Numbers or strings.
+    """
     text = " ".join(map(str, seeds))
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
@@ -284,7 +317,7 @@ class Formula:
 
     def __init__(self, columns: int, dtype: torch.dtype = torch.float32, unprojected: bool = False) -> None:
         def weights(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=chance("network", *shape), dtype=torch.float64)
+            return torch.randn(*shape, generator=seeded("network", *shape), dtype=torch.float64)
 
         width = 24
         self.tokens, self.places, self.labels = weights(columns, width), weights(64, width), weights(8, width)
@@ -303,7 +336,13 @@ class Formula:
 
 
 def built(vocab: int, heads: Mapping[str, Callable[[Any], Any]] = HEADS, chains: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield every head over every process, with a name. Some pairs do not exist (TypeError)."""
+    """Yield every head over every process, with a name. Some pairs do not exist (TypeError).
+
+    Args:
+        vocab: Number of tokens.
+        heads: Constructors of heads by name.
+        chains: Include finite chains.
+    """
     for (process_name, process), (name, head) in itertools.product(PROCESSES.items(), heads.items()):
         if process_name not in COVERED.get(name, PROCESSES) or (process_name.startswith("chain") and not chains):
             continue
@@ -314,8 +353,15 @@ def built(vocab: int, heads: Mapping[str, Callable[[Any], Any]] = HEADS, chains:
 
 
 def example(process: Any, name: str, dtype: torch.dtype, length: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return clean tokens, noisy tokens, times and a random network output, one row for each of TIMES."""
-    generator = chance("example", name)
+    """Return clean tokens, noisy tokens, times and a random network output, one row for each of TIMES.
+
+    Args:
+        process: The forward process.
+        name: Seed of the random numbers.
+        dtype: Of times and output.
+        length: Sites per row.
+    """
+    generator = seeded("example", name)
     t = torch.tensor(TIMES, dtype=dtype)
     x_0 = torch.randint(process.vocab, (len(t), length), generator=generator)
     x_t = process.corrupt(x_0, t, generator)
@@ -331,7 +377,7 @@ def processes(_: Runs) -> Iterator[Entry]:
         yield f"processes/{name}/sigma", tensor(schedule().sigma(t))
     for name, process in PROCESSES.items():
         x_0 = torch.arange(len(TIMES) * 12).reshape(len(TIMES), 12) % 17
-        x_t = process(17).corrupt(x_0, torch.tensor(TIMES), chance("corrupt"))
+        x_t = process(17).corrupt(x_0, torch.tensor(TIMES), seeded("corrupt"))
         yield f"processes/{name}/corrupt", tensor(x_t)
 
 
@@ -354,13 +400,19 @@ def losses(_: Runs) -> Iterator[Entry]:
             yield from loss_entries(f"{kind}/{name}/K=5000", head(PROCESSES[kind](5_000)), torch.float32)
     for name, head in built(17, chains=False):
         x_0, _, t, _ = example(head.process, name, torch.float64)
-        objective = m2s.Objective(Formula(head.process.states), head, generator=chance("objective"))
+        objective = m2s.Objective(Formula(head.process.states), head, generator=seeded("objective"))
         weight = (torch.arange(x_0.numel()).reshape(x_0.shape) % 3).double()
         yield f"losses/{name}/objective", tensor(objective(x_0, t, weight=weight, condition=torch.arange(len(t))))
 
 
 def loss_entries(name: str, head: Any, dtype: torch.dtype) -> Iterator[Entry]:
-    """Yield score entropy and its gradient in the network's output."""
+    """Yield score entropy and its gradient in the network's output.
+
+    Args:
+        name: Name of the entries.
+        head: The head.
+        dtype: Of times and output.
+    """
     x_0, x_t, t, output = example(head.process, name, dtype)
     output.requires_grad_()
     trained = not isinstance(head, m2s.Projected)
@@ -375,9 +427,9 @@ def loss_entries(name: str, head: Any, dtype: torch.dtype) -> Iterator[Entry]:
 def elbo(_: Runs) -> Iterator[Entry]:
     """Yield the NELBO of a fixed network, its standard error and its three terms, for every process and head."""
     for name, head in built(VOCAB, chains=False):
-        x_0 = torch.randint(VOCAB, (6, LENGTH), generator=chance("elbo"))
+        x_0 = torch.randint(VOCAB, (6, LENGTH), generator=seeded("elbo"))
         try:
-            found = m2s.elbo(Formula(head.process.states), head, x_0, passes=2, generator=chance("elbo", name))
+            found = m2s.elbo(Formula(head.process.states), head, x_0, passes=2, generator=seeded("elbo", name))
         except ValueError as error:  # no projection at t = 1, where tokens survive
             yield f"elbo/{name}", type(error).__name__
             continue
@@ -406,7 +458,7 @@ def samplers(_: Runs) -> Iterator[Entry]:
     """Yield 16 samples of every sampler, for every process and head that it serves."""
     for sampler in SAMPLERS:
         progress(f"  {sampler}")
-        steps = 24 if sampler == "forward_backward" else STEPS  # whose corrector begins at small times
+        steps = 24 if sampler == "forward_backward" else STEPS  # its corrector starts at small times
         for name, head in built(VOCAB):
             network = Formula(head.process.states)
             try:
@@ -479,21 +531,33 @@ SECTIONS: dict[str, Callable[[Runs], Iterator[Entry]]] = {
     "run_samples": run_samples,
     "audit": audit,
 }
-TRAINED = ("train", "evaluate", "run_samples", "audit")  # what --fast leaves out
+TRAINED = ("train", "evaluate", "run_samples", "audit")  # skipped by --fast
 
 
 def bits(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without "torch."."""
+    """Return the name of a dtype without "torch.".
+
+    Args:
+        dtype: The dtype.
+    """
     return str(dtype).removeprefix("torch.")
 
 
 def digest(value: Tensor) -> str:
-    """Return the first 128 bits of the SHA-256 of a tensor's bytes."""
+    """Return the first 128 bits of the SHA-256 of a tensor's bytes.
+
+    Args:
+        value: The tensor.
+    """
     return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:32]
 
 
 def tensor(value: Tensor) -> Any:
-    """Return the entry of a tensor: its shape and all tokens, or the digest of floats with values to read."""
+    """Return the entry of a tensor: its shape and all tokens, or the digest of floats with values to read.
+
+    Args:
+        value: The tensor.
+    """
     value = value.detach().cpu()
     shape = "x".join(map(str, value.shape))
     flat = value.flatten().tolist()
@@ -511,7 +575,12 @@ def tensor(value: Tensor) -> Any:
 
 
 def attempt(function: Callable[..., Tensor], *arguments: Any) -> Any:
-    """Return the entry of what a function returns, or the name of the exception: a finite chain has no rates, for example."""
+    """Return the entry of the result of a function, or the name of its exception: a finite chain has no rates, for example.
+
+    Args:
+        function: The function.
+        *arguments: Its arguments.
+    """
     try:
         return tensor(function(*arguments))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -519,7 +588,12 @@ def attempt(function: Callable[..., Tensor], *arguments: Any) -> Any:
 
 
 def numbers(name: str, found: Any) -> Iterator[Entry]:
-    """Yield the numbers of a JSON value by their path; a list of objects becomes one list for each path below it."""
+    """Yield the numbers of a JSON value by their path; a list of objects becomes one list for each path below it.
+
+    Args:
+        name: Path of the value.
+        found: The value.
+    """
     if isinstance(found, dict):
         for key, value in found.items():
             if key not in PROVENANCE:
@@ -535,12 +609,22 @@ def numbers(name: str, found: Any) -> Iterator[Entry]:
 
 
 def json_numbers(name: str, path: Path) -> Iterator[Entry]:
-    """Yield the numbers of a JSON file."""
+    """Yield the numbers of a JSON file.
+
+    Args:
+        name: Path of the entries.
+        path: The file.
+    """
     yield from numbers(name, json.loads(path.read_text(encoding="utf-8")))
 
 
 def arrays(name: str, path: Path) -> Iterator[Entry]:
-    """Yield the arrays of numbers of an .npz file."""
+    """Yield the arrays of numbers of an .npz file.
+
+    Args:
+        name: Path of the entries.
+        path: The file.
+    """
     with np.load(path) as file:
         for key in file.files:
             if file[key].dtype.kind in "iuf":
@@ -548,7 +632,7 @@ def arrays(name: str, path: Path) -> Iterator[Entry]:
 
 
 def header() -> dict[str, Any]:
-    """Return what exact equality depends on, and the git revision."""
+    """Return the versions and hardware that exact equality depends on, and the git revision."""
     revision = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
     cpus = Path("/proc/cpuinfo")
     models = (
@@ -565,6 +649,9 @@ def header() -> dict[str, Any]:
 
 def compute(names: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Compute the entries of some sections.
+
+    Args:
+        names: The sections.
 
     Returns:
         The entries, and one line for each section that ended with an exception.
@@ -590,7 +677,11 @@ def compute(names: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def progress(line: str) -> None:
-    """Print a line on stderr."""
+    """Print a line on stderr.
+
+    Args:
+        line: The line.
+    """
     print(line, file=sys.stderr, flush=True)
 
 
@@ -598,7 +689,12 @@ def progress(line: str) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two entries are equal, bit for bit; NaN equals NaN, and 0.0 differs from -0.0."""
+    """Return whether two entries are equal, bit for bit; NaN equals NaN, and 0.0 differs from -0.0.
+
+    Args:
+        a: The recorded entry.
+        b: The computed entry.
+    """
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
@@ -610,7 +706,7 @@ def near(a: Any, b: Any, scale: float = 0.0) -> bool:
         b: The computed entry.
         scale: Floats may differ by TOLERANCE times this too.
     """
-    if alike(a, b):
+    if both_tokens(a, b):
         wrong, count = token_difference(a, b)
         return wrong <= CHANGED_TOKENS * count
     if isinstance(a, dict) and isinstance(b, dict) and a["tensor"] == b["tensor"]:
@@ -623,25 +719,40 @@ def near(a: Any, b: Any, scale: float = 0.0) -> bool:
     return same(a, b)
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Return whether both entries are tokens of one shape."""
+def both_tokens(a: Any, b: Any) -> bool:
+    """Return whether both entries are tokens of one shape.
+
+    Args:
+        a: The recorded entry.
+        b: The computed entry.
+    """
     return isinstance(a, str) and isinstance(b, str) and " " in a and " " in b and a.split()[0] == b.split()[0]
 
 
 def token_difference(a: str, b: str) -> tuple[int, int]:
-    """Return how many tokens differ, and how many there are."""
+    """Return how many tokens differ, and how many there are.
+
+    Args:
+        a: The recorded entry.
+        b: The computed entry.
+    """
     x, y = (entry.partition(" ")[2] for entry in (a, b))
     pairs = list(zip(*((text.split(",") if "," in text else text) for text in (x, y)), strict=False))
     return sum(one != other for one, other in pairs), len(pairs)
 
 
 def shown(a: Any, b: Any) -> str:
-    """Return both values of an entry that differs."""
+    """Return both values of an entry that differs.
+
+    Args:
+        a: The recorded entry.
+        b: The computed entry.
+    """
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         wrong = [i for i, pair in enumerate(zip(a, b, strict=True)) if not same(*pair)]
         where = f"{len(wrong)} of {len(a)} values differ, the first at [{wrong[0]}]"
         return f"{where}\n    recorded {a[wrong[0]]!r}\n    computed {b[wrong[0]]!r}"
-    if alike(a, b):
+    if both_tokens(a, b):
         changed, count = token_difference(a, b)
         return f"{changed} of {count} tokens differ\n    recorded {a}\n    computed {b}"
     return f"values differ\n    recorded {json.dumps(a)}\n    computed {json.dumps(b)}"
@@ -651,6 +762,15 @@ def renamed(missing: list[str], new: list[str], recorded: dict[str, Any], comput
     """Pair recorded entries with computed ones of another name and an equal value.
 
     Keys of JSON files and fields of results may be renamed; their values and their run or process may not change.
+
+    Args:
+        missing: Names of recorded entries that were not computed.
+        new: Names of computed entries that were not recorded.
+        recorded: Entries of the file.
+        computed: Entries of this version of the library.
+
+    Returns:
+        New names by old names.
     """
     pairs: dict[str, str] = {}
     for old in missing:
@@ -687,7 +807,7 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any], exact: bool) -> 
         a, b = recorded[name], computed[name]
         if not exact and near(a, b):
             rounded += 1
-            tokens += token_difference(a, b)[0] if alike(a, b) else 0
+            tokens += token_difference(a, b)[0] if both_tokens(a, b) else 0
             continue
         lines.append(f"{name}: {shown(a, b)}")
     print("\n".join(lines), end="\n" if lines else "")
@@ -698,7 +818,12 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any], exact: bool) -> 
 
 
 def check(path: Path, names: list[str]) -> int:
-    """Compare the library with the file; return the exit code."""
+    """Compare the library with the file; return the exit code.
+
+    Args:
+        path: The record.
+        names: Sections to compare.
+    """
     file = json.loads(path.read_text(encoding="utf-8"))
     then, now = file["header"], header()
     changed = [f"{key} ({then[key]}, now {now[key]})" for key in ("torch", "cpu_capability") if then[key] != now[key]]
@@ -719,7 +844,12 @@ def check(path: Path, names: list[str]) -> int:
 
 
 def write(path: Path, names: list[str]) -> int:
-    """Write the file, or some sections of it; return the exit code."""
+    """Write the file, or some sections of it; return the exit code.
+
+    Args:
+        path: The record.
+        names: Sections to write.
+    """
     entries, now = {}, header()
     if path.is_file() and len(names) < len(SECTIONS):
         file = json.loads(path.read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ class Noise:
 
     def step(self, s: float, t: float) -> np.ndarray:
         """P_{t|s}, from P_s P_{t|s} = P_t."""
-        return np.linalg.solve(self.transition_matrix(s), self.transition_matrix(t))
+        return np.linalg.solve(self.kernel(s), self.kernel(t))
 
 
 def tabulated(rates: np.ndarray, sigma: Callable, vocab: int | None = None) -> Noise:

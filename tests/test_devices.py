@@ -1,4 +1,4 @@
-"""The same numbers compiled, on an accelerator where there is one, and in whatever dtype the network speaks."""
+"""Losses, projections, samples and training steps agree across devices, dtypes and compilers."""
 
 import os
 import shutil
@@ -32,8 +32,8 @@ def situation(process: m2s.Process, device: str) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PROCESSES)
-def test_float32_on_a_device_follows_float64_on_the_cpu(name: str, device: str) -> None:
-    """Loss, score, posterior, projection and classes; on a CPU this compares dtypes, on a GPU both."""
+def test_float32_on_a_device_agrees_with_float64_on_the_cpu(name: str, device: str) -> None:
+    """Loss, score, posterior, projection and classes. On a CPU the test compares dtypes only."""
     process = PROCESSES[name]
     for head in (
         m2s.Posterior(process),
@@ -60,7 +60,7 @@ def test_float32_on_a_device_follows_float64_on_the_cpu(name: str, device: str) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_output_is_taken_up_to_float32(dtype: torch.dtype) -> None:
+def test_loss_of_half_precision_output_is_float32(dtype: torch.dtype) -> None:
     process = PROCESSES["uniform"]
     x_0, x_t, t, output = situation(process, "cpu")
     head = m2s.Posterior(process)
@@ -74,8 +74,8 @@ def test_half_precision_output_is_taken_up_to_float32(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PROCESSES)
-def test_samples_on_a_device_are_those_of_the_cpu(name: str, device: str) -> None:
-    """The random bits agree, and so, given the same float64 logits, do the tokens."""
+def test_samples_on_a_device_equal_those_on_the_cpu(name: str, device: str) -> None:
+    """The random bits are equal, and with the same float64 logits also the tokens."""
     process = PROCESSES[name]
     table = 2 * torch.randn(process.states, process.states + 3, dtype=torch.float64)
     numbers = torch.arange(7)
@@ -100,7 +100,7 @@ torch.manual_seed(int(sys.argv[2]))
 processes = [m2s.Uniform(61, m2s.Linear())]
 if sys.argv[1] == "aot_eager":
     processes += [m2s.Uniform(2, m2s.Linear()), m2s.Uniform(64, m2s.LogLinear()), m2s.Absorbing(17, m2s.Linear())]
-    processes += [m2s.Hybrid(6, 0.3), m2s.Uniform(1043, m2s.Linear())]  # eight columns at a time, and three left
+    processes += [m2s.Hybrid(6, 0.3), m2s.Uniform(1043, m2s.Linear())]  # eight columns at a time, and a remainder of three
 t = torch.tensor([1e-3, 0.1, 0.6, 0.99, 0.9999])
 for process in processes:
     x_0 = torch.randint(process.vocab, (5, 9))
@@ -112,15 +112,15 @@ for process in processes:
         output = exact.detach().float().requires_grad_()
         loss = lambda output: m2s.score_entropy(head, output, x_0, x_t, t)
         eager, compiled = loss(exact), torch.compile(loss, fullgraph=True, backend=sys.argv[1])(output)
-        torch.testing.assert_close(compiled.double(), eager, rtol=2e-6, atol=1e-11)  # 1e-5 of the 1e-6 nats that count
+        torch.testing.assert_close(compiled.double(), eager, rtol=2e-6, atol=1e-11)  # 1e-5 of the resolution of 1e-6 nats
         eager.sum().backward(), compiled.sum().backward()
         error, size = (output.grad - exact.grad).norm(dim=-1), exact.grad.norm(dim=-1)
         assert (error <= 2e-6 * size + 1e-11).all(), (process, offset, (error / size).max())
 torch._dynamo.reset()
 form = lambda output, x_0, x_t, t, process: m2s.score_entropy(m2s.Posterior(process), output, x_0, x_t, t)
 compiled = torch.compile(form, fullgraph=True, backend=sys.argv[1])
-shapes = ((4, 61), (5, 40), (5, 61), (7, 47))  # they change from call to call
-for rows, vocab in shapes if sys.argv[1] == "aot_eager" else ():  # which backend it is makes no difference to this
+shapes = ((4, 61), (5, 40), (5, 61), (7, 47))  # dynamic shapes
+for rows, vocab in shapes if sys.argv[1] == "aot_eager" else ():  # independent of the backend
     process, t = m2s.Uniform(vocab, m2s.Linear()), torch.linspace(0.1, 0.9, rows)
     x_0 = torch.randint(vocab, (rows, 6))
     x_t, output = process.corrupt(x_0, t), torch.randn(rows, 6, vocab)
@@ -128,15 +128,15 @@ for rows, vocab in shapes if sys.argv[1] == "aot_eager" else ():  # which backen
 process = m2s.Uniform(64, m2s.Linear())
 x_t, t = torch.randint(64, (5, 9)), torch.tensor([1e-3, 0.1, 0.6, 0.99, 0.9999])
 score = torch.exp(torch.randn(5, 9, 64))
-nearest = lambda value: m2s.project(value, x_t, t, process)
-assert torch.allclose(nearest(score), torch.compile(nearest, fullgraph=True, backend=sys.argv[1])(score), atol=1e-6)
+projection = lambda value: m2s.project(value, x_t, t, process)
+assert torch.allclose(projection(score), torch.compile(projection, fullgraph=True, backend=sys.argv[1])(score), atol=1e-6)
 print("one graph")
 """
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_loss_and_projection_compile_whole(backend: str) -> None:
-    """One graph each, no break, the same numbers. In a process of its own: the tests' shape checker cannot be traced."""
+def test_loss_and_projection_compile_to_one_graph(backend: str) -> None:
+    """Without graph breaks and with equal values. In a separate process: the shape checker of the tests cannot be traced."""
     if backend == "inductor" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("inductor needs a C++ compiler on a CPU")
     done = subprocess.run([sys.executable, "-c", COMPILED, backend, "0"], capture_output=True, text=True)
@@ -152,9 +152,9 @@ from m2s.training import train
 from m2s.training.config import replace
 out, network, micro_batch, compiled = sys.argv[1:]
 changes = {"steps": 8, "log_every": 1, "precision": "float32", "network__dropout": 0.0, "micro_batch": int(micro_batch)}
-if network == "duo":  # sixteen updates, of which the first eight see softened tokens
+if network == "duo":  # 16 training steps, the first 8 with relaxed tokens
     changes |= {"method": "duo", "steps": 16}
-# of those with masks the first two have masked sites picked out; of those between levels kernels come from tables
+# md4 and sedd-absorb gather the masked positions; the Gaussian processes read transition matrices from tables
 if network in ("md4", "sedd-absorb", "radd", "tauldr-absorb", "tauldr", "m2s-gaussian"):
     changes |= {"method": network}
 if network == "unet":
@@ -179,8 +179,8 @@ print("the same losses")
     + [("md4", "yes"), ("sedd-absorb", "yes"), ("radd", "no"), ("tauldr-absorb", "no")]
     + [(network, compiled) for network in ("tauldr", "m2s-gaussian") for compiled in ("no", "yes")],
 )
-def test_updates_that_are_compiled_and_replayed_are_those_of_a_cpu(tmp_path, network, micro_batch, compiled) -> None:
-    """Eight updates, of which a GPU records the fourth call; with padding."""
+def test_compiled_and_captured_training_steps_equal_those_on_the_cpu(tmp_path, network, micro_batch, compiled) -> None:
+    """Eight training steps with padding, of which the GPU captures the fourth as a CUDA graph."""
     command = [sys.executable, "-c", REPLAYED, str(tmp_path), network, str(micro_batch), compiled]
     here = str(Path(__file__).parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}

@@ -1,8 +1,8 @@
-"""The tests can fail: each of these single changes to a formula is caught by the test that is named beside it.
+"""Mutation tests: each of these single changes to a formula makes the named test fail.
 
-A mutant is a copy of the package with one piece of text replaced; the named tests run against the copy and must fail, by an
-assertion or an error inside a test, not because the copy cannot be imported. All mutants of a process change the same copy, one
-after the other, so that what they leave alone is compiled once.
+A mutant is a copy of the package with one piece of text replaced. The named test runs against the copy. It must fail by an
+assertion or an error inside the test, not because the copy cannot be imported. All mutants of a process change the same copy,
+one after the other, so that unchanged modules are compiled once.
 """
 
 import contextlib
@@ -18,21 +18,23 @@ import pytest
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "m2s"
-SERVER = multiprocessing.get_context("forkserver")  # from which mutants start with all loaded but the package and the tests
+SERVER = multiprocessing.get_context("forkserver")  # preloads everything except the package and the tests
 SERVER.set_forkserver_preload(
     ["beartype", "hypothesis", "jaxtyping", "numpy", "pytest", "safetensors.torch", "scipy.integrate", "scipy.stats", "torch"]
 )
 
 
 class Mutant(NamedTuple):
+    """A change of one file, and the test that must fail."""
+
     file: str
     old: str
     new: str
-    caught_by: str  # file::test, and -k what narrows it down
+    caught_by: str  # file::test
 
 
 MUTANTS = {
-    "bridge: own token's share over m(k)": Mutant(
+    "bridge: term of the current token divided by m(k)": Mutant(
         "conversions/bridge.py",
         "gather_at(posterior, x_t).squeeze(-1) / site.stay",
         "gather_at(posterior, x_t).squeeze(-1) / divisor",
@@ -50,7 +52,7 @@ MUTANTS = {
         "torch.log(divisor / site.alpha)",
         "test_theorems.py::test_bridge_theorem",
     ),
-    "kernel: uniform noise spares the token itself": Mutant(
+    "transition matrix: uniform noise excludes the current token": Mutant(
         "process/uniform.py",
         "Mixing(mass / self.vocab, torch.zeros_like(mass))",
         "Mixing(mass / (self.vocab - 1), torch.zeros_like(mass))",
@@ -122,7 +124,7 @@ MUTANTS = {
         "(mu.rest + mu.mu_k)",
         "test_theorems.py::test_score_entropy_is_its_definition",
     ),
-    "loss: the mask is no candidate": Mutant(
+    "loss: the mask is not a candidate": Mutant(
         "ops/posterior_entropy/cpu.py",
         "k_clean & (site.mask > 0)",
         "k_clean & (site.mask > 2)",
@@ -132,27 +134,27 @@ MUTANTS = {
         "ops/posterior_entropy/cpu_passes.py",
         "sum_g -= torch.log(v[:, -1:])",
         "sum_g += torch.log(v[:, -1:])",
-        "losses/test_precision.py::test_bridged_loss_on_random_rows",
+        "losses/test_precision.py::test_posterior_loss_on_random_examples",
     ),
-    "gradient: the current token's share dropped": Mutant(
+    "gradient: the term of the current token dropped": Mutant(
         "ops/posterior_entropy/cpu.py",
         "-scale * mu.mu_k * (g_bar + mu.off * big_c / p_kk)",
         "-scale * mu.mu_k * g_bar",
         "conversions/test_identities.py::test_score_entropy_gradient",
     ),
-    "gradient: the own entry of the mean counted twice": Mutant(
+    "gradient: the diagonal term of the mean counted twice": Mutant(
         "ops/posterior_entropy/cpu.py",
         "shift = mu.mu_k * big_c / p_kk - g_bar",
         "shift = mu.mu_k * big_c / p_kk - g_bar - at_x.mu_g",
         "conversions/test_identities.py::test_score_entropy_gradient",
     ),
-    "free loss: the constant dropped": Mutant(
+    "unconstrained loss: the constant dropped": Mutant(
         "ops/score_entropy/cpu.py",
         "torch.expm1(d) - d",
         "torch.exp(d) - d",
         "test_theorems.py::test_score_entropy_is_its_definition",
     ),
-    "free loss: ratios indexed by the noisy token": Mutant(
+    "unconstrained loss: ratios indexed by the noisy token": Mutant(
         "ops/score_entropy/cpu.py",
         "columns = [(x, log_r_x)]",
         "columns = [(k, log_r_x)]",
@@ -182,19 +184,19 @@ MUTANTS = {
         "total = score.sum(-1, keepdim=True) - 1",
         "conversions/test_identities.py::test_analytic_weights_are_the_released_ones",
     ),
-    "bound: the length of the interval left out": Mutant(
+    "NELBO: the length of the interval dropped": Mutant(
         "losses/elbo.py",
         "(end - low) * terms.integrand(",
         "terms.integrand(",
         "losses/test_elbo.py::test_elbo_terms",
     ),
-    "bound: reconstruction left out": Mutant(
+    "NELBO: reconstruction dropped": Mutant(
         "losses/elbo.py",
         "torch.stack(integral) + torch.stack(reconstruction) + prior",
         "torch.stack(integral) + prior",
         "losses/test_elbo.py::test_elbo_is_above_the_exact_nll",
     ),
-    "reconstruction: the likelihood of the current token forgotten": Mutant(
+    "reconstruction: the likelihood of the current token dropped": Mutant(
         "heads/unconstrained.py",
         "joint = log_score + safe_log(self.process.columns(x_t, to_float64(t))).to(log_score.dtype)",
         "joint = log_score",
@@ -224,13 +226,13 @@ MUTANTS = {
         "return weights",
         "samplers/test_step_distributions.py::test_analytic_step",
     ),
-    "gibbs: the current token forgotten": Mutant(
+    "gibbs: the current token dropped": Mutant(
         "samplers/predictor_corrector.py",
         "new = draw_categorical(score, noise",
         "new = draw_categorical(score * (score != 1), noise",
         "samplers/test_step_distributions.py::test_gibbs_corrector_preserves_the_distribution",
     ),
-    "remasking: reveals no more for what it masks": Mutant(
+    "remasking: does not unmask more to compensate for remasking": Mutant(
         "samplers/remasking.py",
         "(alpha_s - (1 - again) * alpha_t)",
         "(alpha_s - alpha_t)",
@@ -248,73 +250,73 @@ MUTANTS = {
         "(1 - guidance) * conditional + guidance * unconditional",
         "samplers/test_guidance_and_sharpening.py::test_guidance",
     ),
-    "draw: sums in the weights' own precision": Mutant(
+    "draw: sums in the precision of the weights": Mutant(
         "ops/categorical.py",
         "sums = blocks.sum(-1, dtype=float64_dtype(weights))",
         "sums = blocks.sum(-1)",
         "samplers/test_draws.py::test_a_long_tail_is_drawn_uniformly_at_its_rate",
     ),
-    "noise: the step forgotten": Mutant(
+    "noise: does not depend on the step": Mutant(
         "ops/philox/naive.py",
         "philox((samples & LOW, step, sites, extra), key)",
         "philox((samples & LOW, 0 * step, sites, extra), key)",
         "samplers/test_counter_noise.py::test_uniforms_are_a_function_of_the_counter",
     ),
-    "micro-batch: as many rows as there happen to be samples": Mutant(
+    "micro-batch: size depends on the number of samples": Mutant(
         "samplers/loop.py",
         "micro_batches(window, options.micro_batch, run.device)",
         "micro_batches(window, len(samples), run.device)",
         "samplers/test_reproducibility.py::test_samples_do_not_depend_on_how_a_run_is_divided",
     ),
-    "projection: one branch alone": Mutant(
+    "projection: one branch only": Mutant(
         "ops/project/cpu.py",
         "return torch.maximum((mass - slope) / size, (mass - (near - origin) * gain) / (size + gain)), size",
         "return (mass - (near - origin) * gain) / (size + gain), size",
         "realizability/test_projection.py",
     ),
-    "start: tokens that survive to t = 1 under a log-linear schedule": Mutant(
+    "start: unmasked tokens at t = 1 of a log-linear schedule ignored": Mutant(
         "process/rank_one.py",
         "        if self.is_pure_mask:\n            return mixing_vector(self, Mixing(torch.zeros_like(end), end))\n",
         "",
         "samplers/test_perfect_networks.py::test_samples_start_from_masks[ancestral-absorbing-log-linear]",
     ),
-    "start: the same of a chain": Mutant(
+    "start: unmasked tokens at t = 1 of a chain ignored": Mutant(
         "process/base.py",
         "if self.mask is not None and bool(end[self.mask, self.mask] == 1):",
         "if False:",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[bayes-chain-absorbing-not-to-the-end]",
     ),
-    "prior: of the masks, not of the tokens that survive": Mutant(
+    "prior: of masks in place of the tokens left at t = 1": Mutant(
         "losses/elbo.py",
         'survival = validation.align("t", rank_one.alpha(t), x_0)',
         'survival = validation.align("t", rank_one.mixing(t).mask, x_0)',
         "losses/test_elbo.py::test_elbo_terms[exact-absorbing-loglinear]",
     ),
-    "end: a leap in place of the last draw": Mutant(
+    "end: a tau-leaping step in place of the last denoising step": Mutant(
         "samplers/reverse_process.py",
         "        x_s = sampler.last_step(prediction, noise)\n",
         "        x_s = sampler.step(prediction, move, noise)\n",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[ordinal_tau_leaping-gaussian-geometric]",
     ),
-    "end: the denoiser of a score leaves the noise of t = 0": Mutant(
+    "end: denoising by a score leaves the noise of t = 0": Mutant(
         "process/rank_one.py",
         "clean, total = s <= 0, self.mixing(t)",
         "clean, total = s < 0, self.mixing(t)",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[analytic-uniform-geometric]",
     ),
-    "end: score and inverse of two times": Mutant(
+    "end: score and inverse at different times": Mutant(
         "samplers/reverse_process.py",
         "plan = plan._replace(t=torch.where(last, plan.t.clamp(min=options.t_min), plan.t))",
         "pass",
         "samplers/test_perfect_networks.py::test_samples_are_the_data_of_a_network_that_sees_no_small_times[analytic-uniform-geometric]",
     ),
-    "ranking: confidence by what temperature and top-k leave": Mutant(
+    "ranking: confidence after temperature and top-k": Mutant(
         "samplers/confidence.py",
         "prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.probability",
         "drawn.probability",
         "samplers/test_perfect_networks.py::test_sites_are_ranked_by_the_unsharpened_prediction[confidence-greedy]",
     ),
-    "ranking: adaptive by what temperature and top-k leave": Mutant(
+    "ranking: adaptive after temperature and top-k": Mutant(
         "samplers/adaptive.py",
         "part.without_sharpening().leave_one_out() if part.logits_processor.sharpens else sharpened",
         "sharpened",
@@ -338,7 +340,7 @@ MUTANTS = {
         "return guided_step(conditional, unconditional, 1 - part.logits_processor.guidance)",
         "samplers/test_guidance_and_sharpening.py::test_guidance_of_steps[uniform-linear-posterior-2.0]",
     ),
-    "corrector: an unconstrained score believed at a token that is certainly clean": Mutant(
+    "corrector: an unconstrained score used at a token that is certainly clean": Mutant(
         "samplers/predictor_corrector.py",
         "torch.where(part.certain().unsqueeze(-1),",
         "torch.where(part.certain().unsqueeze(-1) & False,",
@@ -357,11 +359,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def changed(name: str, folder: Path) -> Iterator[None]:
-    """The mutant in place of the copy. Its date is its own, so that nobody takes it for another that was compiled before."""
+    """Apply a mutant to the copy. Each mutant has a different modification time, so that no stale bytecode is used."""
     mutant = MUTANTS[name]
     target = folder / "m2s" / mutant.file
     text = target.read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
+    assert text.count(mutant.old) == 1, f"{mutant.old!r} occurs {text.count(mutant.old)} times in {mutant.file}"
     target.write_text(text.replace(mutant.old, mutant.new))
     date = 1 + list(MUTANTS).index(name)
     os.utime(target, (date, date))
@@ -372,7 +374,7 @@ def changed(name: str, folder: Path) -> Iterator[None]:
 
 
 def judge(folder: str, named: str, here: str) -> None:
-    """Run the named tests against the package in `folder`, and exit as pytest does; with 9 if it was another package."""
+    """Run the named tests against the package in `folder`. Exit with pytest's code, or 9 if another package was imported."""
     os.chdir(here)
     with open("log", "w") as file:
         os.dup2(file.fileno(), 1)
@@ -391,9 +393,9 @@ def test_single_change_is_caught(name: str, copy: Path, tmp_path: Path) -> None:
         child = SERVER.Process(target=judge, args=(str(copy), MUTANTS[name].caught_by, str(tmp_path)))
         child.start()
         child.join()
-    said = (tmp_path / "log").read_text()
-    assert child.exitcode == 1, f"exit code {child.exitcode}: the change went unnoticed\n{said[-4000:]}"
-    assert "FAILED" in said and "::test_" in said
+    output = (tmp_path / "log").read_text()
+    assert child.exitcode == 1, f"exit code {child.exitcode}: no test failed\n{output[-4000:]}"
+    assert "FAILED" in output and "::test_" in output
 
 
 def test_there_are_enough_mutants() -> None:

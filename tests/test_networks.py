@@ -1,4 +1,4 @@
-"""A network that does not fit is answered alike by everyone who calls it, with what to do."""
+"""Every function that calls a network raises the same errors for one that does not fit."""
 
 import re
 import types
@@ -22,13 +22,13 @@ CALLERS: dict[str, Callable[..., Any]] = {
     "objective": lambda net, c=None: m2s.Objective(net, head)(x_0, m2s.stratified_times(B, 0.1, 0.9), condition=c),
     "elbo": lambda net, c=None: m2s.elbo(net, head, x_0, condition=c),
     "sample": lambda net, c=None: m2s.sample(net, head, (B, L), steps=2, condition=c),
-    "bound": lambda net, c=None: dataset_nelbo(net, head, x_0, passes=2, labels=c),
+    "dataset_nelbo": lambda net, c=None: dataset_nelbo(net, head, x_0, passes=2, labels=c),
 }
-EVERYONE = pytest.mark.parametrize("caller", CALLERS)
+EVERY_CALLER = pytest.mark.parametrize("caller", CALLERS)
 
 
 class Table(nn.Module):
-    """A network that embeds its tokens under a name of its own."""
+    """A network that is one embedding, stored under a given attribute name."""
 
     def __init__(self, rows: int, name: str, columns: int = K + 1) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class Table(nn.Module):
 
 
 class Last(Table):
-    """The same with its last layer not applied."""
+    """The same network, returning `m2s.Unprojected`."""
 
     def forward(self, x_t: Tensor, t: Tensor) -> Any:
         hidden = super().forward(x_t, t)
         return m2s.Unprojected(hidden, torch.eye(hidden.shape[-1]))
 
 
-@EVERYONE
+@EVERY_CALLER
 @pytest.mark.parametrize("kind", [Table, Last])
-def test_no_column_for_the_mask(caller: str, kind: type[Table]) -> None:
+def test_missing_column_for_the_mask_raises(caller: str, kind: type[Table]) -> None:
     with pytest.raises(ValueError, match=r"\b5\b.*\b6\b.*if the process has a mask, that is its last state.*vocab \+ 1 in all"):
         CALLERS[caller](kind(K + 1, "tokens", K))
     with pytest.raises(ValueError, match=r"\b3\b.*\b6\b") as error:
@@ -59,8 +59,8 @@ def test_no_column_for_the_mask(caller: str, kind: type[Table]) -> None:
         CALLERS[caller](kind(K + 1, "tokens", columns))
 
 
-@EVERYONE
-def test_no_row_for_the_mask(caller: str) -> None:
+@EVERY_CALLER
+def test_missing_embedding_of_the_mask_raises(caller: str) -> None:
     states = r"process\.states = 6 states, 0\.\.5, the last one the mask"
     with pytest.raises(ValueError, match=rf"embedding has 5 rows: .*{states}"):
         CALLERS[caller](Table(K, "embedding"))
@@ -70,9 +70,9 @@ def test_no_row_for_the_mask(caller: str) -> None:
     CALLERS[caller](Table(K + 1, "embedding"))
 
 
-@EVERYONE
+@EVERY_CALLER
 @pytest.mark.parametrize("net", [nn.Embedding(K + 1, K + 1), nn.Embedding(K + 1, K + 1).forward], ids=["module", "function"])
-def test_a_network_of_tokens_alone(caller: str, net: Any) -> None:
+def test_network_without_time_raises(caller: str, net: Any) -> None:
     with pytest.raises(
         TypeError, match=r"cannot be called as model\(x_t, t\) \(.*positional argument.*condition=None"
     ) as error:
@@ -82,16 +82,16 @@ def test_a_network_of_tokens_alone(caller: str, net: Any) -> None:
     CALLERS[caller](eval(advice[1], {"net": net}), LABELS)
 
 
-@EVERYONE
-def test_a_network_without_a_third_argument(caller: str) -> None:
+@EVERY_CALLER
+def test_network_without_condition_raises(caller: str) -> None:
     with pytest.raises(
         TypeError, match=r"cannot be called as model\(x_t, t, condition\) .* must take \(x_t, t, condition=None\)"
     ):
         CALLERS[caller](Table(K + 1, "tokens"), LABELS)
 
 
-@EVERYONE
-def test_an_error_from_inside_a_network_stays_as_it_is(caller: str) -> None:
+@EVERY_CALLER
+def test_errors_inside_a_network_are_not_changed(caller: str) -> None:
     def broken(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
         return len(5)  # type: ignore[arg-type]
 
@@ -99,9 +99,9 @@ def test_an_error_from_inside_a_network_stays_as_it_is(caller: str) -> None:
         CALLERS[caller](broken, LABELS)
 
 
-@EVERYONE
-def test_an_object_that_holds_the_logits(caller: str) -> None:
-    """As a model of transformers returns it."""
+@EVERY_CALLER
+def test_output_object_with_logits_raises(caller: str) -> None:
+    """Models of transformers return such an object."""
 
     def net(x_t: Tensor) -> Any:
         return types.SimpleNamespace(logits=torch.zeros(*x_t.shape, K + 1), attentions=None)
@@ -120,7 +120,7 @@ def test_an_object_that_holds_the_logits(caller: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda"), "mps", "abacus"], ids=str)
-def test_a_device_that_is_not_there(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_raises(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ValueError, match=rf"device is '{device}', but .* or give cpu"):

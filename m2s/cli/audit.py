@@ -48,9 +48,9 @@ class AuditArgs(SamplingArgs):
 
     def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "SamplingOptions":
         """Build the options of `m2s.sample`, with the audit's default sampler."""
-        from m2s.evaluation.audit import default_audit_sampler
+        from m2s.samplers import default_sampler
 
-        sampler = default_audit_sampler(checkpoint.head.process) if self.sampler == "auto" else self.sampler
+        sampler = default_sampler(checkpoint.head, for_audit=True) if self.sampler == "auto" else self.sampler
         return SamplingArgs.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
     def shards(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":

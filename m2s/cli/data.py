@@ -36,7 +36,8 @@ class Prepare:
     """The folder to write: new, empty, or that of an interrupted run to resume."""
     tokenizer: Annotated[str, tyro.conf.arg(metavar="gpt2|bytes|chars|PATH|OWNER/NAME")] = "gpt2"
     """The tokenizer. gpt2: byte-level BPE, 50,257 tokens; bytes: UTF-8, 257 tokens; chars: one token for each character of
-    --alphabet. Or a tokenizer.json, a folder with one, or a tokenizer on the Hugging Face hub. A copy is saved beside."""
+    --alphabet. Or a tokenizer.json, a folder with one, or the name of a tokenizer on the Hugging Face hub. A copy is stored
+    with the tokens."""
     merges: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """gpt2: its vocab.bpe or merges.txt, or their folder; by default $M2S_DATA/gpt2. A copy is saved with the tokens."""
     alphabet: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
@@ -48,7 +49,7 @@ class Prepare:
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
     """Files whose names match this pattern form the test split."""
     shard_tokens: int = 2**27
-    """Tokens in one file. A token takes two bytes, or four where the vocabulary has more than 65,536 tokens."""
+    """Tokens in one file. A token takes two bytes, or four where there are more than 65,536 tokens."""
 
     def run(self) -> None:
         """Prepare the text, print the counts and the next command."""
@@ -66,7 +67,6 @@ class Prepare:
                 hint = "--merges FILE says where the merges are; --tokenizer bytes needs none"
                 raise UserError(f"{error}. {hint}") from error
             raise
-
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )

@@ -143,23 +143,6 @@ def find_command(words: Sequence[str], commands: Mapping[str, Any]) -> tuple[lis
     return path, command
 
 
-def check_values(command: Any, name: str, values: Sequence[str]) -> None:
-    """Check the values of one option, as when `name` and they were typed.
-
-    Args:
-        command: The dataclass that has the option.
-        name: The option, such as "--steps".
-        values: The words after it.
-
-    Raises:
-        UserError: There is no such option, or it does not take these values.
-    """
-    options = command_options(command)
-    if name not in options:
-        raise UserError(f"there is no option {name}: {suggestion(name, list(options))}".rstrip(": "))
-    options[name].check(values)
-
-
 def check_arguments(command: Any, words: Sequence[str]) -> None:
     """Check the options and positional arguments of a command.
 

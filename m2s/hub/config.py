@@ -43,7 +43,7 @@ CLASSES: Registry[type] = Registry("process, schedule or head")
 _SCHEDULES: tuple[type, ...] = (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled)
 _PROCESSES: tuple[type, ...] = (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted)
 _HEADS: tuple[type, ...] = (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected)
-for _cls in _SCHEDULES + _PROCESSES + _HEADS:
+for _cls in (*_SCHEDULES, *_PROCESSES, *_HEADS):
     CLASSES.add(_cls.__name__, _cls)
 
 
@@ -149,8 +149,9 @@ def _argument(value: Any, name: str) -> Any:
     """The value that the constructor was given for an argument."""
     if name == "mask":  # a bool for the constructor; a process stores the index of the mask, or None
         return value.mask is not None
-    if isinstance(value, RateMatrix) and name == "rates":
-        return value.generator
+    tabulated: RateMatrix | None = getattr(value, "tabulated", None)
+    if tabulated is not None and name == "rates":
+        return tabulated.generator
     if not hasattr(value, name):
         raise TypeError(
             f"{type(value).__name__} takes the argument {name!r} but has no attribute of that name: store it as self.{name}, "
@@ -166,7 +167,8 @@ def _to_json(name: str, value: Any, tensors: dict[str, Tensor] | None) -> Any:
             raise ValueError(f"{name} is a matrix, which JSON cannot hold: give to_dict a dictionary `tensors` to put it into")
         tensors[PREFIX + name] = value.detach().cpu()
         return {"tensor": PREFIX + name}
-    return to_dict(value, tensors) if isinstance(value, Process | Schedule | Head) else value
+    plain = value is None or isinstance(value, str | int | float | list | tuple | dict)
+    return value if plain else to_dict(value, tensors)
 
 
 def _from_json(value: Any, tensors: Mapping[str, Tensor] | None) -> Any:

@@ -53,5 +53,5 @@ def zero_integral(
 def _head(head: Head) -> NextToken:
     """Return the head, or raise TypeError where it is not a next-token head."""
     if not isinstance(head, NextToken):
-        raise TypeError(f"the likelihood is for m2s.heads.NextToken, not for {head}: other laws have a bound")
+        raise TypeError(f"the exact likelihood needs m2s.heads.NextToken, but the head is {head}: use m2s.elbo, an upper bound")
     return head

@@ -271,43 +271,43 @@ class Trainer:
         """Return x_t [B, L], and a context in which the network reads it or its softened form."""
         return self.curriculum.corrupt(x_0, t, rows, step, tau)
 
-    def gradient(self, share: LocalBatch) -> tuple[Tensor, Tensor]:
+    def gradient(self, batch: LocalBatch) -> tuple[Tensor, Tensor]:
         """Compute the gradient of the loss: nats, summed over positions, averaged over examples.
 
         Args:
-            share: This process's part of the batch.
+            batch: This process's part of the batch.
 
         Returns:
             The losses of the global batch's examples [batch], 0 for those of other processes, and the weight of all positions.
         """
-        run, world, length, rows = self.config.run, self.world, self.source.length, share.rows
-        if share.batch.weight is None:
+        run, world, length, rows = self.config.run, self.world, self.source.length, batch.rows
+        if batch.batch.weight is None:
             weights = torch.full((), run.batch * length, dtype=torch.float64, device=world.device)
         else:
-            weights = world.sum(share.batch.weight.double().sum())
+            weights = world.sum(batch.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
         if self.bf16_weights is not None:
             self.bf16_weights.refresh()
-        if share.masked is not None:
-            self.backward_pass.reserve_masked(share.masked(), size * length)
+        if batch.masked is not None:
+            self.backward_pass.reserve_masked(batch.masked(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         tau = torch.full((), value, device=world.device) if (value := self.tau) else None
         backward = self.backward_pass.start_step(self.optimizer, single=size == len(rows), soft=tau is not None)
         try:
             for start in range(0, len(rows), size):
                 at = slice(start, start + size)
-                part = share.batch.part(at)
+                part = batch.batch.part(at)
                 label = part.label if self.config.network.labels else None
                 # Dropout is a function of the step and of the first example of the micro-batch.
                 torch.manual_seed(derived_seed(run.seed, self.progress.step, "network", world.rank * len(rows) + start))
                 with accumulating(self.wrapped, last=start + size == len(rows)):
-                    given = (part.x_0, share.t[at], rows[at], label, share.weight[at], part.weight)
+                    given = (part.x_0, batch.t[at], rows[at], label, batch.weight[at], part.weight)
                     losses[rows[at]] = backward(*given, length * world.size / weights, step, tau).double()
         except self.compilation.errors as error:
             self.compilation.undo(error)
             self.optimizer.zero_grad()
-            return self.gradient(share)
+            return self.gradient(batch)
         self.compilation.succeed()
         return losses, weights
 

@@ -81,7 +81,7 @@ def test_demo_does_not_repeat_finished_training(tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise UserError("enough")
 
-    monkeypatch.setattr(Sample, "run", stop)  # what comes after training
+    monkeypatch.setattr(Sample, "run", stop)  # the first command after training
     for said in ("step 2", "resuming from step 2 of 2"):
         with pytest.raises(SystemExit):
             main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2", "--n", "2"])

@@ -135,7 +135,7 @@ def test_training_needs_float64(monkeypatch):
         ("sample run --out x --labels 3 cat", "--labels is '3 cat', but it must be whole numbers"),
         ("train digits --process.schedule cosin", "process.schedule is 'cosin'"),
         ("train digits --process.schedule cosin", "did you mean cosine?"),
-        ("train digits steps=3", "steps=3 (see m2s train digits --help)"),
+        ("train digits steps=3", "unexpected argument steps=3 (see m2s train digits --help)"),
         ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --process.kind?"),
     ],
 )

@@ -35,18 +35,24 @@ class Twice(Bayes):
 SAMPLERS["twice"] = Twice
 """
 METRIC = """
-from torch import Tensor
+from m2s.evaluation.registry import METRICS
 
 
-def distinct(tokens: Tensor, *, length: int = 1, scale: float = 1.0) -> dict[str, float]:
+@METRICS.register("distinct")
+def distinct(samples, reference=None, checkpoint=None, length: int = 1, scale: float = 1.0, **_):
     \"\"\"Count the distinct sequences.
 
     Args:
-        tokens: The samples.
+        samples: The samples.
+        reference: Real data.
+        checkpoint: Not used.
         length: Tokens of a sequence that are compared.
         scale: A factor.
     \"\"\"
-    return {"distinct": scale * len(tokens[:, :length].unique(dim=0))}
+    def count(tokens):
+        return {"value": scale * len(tokens[:, :length].unique(dim=0)), "error": None}
+
+    return {"samples": count(samples)} | ({} if reference is None else {"reference": count(reference)})
 """
 
 
@@ -125,20 +131,25 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> registry.Registry:
 def test_metric_of_a_plugin(metrics, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(registry, "_loaded", {})
     path = tmp_path / "distinct.py"
-    path.write_text(f"from m2s.evaluation.registry import METRICS\n{METRIC}\n\nMETRICS.add('distinct', distinct)\n")
+    path.write_text(METRIC)
     np.savez(tmp_path / "a.npz", tokens=np.array([[1, 2], [1, 3], [1, 3]]))
     plugin, source = ("--plugin", str(path)), str(tmp_path / "a.npz")
     main(["evaluate", "distinct", source, *plugin])
-    assert capsys.readouterr().out == "distinct  1.0\n"
-    out = tmp_path / "a.json"
-    main(["evaluate", "distinct", source, "--length", "2", "--scale", "2", "--out", str(out), *plugin])
+    assert capsys.readouterr().out == "samples  1\n"
+    out, more = tmp_path / "a.json", ("--length", "2", "--scale", "2", "--reference", source)
+    main(["evaluate", "distinct", source, *more, "--out", str(out), *plugin])
     result = json.loads(out.read_text())
-    assert result["distinct"] == 4 and result["options"] == {"length": 2, "scale": 2.0} and result["metric"] == "distinct"
+    assert result["samples"]["value"] == result["reference"]["value"] == 4 and result["metric"] == "distinct"
+    assert result["options"] == {"length": 2, "scale": 2.0} and result["inputs"]["checkpoint"] is None
+    main(["evaluate", "distinct", source, "--reference", "digits:test", *plugin])
+    assert "reference  " in capsys.readouterr().out
     capsys.readouterr()
     for arguments, said in (
         (["distint", source], "m2s evaluate knows no 'distint': did you mean distinct?"),
         (["distinct", source, "--length", "two"], "--length is 'two', but it must be a whole number"),
-        (["distinct", str(tmp_path / "b.npz")], "b.npz"),
+        (["distinct", str(tmp_path / "b.npz")], "b.npz is no .npz with an array `tokens`"),
+        (["distinct", source, "--reference", "some text"], "give --checkpoint too"),
+        (["distinct"], "the metric distinct failed: TypeError"),
     ):
         with pytest.raises(SystemExit) as exit_:
             main(["evaluate", *arguments, *plugin])
@@ -149,5 +160,6 @@ def test_metric_of_a_plugin(metrics, tmp_path, capsys, monkeypatch):
     assert "Count the distinct sequences." in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["evaluate", "distinct", "--help", *plugin])
-    assert "Tokens of a sequence that are compared" in " ".join(capsys.readouterr().out.split())
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Tokens of a sequence that are compared" in page and "Example: m2s evaluate distinct samples.npz" in page
     assert parse(["evaluate", "bpd", "run"]).measure.checkpoint == "run"

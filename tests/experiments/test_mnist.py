@@ -1,4 +1,4 @@
-"""experiments/mnist.py in small: rows from training to files, nothing done twice, failures written down, the table."""
+"""experiments/mnist.py on small images: rows, the table, failed rows, finished rows and errors."""
 
 import importlib.util
 import json
@@ -16,12 +16,12 @@ from m2s.evaluation.fid import Statistics, frechet
 from m2s.report.methods import sheet
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "mnist.py"
-LIMIT, UPDATES, SIDE = 8, 4, 8
-COMMON = ["--limit", str(LIMIT), "--steps", str(UPDATES), "--inception", "net.pt"]
+LIMIT, STEPS, SIDE = 8, 4, 8
+COMMON = ["--limit", str(LIMIT), "--steps", str(STEPS), "--inception", "net.pt"]
 
 
 class Averages(torch.nn.Module):
-    """Features that anybody can compute: means over a quarter of each side, of the first colour."""
+    """Simple features: means over a 4 x 4 grid of the first channel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.adaptive_avg_pool2d(x[:, :1], 4).flatten(1)
@@ -29,7 +29,7 @@ class Averages(torch.nn.Module):
 
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
-    """The experiment as a module, in an empty folder with features, small images for MNIST, and few sampling steps."""
+    """The experiment as a module, in an empty folder, with simple features, small images and few sampling steps."""
     spec = importlib.util.spec_from_file_location("mnist_experiment", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
@@ -43,7 +43,7 @@ def mnist(tmp_path, monkeypatch):
     arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
     small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
     monkeypatch.setitem(DATASETS._entries, "mnist", small)
-    monkeypatch.setattr(module, "STEPS", (2, 3))
+    monkeypatch.setattr(module, "SAMPLING_STEPS", (2, 3))
     return module
 
 
@@ -51,8 +51,8 @@ def row(name: str) -> dict:
     return json.loads(Path(f"out/{name}.json").read_text())
 
 
-def gathered(images: torch.Tensor) -> Statistics:
-    """Of `Averages`, written once more."""
+def feature_statistics(images: torch.Tensor) -> Statistics:
+    """Statistics of the features `Averages`, computed independently."""
     planes = images.reshape(-1, 1, SIDE, SIDE).float() / 255
     large = torch.nn.functional.interpolate(planes, (299, 299), mode="bilinear", align_corners=False)
     found = Statistics.empty(16)
@@ -60,7 +60,7 @@ def gathered(images: torch.Tensor) -> Statistics:
     return found
 
 
-def test_rows_go_from_training_to_a_table(mnist, monkeypatch, capsys):
+def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
     assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
     ours, ar = row("m2s-offset"), row("ar")
     assert ours["settings"] == ar["settings"]
@@ -70,21 +70,19 @@ def test_rows_go_from_training_to_a_table(mnist, monkeypatch, capsys):
     checkpoint = m2s.load("out/runs/ar")
     x_0 = m2s.data.load("mnist").test[torch.arange(LIMIT) * 32 // LIMIT].long()
     with torch.no_grad():
-        distribution = checkpoint.model(checkpoint.head.network_input(x_0), torch.full((LIMIT,), 0.5))[..., :256].log_softmax(
-            -1
-        )
-    bits = -distribution.gather(-1, x_0.unsqueeze(-1)).mean() / np.log(2)
+        logits = checkpoint.model(checkpoint.head.network_input(x_0), torch.full((LIMIT,), 0.5))[..., :256]
+    bits = -logits.log_softmax(-1).gather(-1, x_0.unsqueeze(-1)).mean() / np.log(2)
     assert ar["bound"]["bound"]["value"] == pytest.approx(float(bits), rel=1e-4)
     terms = [ours["bound"][term]["value"] for term in ("integral", "prior", "reconstruction")]
     assert ours["bound"]["bound"]["value"] == pytest.approx(sum(terms), rel=1e-9)
     for name, found in (("m2s-offset", ours), ("ar", ar)):
         drawn = torch.from_numpy(np.load(f"out/{name}.npz")["tokens"])
         assert drawn.shape == (LIMIT, SIDE * SIDE)
-        distance = frechet(gathered(drawn), gathered(m2s.data.load("mnist").test[:LIMIT]))
+        distance = frechet(feature_statistics(drawn), feature_statistics(m2s.data.load("mnist").test[:LIMIT]))
         assert found["samples"][-1]["fid"] == pytest.approx(distance, rel=1e-3, abs=1e-5)
         assert found["images_per_second"] > 0 and found["peak_gib"] is None
 
-    # a second call does nothing, a table needs no more than the files
+    # A second call changes nothing, and the table needs the files of the rows only.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     monkeypatch.setattr(mnist, "train", None)
     assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
@@ -93,19 +91,19 @@ def test_rows_go_from_training_to_a_table(mnist, monkeypatch, capsys):
         Path(path).unlink()
     capsys.readouterr()
     assert mnist.main(["out", "--table"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     value = ours["bound"]["bound"]
-    assert said[2].startswith(
+    assert lines[2].startswith(
         f"| `m2s-offset` | {value['value']:.4f} ± {value['rows_error']:.4f} | {ours['samples'][0]['fid']:.2f} |"
     )
-    assert f"{ar['samples'][0]['fid']:.2f} ({SIDE * SIDE} steps)" in said[3]
-    assert {line.count("|") for line in said[:4]} == {len(mnist.STEPS) + 7}
-    assert "causal transformer" in said[-1] and "`ar`" in said[-1]
+    assert f"{ar['samples'][0]['fid']:.2f} ({SIDE * SIDE} steps)" in lines[3]
+    assert {line.count("|") for line in lines[:4]} == {len(mnist.SAMPLING_STEPS) + 7}
+    assert "causal transformer" in lines[-1] and "`ar`" in lines[-1]
     assert json.loads(Path("out/mnist.json").read_text())["rows"] == [ours, ar]
     assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "samples"))
 
 
-def test_a_row_that_fails_is_written_down_and_the_others_go_on(mnist, monkeypatch, capsys):
+def test_failed_row_is_recorded_and_repeated_and_others_continue(mnist, monkeypatch, capsys):
     real = mnist.train
     tried = []
 
@@ -124,17 +122,17 @@ def test_a_row_that_fails_is_written_down_and_the_others_go_on(mnist, monkeypatc
     assert tried == ["sedd", "md4", "sedd"] and "error" not in row("sedd")
 
 
-def test_no_row_is_begun_after_the_time(mnist):
+def test_no_row_starts_after_the_time_limit(mnist):
     assert mnist.main(["out", "--methods", "m2s", "--seconds", "-1", *COMMON]) == 0
     assert not list(Path("out").iterdir())
 
 
-def test_what_cannot_be_done_is_refused_before_anything_is_written(mnist, monkeypatch, capsys):
+def test_errors_are_raised_before_anything_is_written(mnist, monkeypatch, capsys):
     cases = {
         ("--methods", "m2s,sed"): "there is no method 'sed': did you mean sedd",
         ("--steps", "1"): "at least 2",
         ("--limit", "1"): "at least 2 images",
-        ("--table",): "holds no rows",
+        ("--table",): "has no rows",
         (): "Inception's weights are neither in",
     }
     for arguments, message in cases.items():
@@ -142,11 +140,11 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(mnist, monkey
         assert message in capsys.readouterr().err
     monkeypatch.setitem(DATASETS._entries, "mnist", replace(DATASETS["mnist"], sha256={"train-images-idx3-ubyte": ""}))
     assert mnist.main(["out", *COMMON]) == 2
-    assert "mnist: " in (said := capsys.readouterr().err) and "has no train-images-idx3-ubyte" in said
+    assert "mnist: " in (message := capsys.readouterr().err) and "has no train-images-idx3-ubyte" in message
     assert not Path("out").exists()
 
 
-def test_rows_of_one_table_are_alike(mnist, capsys):
+def test_rows_of_one_table_need_the_same_settings(mnist, capsys):
     Path("out").mkdir()
     Path("out/m2s.json").write_text(json.dumps({"method": "m2s", "settings": {"updates": 9}, "error": "x"}))
     assert mnist.main(["out", *COMMON]) == 2
@@ -156,8 +154,8 @@ def test_rows_of_one_table_are_alike(mnist, capsys):
     assert "was made with updates 8, not 9" in capsys.readouterr().err
 
 
-def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
-    """Its rows are taken for done, those of the folder stay, and a row without samples has no picture."""
+def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
+    """Imported rows replace failed ones, finished rows of the folder stay, and a row without samples has no picture."""
     assert mnist.main(["first", "--methods", "sedd,md4", *COMMON]) == 0
     assert mnist.main(["first", "--table"]) == 0
     Path("out").mkdir()
@@ -167,7 +165,7 @@ def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
     Path("out/sedd.json").write_text(json.dumps(failed))
     monkeypatch.setattr(mnist, "train", None)
     assert mnist.main(["out", "--rows", "first/mnist.json", "--methods", "sedd,md4", *COMMON]) == 0
-    assert "all rows are done" in capsys.readouterr().out
+    assert "all rows are finished" in capsys.readouterr().out
     assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd.json").read_text())
     assert mnist.main(["out", "--table"]) == 0
     assert Path("out/mnist.png").exists() and not Path("out/samples.png").exists()
@@ -185,5 +183,5 @@ def test_a_table_is_gone_on_from(mnist, monkeypatch, capsys):
     mine["settings"] = {**mine["settings"], "updates": 9}
     Path("out/md4.json").write_text(json.dumps(mine))
     assert mnist.main(["out", "--rows", "first/mnist.json", "--table"]) == 2
-    assert "must be alike" in capsys.readouterr().err
+    assert "must have the same settings" in capsys.readouterr().err
     assert not Path("third").exists()

@@ -1,4 +1,4 @@
-"""experiments/text.py on a small text: rows from training to files, nothing done twice, failures written down, the table."""
+"""experiments/text.py on a small text: rows, the table, failed rows, finished rows and errors."""
 
 import importlib.util
 import json
@@ -46,7 +46,7 @@ def row(name: str) -> dict:
     return json.loads(Path(f"out/{name}.json").read_text())
 
 
-def test_rows_go_from_training_to_a_table(text, monkeypatch, capsys):
+def test_rows_and_table_hold_nelbo_and_trace(text, monkeypatch, capsys):
     assert text.main(["out", "--rows", "m2s-offset-0.1,ar", *COMMON]) == 0
     for found in (row("m2s-offset-0.1"), row("ar")):
         terms = {term: value["nats"]["value"] for term, value in found["nelbo"].items()}
@@ -57,13 +57,13 @@ def test_rows_go_from_training_to_a_table(text, monkeypatch, capsys):
         bits = terms["bound"] / math.log(2) / ratio
         assert found["nelbo"]["bound"]["bits_per_byte"]["value"] == pytest.approx(bits)
     last = row("ar")["validation"][-1]
-    assert last["nats"] == pytest.approx(row("ar")["nelbo"]["bound"]["nats"]["value"], rel=1e-5)  # exact, so the same twice
+    assert last["nats"] == pytest.approx(row("ar")["nelbo"]["bound"]["nats"]["value"], rel=1e-5)  # no random times, so equal
     assert row("m2s-offset-0.1")["train"].startswith("m2s train owt --method m2s-offset --data.length 16 --batch 4")
     assert not list(Path("out/runs").iterdir())
 
     assert text.main(["out", "--table", "--results", "results"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("| `ar` |") for line in said)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| `ar` |") for line in lines)
     assert [each["row"] for each in json.loads(Path("results/text-recipe.json").read_text())["rows"]] == [
         "m2s-offset-0.1",
         "ar",
@@ -73,7 +73,7 @@ def test_rows_go_from_training_to_a_table(text, monkeypatch, capsys):
         assert text.main([out, "--rows", "m2s-offset-0.1,ar", *COMMON]) == 0
 
 
-def test_a_row_that_fails_is_written_down_and_tried_again(text, monkeypatch, capsys):
+def test_failed_row_is_recorded_and_repeated(text, monkeypatch, capsys):
     real, tried = text.train, []
 
     def train(config):
@@ -91,12 +91,12 @@ def test_a_row_that_fails_is_written_down_and_tried_again(text, monkeypatch, cap
     assert tried == ["mdlm", "sedd", "mdlm"] and "error" not in row("mdlm")
 
 
-def test_what_cannot_be_done_is_refused_before_anything_is_written(text, capsys):
+def test_errors_are_raised_before_anything_is_written(text, capsys):
     cases = {
         ("--rows", "mdm", *COMMON): "recipe has no row 'mdm': did you mean mdlm",
         (): "--data is missing",
         ("--limit", "0", *COMMON): "at least 1",
-        ("--table",): "holds no rows",
+        ("--table",): "has no rows",
         (*COMMON, "optimizer.lr=-1.0"): "must be a positive number",
         ("--data", "nowhere"): "nowhere has no meta.json",
     }
@@ -106,7 +106,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(text, capsys)
     assert not Path("out").exists()
 
 
-def test_rows_of_one_folder_are_alike(text, capsys):
+def test_rows_of_one_folder_need_the_same_settings(text, capsys):
     assert text.main(["out", "--seconds", "-1", *COMMON]) == 0
     assert text.main(["out", *COMMON, "steps=7"]) == 2
     assert "out/entry.json has settings" in capsys.readouterr().err

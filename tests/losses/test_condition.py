@@ -1,4 +1,4 @@
-"""A condition in training and likelihood: the network's third argument, each row with its own sample."""
+"""Conditions in training and likelihood: the third argument of the network, one condition per example."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ EVERY = pytest.mark.parametrize("name", HEADS)
 
 
 class Labelled(nn.Module):
-    """Logits of the token that is seen and of the label; without one, of a label that nobody has."""
+    """Logits from the noisy token and the label; without a condition, from label K, which no example has."""
 
     def __init__(self, states: int) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ def seeded() -> torch.Generator:
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """Every token of a row is the row's label, so that whoever sees one knows the other."""
+    """Examples whose tokens all equal the label."""
     labels = torch.arange(B) % K
     return labels[:, None].expand(B, L).contiguous(), labels
 
 
 @EVERY
-def test_the_loss_is_that_of_a_network_which_has_the_condition_inside(name: str) -> None:
+def test_loss_equals_that_of_a_network_with_a_fixed_condition(name: str) -> None:
     head, (x_0, labels) = HEADS[name], data()
     net, t = Labelled(head.process.states), m2s.stratified_times(B, 0.1, 0.9, seeded())
     given = m2s.Objective(net, head, generator=seeded())(x_0, t, condition=labels)
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_a_network_which_has_the_condition_inside(name: str)
 
 
 @EVERY
-def test_the_bound_is_that_of_a_network_which_has_the_condition_inside(name: str) -> None:
+def test_nelbo_equals_that_of_a_network_with_a_fixed_condition(name: str) -> None:
     head, (x_0, labels) = HEADS[name], data()
     net = Labelled(head.process.states)
     given = m2s.elbo(net, head, x_0, passes=3, generator=seeded(), condition=labels)
@@ -72,13 +72,13 @@ def test_the_bound_is_that_of_a_network_which_has_the_condition_inside(name: str
         assert not torch.allclose(getattr(given, term), getattr(without, term)), term
 
 
-def test_a_label_that_says_all_leaves_nothing_to_pay_for() -> None:
-    """The exact networks: -log p(x_0 | label) = 0, and without the label one of K rows costs log K."""
+def test_nelbo_is_zero_if_the_label_determines_the_example() -> None:
+    """With the exact posterior: -log p(x_0 | label) = 0, and without the label the NELBO is log K."""
 
     def exact(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
         seen = x_t.clone()
         seen[x_t == K] = -1
-        known = seen.max(-1).values if condition is None else condition  # any token that is left is the label
+        known = seen.max(-1).values if condition is None else condition  # any unmasked token is the label
         logits = torch.zeros(*x_t.shape, K + 1, dtype=torch.float64)
         logits[known >= 0] = torch.where(torch.arange(K + 1) == known[known >= 0, None, None], 40.0, -40.0).double()
         return logits
@@ -99,30 +99,30 @@ def loss(net: Any, head: m2s.Head, x_0: Tensor, labels: Tensor) -> None:
 CALLS: dict[str, Callable[..., Any]] = {
     "objective": loss,
     "elbo": lambda net, head, x_0, labels: m2s.elbo(net, head, x_0, passes=3, condition=labels),
-    "bound, in one batch": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels),
-    "bound, in batches": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels, batch_size=7),
+    "dataset, in one batch": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels),
+    "dataset, in batches": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels, batch_size=7),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_row_comes_with_its_own_condition(call: str) -> None:
-    """What is not masked in a row is its label. Conditions may have any shape behind their rows."""
+def test_every_example_gets_its_condition(call: str) -> None:
+    """Unmasked tokens equal the label of their example. A condition may have further dimensions."""
     seen = []
 
-    def watching(x_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
+    def checking_network(x_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         assert condition.shape == (len(x_t), 2)
-        left = x_t != K
-        assert torch.equal(x_t[left], condition[:, :1].expand_as(x_t)[left])
+        unmasked = x_t != K
+        assert torch.equal(x_t[unmasked], condition[:, :1].expand_as(x_t)[unmasked])
         assert torch.equal(condition[:, 1], -condition[:, 0])
-        seen.append(int(left.sum()))
+        seen.append(int(unmasked.sum()))
         return torch.zeros(*x_t.shape, K + 1)
 
     x_0, labels = data()
-    CALLS[call](watching, HEADS["absorbing"], x_0, torch.stack([labels, -labels], -1))
+    CALLS[call](checking_network, HEADS["absorbing"], x_0, torch.stack([labels, -labels], -1))
     assert sum(seen) > B
 
 
-def test_a_condition_that_does_not_fit() -> None:
+def test_condition_of_wrong_type_or_length_raises() -> None:
     head, (x_0, labels) = HEADS["uniform"], data()
     net, t = Labelled(K), torch.full((B,), 0.5)
     for call in (lambda c: m2s.Objective(net, head)(x_0, t, condition=c), lambda c: m2s.elbo(net, head, x_0, condition=c)):
@@ -133,8 +133,8 @@ def test_a_condition_that_does_not_fit() -> None:
                 call(wrong)
 
 
-def test_one_pass_has_no_error_of_its_own() -> None:
-    """As the docstring says: NaN for each sample, and over samples an error of the mean."""
+def test_standard_error_of_one_pass_is_nan() -> None:
+    """NaN for each example, as documented. The mean over examples still has a standard error."""
     head, (x_0, _) = HEADS["uniform"], data()
     once, twice = (m2s.elbo(Labelled(K), head, x_0, passes=passes) for passes in (1, 2))
     assert once.standard_error.isnan().all() and twice.standard_error.isfinite().all()

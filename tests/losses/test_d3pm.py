@@ -1,6 +1,6 @@
-"""D3PM: the bound of a finite chain against enumeration, its limit, its times, and the ordinal head.
+"""D3PM: the NELBO of a finite chain against enumeration, its continuous-time limit, its times, and the ordinal head.
 
-The enumeration is numpy in float64, from one-step matrices written out here; it shares no formula with `m2s.losses.d3pm`.
+The enumeration uses numpy in float64 and one-step matrices defined here. It shares no formula with `m2s.losses.d3pm`.
 """
 
 import itertools
@@ -31,6 +31,7 @@ BETAS = np.array([0.1, 0.3, 0.25, 0.5, 0.9])
 
 
 def one_step(kind: str, beta: float, vocab: int = VOCAB) -> np.ndarray:
+    """The transition matrix of one step, [state, next state], from the formulas of D3PM."""
     if kind == "uniform":
         return (1 - beta) * np.eye(vocab) + beta / vocab
     if kind == "absorbing":
@@ -42,7 +43,7 @@ def one_step(kind: str, beta: float, vocab: int = VOCAB) -> np.ndarray:
 
 
 class Enumeration:
-    """All sequences under a chain of given matrices: every law of the bound by sums over them."""
+    """Compute every distribution in the NELBO of a chain by sums over all sequences."""
 
     def __init__(self, kind: str, betas: np.ndarray, vocab: int = VOCAB, length: int = LENGTH, seed: int = 0) -> None:
         self.steps, self.vocab, self.length = len(betas), vocab, length
@@ -90,8 +91,11 @@ class Enumeration:
         return out
 
     def reference(self, predictions: list[np.ndarray]) -> np.ndarray:
-        """The distribution from which x_T is drawn, [site, state]: that of a uniform x_0; where there is a mask, sum_z mu_z
-        P_T(.|z), with mu the prediction from masks alone."""
+        """The distribution of x_T at the start of sampling, [site, state].
+
+        Without a mask it is q(x_T) for uniform x_0. With a mask it is sum_z mu_z P_T(.|z), where mu is the prediction for a
+        fully masked sequence.
+        """
         if self.states == self.vocab:
             return np.tile(self.product[-1].mean(0), (self.length, 1))
         return predictions[-1][-1] @ self.product[-1][: self.vocab]
@@ -101,31 +105,31 @@ class Enumeration:
         rows, reference = self.product[-1][self.clean], self.reference(predictions)
         return np.where(rows > 0, rows * np.log(np.where(rows > 0, rows, 1) / np.where(rows > 0, reference, 1)), 0).sum((1, 2))
 
-    def bound(self, predictions: list[np.ndarray]) -> np.ndarray:
-        """Of every x_0, for beliefs[n - 1] at step n."""
+    def nelbo(self, predictions: list[np.ndarray]) -> np.ndarray:
+        """The NELBO of every x_0, with predictions[n - 1] at step n."""
         each = [(self.likelihood(n) * self.terms(n, predictions[n - 1])).sum(1) for n in range(1, self.steps + 1)]
         return self.prior(predictions) + np.sum(each, 0)
 
-    def library(self, n: int, head: m2s.Head, output: np.ndarray, loss=chain, of: np.dtype = torch.float64) -> np.ndarray:
-        """The library's loss / T as [x_0, x_n], 0 for pairs that cannot occur."""
+    def library(self, n: int, head: m2s.Head, output: np.ndarray, loss=chain, dtype: torch.dtype = torch.float64) -> np.ndarray:
+        """The library's loss / T as [x_0, x_n]; 0 for pairs of probability 0."""
         possible = self.likelihood(n) > 0
         a, b = np.nonzero(possible)
         x_0, x_t, logits = (torch.from_numpy(value) for value in (self.clean[a], self.noisy[b], output[b]))
-        found = loss(head, logits.to(of), x_0, x_t, torch.full((len(a),), n / self.steps, dtype=torch.float64))
+        found = loss(head, logits.to(dtype), x_0, x_t, torch.full((len(a),), n / self.steps, dtype=torch.float64))
         out = np.zeros(possible.shape)
         out[a, b] = found.sum(-1).numpy() / self.steps
         return out
 
     def logits(self, n: int, mu: np.ndarray, offset: str) -> np.ndarray:
-        """What a network must put out for the belief mu [x, site, z] at step n."""
-        seen = self.product[n][: self.vocab][:, self.noisy].transpose(1, 2, 0) if offset == "exact" else 1.0
+        """The network output for which the head returns the posterior mu [x, site, z] at step n."""
+        likelihood = self.product[n][: self.vocab][:, self.noisy].transpose(1, 2, 0) if offset == "exact" else 1.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            log = np.log(mu / seen)
-        log = np.where(np.isfinite(log), log, -40.0)  # a token that cannot have led to x, whose logit counts for nothing
+            log = np.log(mu / likelihood)
+        log = np.where(np.isfinite(log), log, -40.0)  # any value: the token has likelihood 0
         return np.concatenate([log, np.zeros((*log.shape[:-1], self.states - self.vocab))], -1)
 
     def random(self, n: int, seed: int) -> np.ndarray:
-        """A wrong belief [x, site, z], of tokens that can have led to x."""
+        """A random posterior [x, site, z], positive where q(x_n | z) is."""
         mu = np.exp(np.random.default_rng((seed, n)).normal(size=(len(self.noisy), self.length, self.vocab)))
         mu = mu * (self.product[n][: self.vocab][:, self.noisy].transpose(1, 2, 0) > 0)
         return mu / mu.sum(-1, keepdims=True)
@@ -134,7 +138,8 @@ class Enumeration:
 @EVERY
 @pytest.mark.parametrize("offset", ["none", "exact"])
 @pytest.mark.parametrize("prediction", ["exact", "random"])
-def test_every_term_is_that_of_the_enumeration(kind: str, offset: str, prediction: str) -> None:
+def test_every_term_equals_its_enumeration(kind: str, offset: str, prediction: str) -> None:
+    """The KL of each step, the reconstruction term of step 1, and the loss `d3pm` with its auxiliary term."""
     case = Enumeration(kind, BETAS)
     head = m2s.Posterior(case.process, offset)
     for n in range(1, STEPS + 1):
@@ -142,54 +147,56 @@ def test_every_term_is_that_of_the_enumeration(kind: str, offset: str, predictio
         output, possible = case.logits(n, mu, offset), case.likelihood(n) > 0
         expected = np.where(possible, case.terms(n, mu), 0)
         np.testing.assert_allclose(case.library(n, head, output), expected, atol=1e-12)
-        alone = case.library(n, head, output, chain_kl)
-        np.testing.assert_allclose(alone, expected if n > 1 else 0, atol=1e-12)
-        # the auxiliary term: 0.001 times the cross entropy of the law that the network gives, also where the token is known
-        said = np.where(case.product[n][: case.vocab][:, case.noisy].transpose(1, 2, 0) > 0, output[..., : case.vocab], -np.inf)
-        said = output[..., : case.vocab] if offset == "exact" else said
-        distribution = np.exp(said) / np.exp(said).sum(-1, keepdims=True)
-        own = np.array([[sum(-np.log(distribution[b, i, z]) if distribution[b, i, z] > 0 else 0 for i, z in enumerate(x_0))
-                         for b in range(len(case.noisy))] for x_0 in case.clean])  # fmt: skip
+        without_reconstruction = case.library(n, head, output, chain_kl)
+        np.testing.assert_allclose(without_reconstruction, expected if n > 1 else 0, atol=1e-12)
+        # The auxiliary term is 0.001 times the cross entropy of the network's softmax, at known tokens too.
+        logits = output[..., : case.vocab]
+        if offset == "none":
+            reachable = case.product[n][: case.vocab][:, case.noisy].transpose(1, 2, 0) > 0
+            logits = np.where(reachable, logits, -np.inf)
+        softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        auxiliary = np.array([[sum(-np.log(softmax[b, i, z]) if softmax[b, i, z] > 0 else 0 for i, z in enumerate(x_0))
+                               for b in range(len(case.noisy))] for x_0 in case.clean])  # fmt: skip
         np.testing.assert_allclose(
-            case.library(n, head, output, d3pm), np.where(possible, expected + 1e-3 * own, 0), atol=1e-12
+            case.library(n, head, output, d3pm), np.where(possible, expected + 1e-3 * auxiliary, 0), atol=1e-12
         )
 
 
 @EVERY
-def test_the_auxiliary_term_is_of_the_law_that_the_network_gives(kind: str) -> None:
-    """Any logits, of tokens that cannot be as well: in the paper's code it is the cross entropy of the softmax of the output,
-    at sites that show their token too."""
+def test_auxiliary_term_is_the_cross_entropy_of_the_softmax(kind: str) -> None:
+    """With random logits, also for tokens of posterior 0. As in the paper's code, unmasked sites contribute too."""
     case = Enumeration(kind, BETAS)
     head = m2s.Posterior(case.process, "exact")
     for n in range(1, STEPS + 1):
         output = np.random.default_rng(n).normal(size=(len(case.noisy), case.length, case.states))
-        distribution = np.exp(output[..., : case.vocab])
-        entropy = -np.log(distribution / distribution.sum(-1, keepdims=True))  # [x_n, site, z]
-        own = np.array([[entropy[b, np.arange(case.length), x_0].sum() for b in range(len(case.noisy))] for x_0 in case.clean])
+        weights = np.exp(output[..., : case.vocab])
+        entropy = -np.log(weights / weights.sum(-1, keepdims=True))  # [x_n, site, z]
+        sites = np.arange(case.length)
+        auxiliary = np.array([[entropy[b, sites, x_0].sum() for b in range(len(case.noisy))] for x_0 in case.clean])
         added = case.library(n, head, output, d3pm) - case.library(n, head, output, chain)
-        np.testing.assert_allclose(added, np.where(case.likelihood(n) > 0, 1e-3 * own, 0), atol=1e-12)
+        np.testing.assert_allclose(added, np.where(case.likelihood(n) > 0, 1e-3 * auxiliary, 0), atol=1e-12)
 
 
 @EVERY
-def test_float32_is_near(kind: str) -> None:
-    """Logits in float32, as networks give them: the loss is worked out in float64 and only rounded at the end."""
+def test_float32_logits_give_the_float64_loss_rounded(kind: str) -> None:
+    """The loss is computed in float64 and rounded at the end."""
     case = Enumeration(kind, BETAS)
     for n in range(1, STEPS + 1):
         output = case.logits(n, case.random(n, 2), "exact")
-        wide = case.library(n, m2s.Posterior(case.process, "exact"), output)
-        narrow = case.library(n, m2s.Posterior(case.process, "exact"), output, of=torch.float32)
-        np.testing.assert_allclose(narrow, wide, rtol=1e-6, atol=2e-6)
+        exact = case.library(n, m2s.Posterior(case.process, "exact"), output)
+        rounded = case.library(n, m2s.Posterior(case.process, "exact"), output, dtype=torch.float32)
+        np.testing.assert_allclose(rounded, exact, rtol=1e-6, atol=2e-6)
 
 
 @EVERY
-def test_it_is_a_bound(kind: str) -> None:
-    """Above the exact NLL of the model that the sampler draws from, of every sequence and any beliefs; and, with the exact
-    beliefs, above that of the data in the mean."""
+def test_nelbo_is_above_the_exact_nll(kind: str) -> None:
+    """For every sequence, with random and with exact predictions, the NELBO exceeds the NLL of the distribution that the
+    sampler draws from. With exact predictions its mean exceeds the entropy of the data."""
     case = Enumeration(kind, BETAS)
     for exact in (False, True):
         predictions = [case.posterior(n) if exact else case.random(n, 3) for n in range(1, STEPS + 1)]
         start = case.reference(predictions)
-        distribution = np.prod([start[i, case.noisy[:, i]] for i in range(case.length)], 0)
+        sampled = np.prod([start[i, case.noisy[:, i]] for i in range(case.length)], 0)
         for n in range(STEPS, 0, -1):
             step = np.array(
                 [
@@ -197,18 +204,18 @@ def test_it_is_a_bound(kind: str) -> None:
                     for b, x in enumerate(case.noisy)
                 ]
             )
-            distribution = distribution @ step
+            sampled = sampled @ step
         place = {tuple(x): i for i, x in enumerate(case.noisy)}
-        nll = -np.log(distribution[[place[tuple(x)] for x in case.clean]])
-        found = case.bound(predictions)
-        assert distribution.sum() == pytest.approx(1, abs=1e-12)
+        nll = -np.log(sampled[[place[tuple(x)] for x in case.clean]])
+        found = case.nelbo(predictions)
+        assert sampled.sum() == pytest.approx(1, abs=1e-12)
         assert (found > nll).all()
         if exact:
             assert case.distribution @ found > -case.distribution @ np.log(case.distribution)
 
 
 def exact_network(case: Enumeration, predictions: list[np.ndarray], offset: str):
-    """A network with the given beliefs at every step, whatever time of the step it is asked for."""
+    """A network with the given predictions at every step n, for all times in ((n - 1)/T, n/T]."""
     power = case.states ** np.arange(case.length)[::-1]
     table = np.stack([case.logits(n, predictions[n - 1], offset) for n in range(1, case.steps + 1)])
 
@@ -220,8 +227,8 @@ def exact_network(case: Enumeration, predictions: list[np.ndarray], offset: str)
 
 
 @EVERY
-def test_elbo_and_bpd_estimate_it(kind: str) -> None:
-    """m2s.elbo and `m2s evaluate bpd` have the enumerated sum for their expectation: each term within five errors of it."""
+def test_elbo_and_bpd_estimate_the_enumerated_nelbo(kind: str) -> None:
+    """Each term of m2s.elbo and of `m2s evaluate bpd` is within five standard errors of the enumerated sum."""
     case = Enumeration(kind, BETAS)
     predictions = [case.random(n, 4) for n in range(1, STEPS + 1)]
     head, network = m2s.Posterior(case.process), exact_network(case, predictions, "none")
@@ -239,9 +246,9 @@ def test_elbo_and_bpd_estimate_it(kind: str) -> None:
             assert abs(float(values.mean()) - expected[name]) < 5 * error + 1e-12, name
 
 
-def test_times_stand_for_steps() -> None:
-    """Stratified times hit every step with the same weight: with as many rows as steps, each exactly once; and the integral
-    over t of T f(n) is the sum of f, with the density of times corrected too."""
+def test_times_map_to_steps() -> None:
+    """Stratified times hit every step with equal weight: with as many examples as steps, each step once. The integral over t
+    of T f(n) is the sum of f(n), also with importance sampling of t."""
     process = m2s.Chain.uniform(2, cosine_betas(40))
     low, high = time_interval(process, 1e-3)
     t, weight = sample_times(torch.arange(40), 40, 0, 0, low, high)
@@ -263,19 +270,19 @@ def test_times_stand_for_steps() -> None:
     assert float(snap_times(m2s.Uniform(3, m2s.Linear()), torch.tensor(0.123))) == pytest.approx(0.123)
 
 
-def test_the_trainer_draws_every_step() -> None:
-    """As many rows as steps: each update has every step once, at the time n/T, all of weight one."""
+def test_trainer_draws_every_step_once() -> None:
+    """With as many examples as chain steps, each batch contains every n once, at t = n/T and weight 1."""
     run, network = RunConfig(batch=8, device="cpu"), NetworkConfig("unet")
     config = resolve(Config(run, "d3pm-uniform", network, ProcessConfig(chain_steps=8)))
     source = open_data(config.data)
-    learner = Trainer(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
+    trainer = Trainer(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
     for step in range(3):
-        share = learner.local_batch(step)
-        assert sorted((share.t * 8).tolist()) == list(range(1, 9))
-        assert (share.weight == 1).all()
+        batch = trainer.local_batch(step)
+        assert sorted((batch.t * 8).tolist()) == list(range(1, 9))
+        assert (batch.weight == 1).all()
 
 
-def test_schedules_are_the_papers() -> None:
+def test_beta_schedules_are_those_of_the_papers() -> None:
     cosine = np.cos(np.pi / 2 * (np.arange(51) / 50 + 0.008) / 1.008)
     np.testing.assert_allclose(cosine_betas(50), np.minimum(1 - cosine[1:] / cosine[:-1], 0.999), rtol=1e-12)
     np.testing.assert_allclose((1 - even_betas(50)).cumprod(0), 1 - np.arange(1, 51) / 50, atol=1e-12)
@@ -293,10 +300,10 @@ def even_chain(steps: int, length: int) -> Enumeration:
     return Enumeration("uniform", 1 / np.arange(steps, 0, -1.0), length=length)
 
 
-def test_the_bound_tends_to_the_continuous_one() -> None:
-    """With exact beliefs the continuous bound is the entropy of the data, for the reverse process has independent sites at
-    every instant. A step of 1/T that moves sites independently loses what the moves of two sites share, O(1/T^2), in each of T
-    steps: the gap is c/T (1 + O(1/T)). Measured: orders .987, .996, .999, .9997, so each misses 1 by a third of the last."""
+def test_nelbo_converges_to_continuous_time() -> None:
+    """With the exact posterior the continuous-time NELBO is the entropy of the data. A step of length 1/T treats sites as
+    independent. Its error is O(1/T^2), so over T steps the gap is c/T (1 + O(1/T)).
+    Measured orders: .987, .996, .999, .9997. Each is about three times nearer to 1 than the previous one."""
     noise = tabulated(uniform_rates(VOCAB), linear)
     oracle, process = Oracle(noise, LENGTH), m2s.Uniform(VOCAB, m2s.Linear())
     low = 1e-7
@@ -324,12 +331,12 @@ def test_the_bound_tends_to_the_continuous_one() -> None:
     orders = np.log2(np.array(gaps[:-1]) / np.array(gaps[1:]))
     assert (np.array(gaps) > 0).all()
     assert (np.abs(orders - 1) < 0.15 / np.array([8, 16, 32, 64])).all()
-    assert 2 * gaps[-1] - gaps[-2] == pytest.approx(0, abs=2e-6)  # what is left without the term of order one
+    assert 2 * gaps[-1] - gaps[-2] == pytest.approx(0, abs=2e-6)  # Richardson: without the 1/T term
 
 
-def test_the_integrand_tends_to_score_entropy() -> None:
-    """T KL at step n = tT, for any belief, token and clean token, tends to the score entropy at t, at order one (measured:
-    1.010, 1.002, 1.0006)."""
+def test_integrand_converges_to_score_entropy() -> None:
+    """T KL at step n = tT converges to the score entropy at t, for all x_0, x_t and random predictions, with order one
+    (measured: 1.010, 1.002, 1.0006)."""
     t, errors = 0.5, []
     network = Network(Oracle(tabulated(uniform_rates(VOCAB), linear), LENGTH), 5)
     for steps in (16, 64, 256, 1024):
@@ -351,16 +358,16 @@ def test_the_integrand_tends_to_score_entropy() -> None:
 
 
 @EVERY
-def test_sampler_reaches_the_data_law(kind: str) -> None:
-    """With one site and exact beliefs the steps back compose to the data law, whatever their number, also by jumps over some
-    steps; and m2s.sample, which starts from the reference, draws it."""
+def test_sampler_reproduces_the_data_distribution(kind: str) -> None:
+    """With one site and the exact posterior, reverse steps compose to the data distribution, also two steps at a time.
+    Samples of m2s.sample, which starts from the reference distribution, pass a chi-square test."""
     case = Enumeration(kind, np.append(BETAS, 1.0) if kind != "gaussian" else np.append(BETAS, [0.9] * 30), length=1)
     x = torch.arange(case.states).unsqueeze(-1)
-    for every in (1, 2):
+    for stride in (1, 2):
         distribution = case.distribution @ case.product[-1][: case.vocab]
-        for n in range(case.steps, 0, -every):
+        for n in range(case.steps, 0, -stride):
             mu = np.pad(case.posterior(n), ((0, 0), (0, 0), (0, case.states - case.vocab)))
-            s, t = (torch.full((case.states,), max(step, 0) / case.steps, dtype=torch.float64) for step in (n - every, n))
+            s, t = (torch.full((case.states,), max(step, 0) / case.steps, dtype=torch.float64) for step in (n - stride, n))
             distribution = distribution @ m2s.bayes_probabilities(torch.from_numpy(mu), x, s, t, case.process)[:, 0].numpy()
         np.testing.assert_allclose(distribution[: case.vocab], case.distribution, atol=1e-12)
     network = exact_network(case, [case.posterior(n) for n in range(1, case.steps + 1)], "exact")
@@ -371,10 +378,11 @@ def test_sampler_reaches_the_data_law(kind: str) -> None:
     assert chisquare(counts, 4000 * case.distribution).pvalue > 1e-4
 
 
-# the ordinal head
+# --- the ordinal head
 
 
-def given(mean: float, r: float, states: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def mean_and_scale(mean: float, r: float, states: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """A network output of which the head reads the first two columns."""
     return torch.tensor([[mean, r] + [7.0] * (states - 2)], dtype=dtype)
 
 
@@ -383,11 +391,10 @@ TOKEN, HALF = torch.zeros(1, dtype=torch.long), torch.tensor([0.5], dtype=torch.
 
 @pytest.mark.parametrize("vocab", [2, 3, 17, 256])
 @pytest.mark.parametrize(("mean", "r"), [(0.0, 0.0), (0.3, -1.0), (-1.2, 2.0), (0.9, 5.0), (2.5, 0.5)])
-def test_ordinal_is_the_integral_of_the_density(vocab: int, mean: float, r: float) -> None:
-    """Every bin by numerical integration of the logistic density, the ends with the tails; bins beyond 40 scales, where the
-    mass is below 1e-17, by its logarithm."""
+def test_ordinal_probabilities_integrate_the_logistic_density(vocab: int, mean: float, r: float) -> None:
+    """Each bin equals the numerical integral of the density; the end bins include the tails. Masses below 1e-17 are skipped."""
     head = m2s.Ordinal(m2s.Uniform(vocab, m2s.Linear()))
-    log_probabilities = head.log_probabilities(given(mean, r, vocab), TOKEN, HALF)[0].numpy()
+    log_probabilities = head.log_probabilities(mean_and_scale(mean, r, vocab), TOKEN, HALF)[0].numpy()
     distribution, scale = np.exp(log_probabilities), math.exp(-2 + 7 * math.tanh(r / 7))
     assert distribution.sum() == pytest.approx(1, abs=1e-12)
     edges = [-np.inf, *((2 * np.arange(1, vocab) - 1) / (vocab - 1) - 1), np.inf]
@@ -401,9 +408,9 @@ def test_ordinal_is_the_integral_of_the_density(vocab: int, mean: float, r: floa
 @pytest.mark.parametrize("mean", [-1e4, -3.0, 0.0, 0.25, 1e4, 1e9])
 @pytest.mark.parametrize("r", [-1e6, -30.0, 0.0, 30.0, 1e6])
 def test_ordinal_at_extremes_in_float32(mean: float, r: float) -> None:
-    """Log probabilities are finite and those of float64, which has no digits lost in the tails; gradients are finite."""
+    """Log probabilities are finite and agree with float64. Gradients are finite, and 0 for unused columns."""
     head = m2s.Ordinal(m2s.Uniform(256, m2s.Linear()))
-    output = given(mean, r, 256, torch.float32).requires_grad_()
+    output = mean_and_scale(mean, r, 256, torch.float32).requires_grad_()
     log_probabilities = head.log_probabilities(output, TOKEN, HALF)
     assert log_probabilities.isfinite().all()
     assert float(log_probabilities.detach().exp().sum()) == pytest.approx(1, abs=1e-4)
@@ -415,12 +422,12 @@ def test_ordinal_at_extremes_in_float32(mean: float, r: float) -> None:
         assert (gradient[0, 2:] == 0).all()
 
 
-def test_ordinal_tails_lose_no_digits() -> None:
-    """Far from the mean F(b) - F(a) is e^b - e^a up to e^b, of which a subtraction in float32 would leave nothing."""
+def test_ordinal_tails_are_accurate_in_float32() -> None:
+    """Far from the mean F(b) - F(a) is about e^b - e^a. Subtracting the CDFs in float32 would give 0."""
     head = m2s.Ordinal(m2s.Uniform(256, m2s.Linear()))
     scale = math.exp(-2 - 7 * math.tanh(3 / 7))
     for sign in (1, -1):
-        log_probabilities = head.log_probabilities(given(sign * 1.0, -3.0, 256, torch.float32), TOKEN, HALF)[0]
+        log_probabilities = head.log_probabilities(mean_and_scale(sign * 1.0, -3.0, 256, torch.float32), TOKEN, HALF)[0]
         for distance in (100, 200):
             z = 255 - distance if sign == 1 else distance
             a = (distance - 0.5) * 2 / 255 / scale
@@ -433,8 +440,8 @@ def test_ordinal_tails_lose_no_digits() -> None:
     [m2s.Uniform(5, m2s.Linear()), m2s.Absorbing(5, m2s.Linear()), m2s.Hybrid(5, 0.2), m2s.Chain.gaussian(5, linear_betas(20))],
     ids=repr,
 )
-def test_ordinal_is_a_posterior(process: m2s.Process, offset: str) -> None:
-    """All that a head says of it is what Posterior says of its logarithm; with M2S its loss is that of Posterior."""
+def test_ordinal_equals_posterior_of_its_log_probabilities(process: m2s.Process, offset: str) -> None:
+    """Methods and losses of Ordinal equal those of Posterior whose logits are the log probabilities of Ordinal."""
     generator = torch.Generator().manual_seed(0)
     x_0, t = torch.randint(5, (40, 3), generator=generator), torch.linspace(0.05, 0.95, 40, dtype=torch.float64)
     x_t = process.corrupt(x_0, t, generator)
@@ -449,8 +456,8 @@ def test_ordinal_is_a_posterior(process: m2s.Process, offset: str) -> None:
     losses = m2s.score_entropy(head, output, x_0, x_t, t)
     logits = logits.where(logits > -torch.inf, 0)
     torch.testing.assert_close(losses, m2s.score_entropy(plain, logits, x_0, x_t, t), rtol=1e-9, atol=1e-10)
-    narrow = m2s.score_entropy(head, output.float(), x_0, x_t, t)
-    torch.testing.assert_close(narrow.double(), losses, rtol=1e-4, atol=1e-4)
+    rounded = m2s.score_entropy(head, output.float(), x_0, x_t, t)
+    torch.testing.assert_close(rounded.double(), losses, rtol=1e-4, atol=1e-4)
     assert m2s.hub.from_dict(m2s.hub.to_dict(head)).offset == offset
     assert type(m2s.hub.from_dict(m2s.hub.to_dict(head))) is m2s.Ordinal
 
@@ -458,8 +465,8 @@ def test_ordinal_is_a_posterior(process: m2s.Process, offset: str) -> None:
 @EVERY
 @pytest.mark.parametrize("head", [m2s.Posterior, m2s.Ordinal])
 def test_gradients_are_finite(kind: str, head: type) -> None:
-    """In float32, at every step, where most of the kernel is zero, and where the network is sure of the wrong token: beyond
-    what float64 can hold as a probability."""
+    """In float32, at every step: where most of the transition matrix is 0, and where logits of scale 3000 give the correct
+    token a probability that underflows float64."""
     process = getattr(m2s.Chain, kind)(17, {"absorbing": even_betas, "uniform": cosine_betas}.get(kind, linear_betas)(50))
     generator = torch.Generator().manual_seed(0)
     x_0, t = torch.randint(17, (50, 8), generator=generator), torch.arange(1, 51, dtype=torch.float64) / 50
@@ -474,7 +481,7 @@ def test_gradients_are_finite(kind: str, head: type) -> None:
         assert scale == 0 or float(gradient.abs().max()) > 0
 
 
-def test_gradient_is_that_of_finite_differences() -> None:
+def test_gradient_agrees_with_finite_differences() -> None:
     for kind in KINDS:
         case = Enumeration(kind, BETAS)
         generator = torch.Generator().manual_seed(0)
@@ -486,10 +493,10 @@ def test_gradient_is_that_of_finite_differences() -> None:
             assert torch.autograd.gradcheck(lambda z, h=head, a=x_0, b=x_t, s=t: d3pm(h, z, a, b, s), output)
 
 
-# the door, and a run
+# --- errors, and runs of the command line
 
 
-def test_refusals() -> None:
+def test_invalid_heads_times_and_schedules_raise() -> None:
     process = m2s.Chain.uniform(3, even_betas(4))
     x, t, output = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5]), torch.zeros(1, 2, 3)
     for head in (m2s.LogScore(process), m2s.Posterior(m2s.Uniform(3, m2s.Linear()))):
@@ -512,7 +519,7 @@ def test_refusals() -> None:
         (("--method", "d3pm-uniform", "--head.kind", "log-score"), "a posterior over m2s.Chain"),
     ],
 )
-def test_train_refuses(options, words, tmp_path, capsys) -> None:
+def test_train_rejects_invalid_options(options, words, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["train", "digits", "--device", "cpu", "--out", str(tmp_path / "run"), *options])
     assert stopped.value.code == 2
@@ -523,7 +530,7 @@ def test_train_refuses(options, words, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("method", "head"), [("d3pm-uniform", "posterior"), ("d3pm-absorbing", "posterior"), ("d3pm-gaussian", "ordinal")]
 )
-def test_a_run_from_end_to_end(method: str, head: str, tmp_path, capsys) -> None:
+def test_train_sample_and_evaluate(method: str, head: str, tmp_path, capsys) -> None:
     out = tmp_path / "run"
     small = (
         "--batch",
@@ -576,14 +583,14 @@ def test_m2s_trains_with_an_ordinal_head(tmp_path) -> None:
     assert type(m2s.load(str(tmp_path / "run")).head) is m2s.Ordinal
 
 
-def test_tables_stay_where_they_are_when_another_device_asks() -> None:
-    """A recorded graph reads them by address: what validation asks for on the host must not move them."""
+def test_tables_keep_their_address_when_used_on_another_device() -> None:
+    """A captured CUDA graph reads the tables by address, so validation on the host must not move them."""
     process = m2s.Chain.uniform(5, torch.full((4,), 0.1))
     t, other = torch.tensor([0.5]), torch.tensor([0.5], device="meta")
-    places = [table.data_ptr() for table in process.tables(t.device)]
+    addresses = [table.data_ptr() for table in process.tables(t.device)]
     before = process.transition_matrix(t)
     for call in (process.transition_matrix, lambda t: process.rows(torch.zeros(1, dtype=torch.long, device=t.device), t)):
         assert call(other).device.type == "meta"
-    assert [table.data_ptr() for table in process.tables(t.device)] == places and torch.equal(
+    assert [table.data_ptr() for table in process.tables(t.device)] == addresses and torch.equal(
         process.transition_matrix(t), before
     )

@@ -1,4 +1,4 @@
-"""DUO's curriculum: the operator T against quadrature, a closed form and chance; the relaxed loss against UDLM's."""
+"""DUO's curriculum: the operator T against quadrature, a closed form and simulation; the relaxed loss against UDLM's."""
 
 import copy
 import itertools
@@ -30,7 +30,7 @@ PROCESS = m2s.Uniform(K, m2s.LogLinear())
 
 
 def network(seed: int = 0, states: int = K) -> DiT:
-    """A small network whose every layer has its say, in float64."""
+    """A small network in float64 without zero weights."""
     torch.manual_seed(seed)
     model = DiT(DiTConfig(states, width=16, depth=1, heads=2))
     for parameter in model.parameters():
@@ -39,7 +39,7 @@ def network(seed: int = 0, states: int = K) -> DiT:
 
 
 def noise(seed: int, rows: int) -> torch.Tensor:
-    """What `Relaxed` draws."""
+    """The noise that `Relaxed` draws with this seed."""
     return torch.randn(rows, L, K, generator=torch.Generator().manual_seed(seed))
 
 
@@ -51,7 +51,7 @@ def _in_float64():
 
 
 @pytest.mark.parametrize("vocab", [2, 3, 27, 256, 50_257])
-def test_the_operator_by_quadrature(vocab: int) -> None:
+def test_operator_agrees_with_quadrature(vocab: int) -> None:
     ratios = [0.01, 0.5, 2.0, 4.0, 7.0]
     alpha, beta = transformed(torch.tensor(ratios, dtype=torch.float64), vocab)
     for number, r in enumerate(ratios):
@@ -59,33 +59,33 @@ def test_the_operator_by_quadrature(vocab: int) -> None:
         def kept(v: float, r: float = r) -> float:
             return math.exp(-(v**2) / 2 + (vocab - 1) * log_ndtr(v + r)) / math.sqrt(2 * math.pi)
 
-        share = sum(quad(kept, low, low + 2, epsabs=0, epsrel=1e-12)[0] for low in range(-10, 10, 2))
-        wanted = (vocab * share - 1) / (vocab - 1)
+        probability = sum(quad(kept, low, low + 2, epsabs=0, epsrel=1e-12)[0] for low in range(-10, 10, 2))
+        wanted = (vocab * probability - 1) / (vocab - 1)
         assert float(alpha[number]) == pytest.approx(wanted, rel=1e-9, abs=1e-14)
         assert float(beta[number]) == pytest.approx(1 - wanted, rel=1e-9, abs=1e-14)
 
 
-def test_two_tokens_have_a_closed_form() -> None:
-    """The greater of two normal variables r apart: alpha = erf(r / 2), and what is lost is known where it is small."""
+def test_operator_for_two_tokens_has_a_closed_form() -> None:
+    """alpha = erf(r / 2), and 1 - alpha = erfc(r / 2) keeps its relative accuracy where it is small."""
     r = torch.logspace(-4, 1, 40, dtype=torch.float64)
     alpha, beta = transformed(r, 2)
     torch.testing.assert_close(alpha, torch.erf(r / 2), rtol=1e-11, atol=0)
     torch.testing.assert_close(beta, torch.erfc(r / 2), rtol=1e-11, atol=0)
 
 
-def test_the_operator_by_chance() -> None:
+def test_operator_agrees_with_simulation() -> None:
     rng, count = np.random.default_rng(0), 200_000
     for vocab, r in ((3, 0.7), (10, 1.5), (40, 3.0)):
         w = rng.normal(size=(count, vocab))
         w[:, 0] += r
         same = (w.argmax(-1) == 0).mean()
         alpha = float(transformed(torch.tensor(r), vocab)[0])
-        share = alpha + (1 - alpha) / vocab
-        assert abs(same - share) < 4 * math.sqrt(share * (1 - share) / count)
+        probability = alpha + (1 - alpha) / vocab
+        assert abs(same - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
 
 
 @pytest.mark.parametrize("vocab", [2, 17, 50_257])
-def test_its_inverse(vocab: int) -> None:
+def test_inverse_of_the_operator(vocab: int) -> None:
     t = torch.tensor([1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6], dtype=torch.float64)
     r = ratio_of(1 - t, t, vocab)
     assert (r.diff() < 0).all()
@@ -94,7 +94,7 @@ def test_its_inverse(vocab: int) -> None:
     torch.testing.assert_close(beta, t, rtol=1e-9, atol=1e-13)
 
 
-def test_the_argmax_has_the_law_of_the_process() -> None:
+def test_argmax_has_the_distribution_of_the_process() -> None:
     rng, count = torch.Generator().manual_seed(0), 20_000
     for t in (0.1, 0.6, 0.95):
         time, x_0 = torch.full((count,), t, dtype=torch.float64), torch.full((count, 1), 3)
@@ -111,8 +111,8 @@ def test_the_argmax_has_the_law_of_the_process() -> None:
 
 @pytest.mark.usefixtures("_in_float64")
 @pytest.mark.parametrize("tau", [0.0, 1e-9])
-def test_a_low_temperature_is_the_plain_loss(tau: float) -> None:
-    """To 1e-10 UDLM's bound at x_t, the argmax, and its gradient: the mean of the embedding is one row of it."""
+def test_low_temperature_gives_the_loss_of_udlm(tau: float) -> None:
+    """Value and gradient equal those of UDLM's loss at x_t, the argmax, because the softmax is one-hot."""
     model, head = network(), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.randint(K, (4, L), generator=torch.Generator().manual_seed(1)), torch.tensor([0.05, 0.4, 0.7, 0.97])
     found = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(2))(x_0, t, tau)
@@ -127,13 +127,13 @@ def test_a_low_temperature_is_the_plain_loss(tau: float) -> None:
 
 
 @pytest.mark.usefixtures("_in_float64")
-def test_a_temperature_shows_a_mean_of_embeddings() -> None:
-    """By hand: the same network with the rows of its embedding averaged outright; at a great tau it sees nothing at all."""
+def test_network_input_is_the_mean_embedding() -> None:
+    """Against a network whose embedding holds the weighted means. At high temperature the input is the uniform mean."""
     model, head = network(3), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.tensor([[0, 1, 2, 3, 4, 0]]), torch.tensor([0.6])
     w = latent(PROCESS, x_0, t, noise(5, 1))
     distribution = torch.softmax(w / 0.3, -1)
-    # one token for each site, whose row is that site's mean
+    # One token per site, whose embedding is the mean of that site.
     other = network(3, L)
     with torch.no_grad():
         other.embedding.weight[:L] = distribution[0] @ model.embedding.weight[:K]
@@ -144,12 +144,12 @@ def test_a_temperature_shows_a_mean_of_embeddings() -> None:
     loss = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(5))(x_0, t, 0.3)
     torch.testing.assert_close(loss, udlm(head, found, x_0, w.argmax(-1), t), rtol=1e-10, atol=1e-12)
     with soft_embedding(model.embedding, torch.softmax(w / 1e12, -1)):
-        blind = model(x_0, t)
+        uniform = model(x_0, t)
     with soft_embedding(model.embedding, torch.full((1, L, K), 1 / K)):
-        torch.testing.assert_close(blind, model(x_0, t), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(uniform, model(x_0, t), rtol=1e-9, atol=1e-9)
 
 
-def test_the_embedding_is_itself_again_after_an_error() -> None:
+def test_embedding_is_restored_after_an_error() -> None:
     model = network()
     before = model.embedding(torch.tensor([1]))
     with pytest.raises(RuntimeError, match="in between"), soft_embedding(model.embedding, torch.full((1, 1, K), 0.2)):
@@ -157,7 +157,7 @@ def test_the_embedding_is_itself_again_after_an_error() -> None:
     assert torch.equal(model.embedding(torch.tensor([1])), before)
 
 
-def test_the_temperature_falls() -> None:
+def test_temperature_decreases_from_start_to_end() -> None:
     assert [temperature(step, 100, 200) for step in (0, 100)] == [0.1, 0.1]
     assert temperature(150, 100, 200) == pytest.approx(math.sqrt(0.1 * 0.01))
     assert temperature(199, 100, 200) > 0.01 and temperature(200, 100, 200) == temperature(10**9, 100, 200) == 0
@@ -167,9 +167,8 @@ def test_the_temperature_falls() -> None:
             temperature(**{"step": 1, "start": 100, "end": 200, **wrong})
 
 
-def test_it_trains() -> None:
-    """On rows of one token and rows of another, the temperature falling: the plain bound at the end is below that of a network
-    that does not look at its input."""
+def test_training_with_decreasing_temperature_lowers_the_nelbo() -> None:
+    """On two constant sequences. At the end the NELBO is below that of any network that ignores its input."""
     torch.manual_seed(0)
     model = DiT(DiTConfig(K, width=16, depth=1, heads=2))
     head, x_0 = m2s.Posterior(PROCESS, "exact"), torch.tensor([[1], [3]]).repeat(8, L)
@@ -185,7 +184,7 @@ def test_it_trains() -> None:
     assert after < 0.5 * L * math.log(2) < before
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_heads_networks_and_temperatures_raise() -> None:
     model, head = network(), m2s.Posterior(PROCESS)
     for wrong in (m2s.LogScore(PROCESS), m2s.Posterior(m2s.Absorbing(K, m2s.Linear()))):
         with pytest.raises(TypeError, match=r"is for m2s\.Posterior over m2s\.Uniform"):
@@ -209,7 +208,7 @@ def test_what_is_refused() -> None:
 DUO = {"method": "duo", "network__dropout": 0.0, "log_every": 1}
 
 
-def test_normal_numbers_belong_to_their_row_step_and_token() -> None:
+def test_normals_depend_on_example_step_and_token_only() -> None:
     rows = torch.arange(64)
     z = normals_by_counter(rows, 7, 5, 3, 2)
     assert z.shape == (64, 7, 5) and z.dtype == torch.float32 and z.isfinite().all()
@@ -219,8 +218,8 @@ def test_normal_numbers_belong_to_their_row_step_and_token() -> None:
 
 
 @pytest.mark.parametrize("network", ["dit", "unet"])
-def test_the_trainer_shows_softened_tokens_in_its_first_half_and_plain_ones_after(tmp_path, network) -> None:
-    """The first loss and that of the first plain update, each with all that was drawn put together by hand."""
+def test_trainer_relaxes_tokens_in_the_first_half_of_training(tmp_path, network) -> None:
+    """The loss of a relaxed and of a plain training step equals one computed from the same noise."""
     changes: dict[str, object] = dict(DUO)
     if network == "unet":
         changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
@@ -229,41 +228,41 @@ def test_the_trainer_shows_softened_tokens_in_its_first_half_and_plain_ones_afte
     for step, steps, tau in ((0, 8, 0.1), (0, 1, 0.0)):
         config = resolve(small(tmp_path / f"{steps}", steps=steps, validate_every=0, **changes))
         model, head, _ = make_objects(config, source)
-        learner = Trainer(config, source, World.start("cpu"), model, head, {})
-        assert learner.tau == pytest.approx(tau)
-        share = learner.local_batch(step)
-        found = learner.gradient(share)[0]
-        x_0, seed = share.batch.x_0.long(), config.run.seed
+        trainer = Trainer(config, source, World.start("cpu"), model, head, {})
+        assert trainer.tau == pytest.approx(tau)
+        local = trainer.local_batch(step)
+        found = trainer.gradient(local)[0]
+        x_0, seed = local.batch.x_0.long(), config.run.seed
         if tau:
-            w = latent(head.process, x_0, share.t, normals_by_counter(share.rows, x_0.shape[1], K, seed, step))
+            w = latent(head.process, x_0, local.t, normals_by_counter(local.rows, x_0.shape[1], K, seed, step))
             x_t, distribution = w.argmax(-1), torch.softmax(w / tau, -1)
         else:
-            x_t = corrupt_by_counter(head.process, x_0, share.t, share.rows, seed, step)
+            x_t = corrupt_by_counter(head.process, x_0, local.t, local.rows, seed, step)
             distribution = torch.nn.functional.one_hot(x_t, K).float()
         rows = (distribution @ model.embedding.weight[:K]).reshape(-1, model.embedding.embedding_dim)
         table = torch.nn.Embedding(len(rows), rows.shape[1], _weight=rows.detach())
         other = copy.deepcopy(model)
-        other.embedding = table  # a row for each site
+        other.embedding = table  # one token per site
         sites = torch.arange(len(rows)).reshape(x_0.shape)
-        object.__setattr__(other.config, "states", len(rows))  # so many tokens, and as many columns as before
-        output = other(sites, share.t.float())[..., :K]
-        wanted = m2s.score_entropy(head, output, x_0, x_t, share.t).double().sum(-1) * share.weight
+        object.__setattr__(other.config, "states", len(rows))
+        output = other(sites, local.t.float())[..., :K]
+        wanted = m2s.score_entropy(head, output, x_0, x_t, local.t).double().sum(-1) * local.weight
         torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-7)
 
 
-def test_a_run_with_a_curriculum_says_so_and_is_resumed_to_the_same_bits(tmp_path) -> None:
+def test_run_logs_the_temperature_and_resumes_bit_for_bit(tmp_path) -> None:
     for step in (3, 6, 9):
         die_before(step, small(tmp_path / f"{step}", **DUO), random_rows())
         train(small(tmp_path / f"{step}", **DUO), random_rows())
     outcomes = [outcome(tmp_path / f"{step}") for step in (3, 6, 9)]
-    train(small(tmp_path / "whole", **DUO), random_rows())
-    assert all(found == outcome(tmp_path / "whole") for found in outcomes)
+    train(small(tmp_path / "uninterrupted", **DUO), random_rows())
+    assert all(found == outcome(tmp_path / "uninterrupted") for found in outcomes)
     taus = [line["tau"] for line in outcomes[0]["log"] if "tau" in line]
     assert len(taus) == 12 and taus[0] < 0.1 and all(a > b for a, b in itertools.pairwise(taus[:5])) and taus[6:] == [0.0] * 6
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_see_the_same_softened_tokens(tmp_path, parallel) -> None:
+def test_two_processes_give_the_losses_of_one(tmp_path, parallel) -> None:
     changes = {**DUO, "steps": 6, "micro_batch": None}
     train(small(tmp_path / "one", **changes), random_rows())
     together(2, small(tmp_path / "two", parallel=parallel, **changes), random_rows())
@@ -287,7 +286,7 @@ def test_two_processes_see_the_same_softened_tokens(tmp_path, parallel) -> None:
         ),
     ],
 )
-def test_what_has_no_curriculum_is_refused_at_the_door(tmp_path, changes, word) -> None:
+def test_curriculum_is_rejected_without_uniform_noise_or_embedding(tmp_path, changes, word) -> None:
     source = random_rows()
     source.shape = (2, 2)
     with pytest.raises(UserError, match=r"head\.curriculum is duo: .*" + word):

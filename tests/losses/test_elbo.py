@@ -1,4 +1,4 @@
-"""The estimator of the bound, term by term, against exact quadrature over t and enumeration of x_t."""
+"""The estimator of the NELBO, term by term, against quadrature over t and enumeration of x_t."""
 
 import math
 from contextlib import nullcontext
@@ -22,13 +22,16 @@ ELBO = {
         m2s.RateMatrix.absorbing(3, m2s.LogLinear(0.1)), tabulated(absorbing_rates(3), log_linear(0.1), 3), 3
     ),
 }
-SURVIVING = ("absorbing-loglinear", "tabulated-absorbing")  # tokens are left at t = 1, where sampling starts from masks
-PURE_MASK = ("absorbing-linear", "hybrid-0.6", *SURVIVING)  # whose KL to the reference is infinite before t = 1
+SURVIVING = (
+    "absorbing-loglinear",
+    "tabulated-absorbing",
+)  # unmasked tokens remain at t = 1, although sampling starts from masks
+PURE_MASK = ("absorbing-linear", "hybrid-0.6", *SURVIVING)  # the KL to the reference is infinite before t = 1
 EVERY = pytest.mark.parametrize("name", ELBO)
 
 
 class Exact:
-    """The network that knows the data law: log Pr(X_0^i = . | X_t = x) at each sample's own time."""
+    """A network with the exact posterior: log Pr(X_0^i = . | X_t = x) at the time of each example."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
@@ -46,7 +49,7 @@ def network(kind: str, oracle: Oracle) -> Exact | Network:
 
 
 def clipped(t: float, t_min: float) -> float:
-    """The time a network is shown."""
+    """The time that the network gets as input."""
     return min(max(t, t_min), 1 - t_min)
 
 
@@ -74,25 +77,25 @@ def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float)
         )
     with np.errstate(divide="ignore"):
         surprise = -np.log(known(model.posterior(x, t_min), oracle, t_min))
-    surprise = np.where(np.isfinite(surprise), surprise, 0.0)  # of probability zero, since x_t has then kept its token
+    surprise = np.where(np.isfinite(surprise), surprise, 0.0)  # such pairs have probability 0
     return integral, prior, oracle.expected(surprise[..., :vocab], t_min)
 
 
 def predicted_end(model: Exact | Network, oracle: Oracle, t_min: float) -> np.ndarray:
-    """The distribution of x_1 at every site that the model predicts from masks alone: sum_z mu_z P_1(.|z), [L, S]."""
+    """The distribution of x_1 that the model predicts for a fully masked sequence: sum_z mu_z P_1(.|z), [L, S]."""
     vocab, masks = oracle.noise.vocab, np.full((1, oracle.length), oracle.noise.states - 1)
     return model.posterior(masks, 1 - t_min)[0, :, :vocab] @ oracle.noise.kernel(1.0)[:vocab]
 
 
 def known(posterior: np.ndarray, oracle: Oracle, t: float) -> np.ndarray:
     """A posterior restricted to the tokens from which x_t can be reached."""
-    own = oracle.noise.kernel(t)[:, oracle.noisy].transpose(1, 2, 0)
-    joint = np.where(own > 0, posterior, 0.0)
+    likelihood = oracle.noise.kernel(t)[:, oracle.noisy].transpose(1, 2, 0)
+    joint = np.where(likelihood > 0, posterior, 0.0)
     return joint / joint.sum(-1, keepdims=True)
 
 
 def clean_batch(oracle: Oracle, copies: int) -> tuple[torch.Tensor, np.ndarray]:
-    """`copies` of a few clean sequences, and which they are."""
+    """`copies` of six clean sequences, and their indices."""
     chosen = np.random.default_rng(0).choice(len(oracle.clean), size=6, replace=False, p=oracle.distribution)
     return torch.from_numpy(oracle.clean[chosen]).repeat(copies, 1), chosen
 
@@ -143,11 +146,11 @@ def test_elbo_interval_coverage(name: str) -> None:
 @pytest.mark.parametrize("name", ["uniform-linear", "uniform-geometric", "gaussian", *SURVIVING])
 @pytest.mark.parametrize("kind", ["exact", "random"])
 def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
-    """The estimate over all clean sequences, weighted by the data law, exceeds the NLL of the model it bounds."""
+    """For every clean sequence the exact NELBO exceeds the NLL of the model, and the estimate agrees with it."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
     model, x = network(kind, oracle), oracle.noisy
     reference, end = oracle.noise.kernel(1 - 1e-15)[: process.vocab].mean(0), 1 - T_MIN
-    if name in SURVIVING:  # the model predicts x_1 from masks alone
+    if name in SURVIVING:  # sampling starts from the prediction for a fully masked sequence
         reference, end = predicted_end(model, oracle, T_MIN), 1 - 1e-9
     start = oracle.terminal(lambda x, t: oracle.bridge(model.posterior(x, clipped(t, T_MIN)), x, t), reference, end, T_MIN)
     last = known(model.posterior(x, T_MIN), oracle, T_MIN)
@@ -169,7 +172,7 @@ def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
     assert abs(bound - oracle.distribution @ exact) < 5 * noise < 0.3 * bound
 
 
-def test_elbo_integrates_a_pure_mask_to_the_end() -> None:
+def test_elbo_of_masking_processes_integrates_to_one() -> None:
     """SPEC 3: absorbing and hybrid have no prior term and integrate to t = 1; the others stop at 1 - t_min."""
     x_0 = torch.zeros(1, dtype=torch.long)
     for name, case in ELBO.items():
@@ -182,7 +185,7 @@ def test_elbo_integrates_a_pure_mask_to_the_end() -> None:
         assert math.isinf(float(process.prior_kl(x_0, torch.tensor([0.999]))))
 
 
-def test_elbo_of_a_pure_mask_is_the_whole_entropy() -> None:
+def test_elbo_of_absorbing_gives_the_entropy() -> None:
     """Absorbing with the exact network, over [t_min, 1] and with no prior: the integral is H(X_0) - H(X_0 | X_tmin)."""
     name = "absorbing-linear"
     oracle = ELBO[name].oracle()
@@ -204,7 +207,7 @@ def test_elbo_of_a_pure_mask_is_the_whole_entropy() -> None:
 
 
 def test_elbo_of_a_geometric_schedule_needs_reconstruction() -> None:
-    """SPEC 1, 3: alpha_0 is not one, so integral and prior alone fall below the entropy of the data, which no NLL can."""
+    """SPEC 1, 3: alpha_0 is below 1, so the integral and the prior alone are below the entropy of the data."""
     name = "uniform-geometric"
     oracle = ELBO[name].oracle()
     entropy = -(oracle.distribution * np.log(oracle.distribution)).sum()
@@ -222,7 +225,7 @@ def test_elbo_of_a_geometric_schedule_needs_reconstruction() -> None:
     assert oracle.distribution @ found.reconstruction.numpy() == pytest.approx(reconstruction, rel=0.2)
 
 
-def test_prior_of_a_short_exponential_schedule() -> None:
+def test_prior_decreases_with_the_horizon_of_an_exponential_schedule() -> None:
     """SPEC 1: at horizon 1 and K = 256 the prior KL is 1.40 nats, 2.0 bits a site; it falls as the horizon grows."""
     x_0, end, values = torch.arange(256), torch.tensor(1.0), []
     for horizon in (1.0, 3.0, 10.0):
@@ -239,7 +242,7 @@ def test_prior_of_a_short_exponential_schedule() -> None:
 
 @EVERY
 @pytest.mark.parametrize("t", [0.1, 0.6])
-def test_prior_kl(name: str, t: float) -> None:
+def test_prior_kl_equals_its_enumeration(name: str, t: float) -> None:
     """KL(q_t(.|x_0) || reference) by enumeration, for every clean token; infinite where the reference is a pure mask."""
     process, noise = ELBO[name].process, ELBO[name].noise
     found = process.prior_kl(torch.arange(process.vocab), torch.tensor(t, dtype=torch.float64)).numpy()
@@ -253,7 +256,7 @@ def test_prior_kl(name: str, t: float) -> None:
 
 @EVERY
 @pytest.mark.parametrize("t", [0.1, 0.7])
-def test_objective_expectation(name: str, t: float) -> None:
+def test_objective_estimates_the_integrand(name: str, t: float) -> None:
     """`m2s.Objective` at a time t is, on average, the exact integrand of each clean sequence, weighted or not."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
     model, copies = Network(oracle, 12), 4000
@@ -273,7 +276,7 @@ def test_objective_expectation(name: str, t: float) -> None:
         assert (np.abs(each.mean(0) - expected) < 4.5 * error + 1e-12).all()
 
 
-def test_objective_shows_the_network_no_time_near_the_ends() -> None:
+def test_objective_clips_the_time_of_the_network() -> None:
     """The network sees t inside [t_min, 1 - t_min]; the process sees t itself."""
     seen = []
 
@@ -285,7 +288,7 @@ def test_objective_shows_the_network_no_time_near_the_ends() -> None:
     x_0, t = torch.zeros(3, 400, dtype=torch.long), torch.tensor([1e-6, 0.5, 1 - 1e-6], dtype=torch.float64)
     loss = m2s.Objective(model, m2s.Posterior(process), t_min=0.1, generator=torch.Generator().manual_seed(0))(x_0, t)
     torch.testing.assert_close(seen[0], torch.tensor([0.1, 0.5, 0.9]))
-    rho = (1e-6 / 3) / (1 - 1e-6 + 1e-6 / 3)  # every site of the first sample kept its token, but for one in a million
+    rho = (1e-6 / 3) / (1 - 1e-6 + 1e-6 / 3)  # almost every site of the first example keeps its token
     s = 1 + (rho - 1) / 3 + (1 / rho - 1) / 3
     expected = 2 / 3 / (1 - 1e-6) * (s - rho * math.log(s) + rho * math.log(rho) - rho)
     assert float(loss[0].median()) == pytest.approx(expected, rel=1e-10)
@@ -293,7 +296,7 @@ def test_objective_shows_the_network_no_time_near_the_ends() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1e-3, 1 - 1e-3), (0.2, 0.3)])
 def test_stratified_times(low: float, high: float) -> None:
-    """One time in each of n equal intervals, in an order that is random, each sample's time uniform over the whole."""
+    """One time in each of n equal intervals, in random order; the time of each example is uniform over [low, high)."""
     generator, n = torch.Generator().manual_seed(0), 16
     draws = torch.stack([m2s.stratified_times(n, low, high, generator) for _ in range(4000)])
     assert draws.dtype == torch.float64

@@ -1,4 +1,4 @@
-"""The losses of the literature are one loss: each as its authors write it, against score entropy, in float64."""
+"""Losses of the literature equal score entropy: each in the form of its paper, in float64."""
 
 import math
 
@@ -25,15 +25,15 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear(), m2s.Rescaled(m2s.Cosine())], ids=str)
-def test_masks(schedule):
-    """Score entropy of M2S = MD4 = MDLM = RADD = SEDD fed with the bridge's score."""
+def test_losses_for_absorbing_processes_are_equal(schedule):
+    """Score entropy of M2S = MD4 = MDLM = RADD = SEDD with the score from the bridge."""
     process = m2s.Absorbing(VOCAB, schedule)
     head = m2s.Posterior(process)
     x_0, x_t, t, output = situation(process)
     masked = m2s.masked_cross_entropy(head, output, x_0, x_t, t)
     same(m2s.score_entropy(head, output, x_0, x_t, t), masked)
     same(m2s.score_entropy(m2s.LogScore(process), head.log_score(output, x_t, t), x_0, x_t, t), masked)
-    # by hand, MDLM's two rules and RADD's clock: no logit for the mask, what is not masked is carried over, d lambda / lambda
+    # MDLM: no logit for the mask, and unmasked tokens are kept. RADD: d lambda / lambda.
     log_mu = torch.log_softmax(output[..., :VOCAB], -1).gather(-1, x_0.unsqueeze(-1)).squeeze(-1)
     share = 1 - schedule.alpha(t)
     speed = torch.autograd.functional.jvp(lambda s: 1 - schedule.alpha(s), t, torch.ones_like(t))[1]
@@ -43,15 +43,14 @@ def test_masks(schedule):
 
 @pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear()], ids=str)
 @pytest.mark.parametrize("offset", ["none", "exact"])
-def test_masks_over_ordered_levels(schedule, offset):
-    """A posterior from a mean and a scale: the masked losses are its -log mu_{x_0} at masked sites by their weights, and score
-    entropy is one of them."""
+def test_losses_for_absorbing_processes_with_an_ordinal_head(schedule, offset):
+    """The masked losses are weighted sums of -log mu_{x_0} over masked sites, and score entropy is one of them."""
     process = m2s.Absorbing(VOCAB, schedule)
     head = m2s.Ordinal(process, offset)
     x_0, x_t, t, output = situation(process)
-    output = output / 4 + 1  # wide enough that a difference of two sigmoids keeps its digits
+    output = output / 4 + 1  # a scale at which the difference of two sigmoids is accurate
     mean, scale = output[..., 0], torch.exp(-2 + 7 * torch.tanh(output[..., 1] / 7))
-    below, above = (2.0 * (x_0.double() + side) - 1 for side in (0, 1))  # the ends of the bin, in units of 1/(K - 1), from -1
+    below, above = (2.0 * (x_0.double() + side) - 1 for side in (0, 1))  # the ends of the bin times K - 1, plus K - 1
     low, high = ((end / (VOCAB - 1) - 1 - mean) / scale for end in (below, above))
     mu = torch.where(x_0 == VOCAB - 1, 1.0, torch.sigmoid(high)) - torch.where(x_0 == 0, 0.0, torch.sigmoid(low))
     masked = x_t == VOCAB
@@ -71,8 +70,8 @@ def test_masks_over_ordered_levels(schedule, offset):
 
 @pytest.mark.parametrize("schedule", [m2s.Linear(), m2s.Cosine(), m2s.LogLinear()], ids=str)
 @pytest.mark.parametrize("offset", ["none", "exact"])
-def test_uniform_noise(schedule, offset):
-    """Score entropy of M2S, with and without the offset = UDLM's bound = GIDD's unclipped bound of the same belief."""
+def test_losses_for_uniform_noise_are_equal(schedule, offset):
+    """Score entropy of M2S = UDLM's loss = GIDD's loss without clipping, for the same posterior."""
     head = m2s.Posterior(m2s.Uniform(VOCAB, schedule), offset)
     x_0, x_t, t, output = situation(head.process)
     wanted = m2s.score_entropy(head, output, x_0, x_t, t)
@@ -81,17 +80,17 @@ def test_uniform_noise(schedule, offset):
 
 
 @pytest.mark.parametrize("p_uniform", [0.0, 0.1, 0.2, 0.9])
-def test_masks_and_other_tokens(p_uniform):
+def test_losses_for_hybrid_noise_are_equal(p_uniform):
     head = m2s.Posterior(m2s.Hybrid(VOCAB, p_uniform), "exact")
     x_0, x_t, t, output = situation(head.process)
     wanted = m2s.score_entropy(head, output, x_0, x_t, t)
     same(gidd(head, output, x_0, x_t, t), wanted)
-    if p_uniform == 0:  # a mask and alpha = 1 - t: MDLM's
+    if p_uniform == 0:  # MDLM with alpha = 1 - t
         same(m2s.masked_cross_entropy(m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), output, x_0, x_t, t), wanted)
 
 
-def test_a_clipped_weight_is_at_most_one_or_what_is_given():
-    """Against the weight by hand: n_t(k) / P_t(k|x_0), and 1 where that is more; it happens on both sides here."""
+def test_gidd_clips_its_weight():
+    """The weight is min(n_t(k) / P_t(k|x_0), max_weight). The test has weights above and below 1."""
     head = m2s.Posterior(m2s.Hybrid(VOCAB, 0.2), "exact")
     x_0, x_t, t, output = situation(head.process)
     kernel, rates = head.process.transition_matrix(t), head.process.rates(t)
@@ -106,8 +105,8 @@ def test_a_clipped_weight_is_at_most_one_or_what_is_given():
     same(gidd_clipped(head, output, x_0, x_t, t, max_weight=math.inf), gidd(head, output, x_0, x_t, t))
 
 
-def test_leaving_and_jumping_between_256_levels():
-    """Rates from 1 down to nothing: the two losses agree there too, in float32 as well, and their gradients are numbers."""
+def test_path_kl_equals_score_entropy_for_256_levels():
+    """With rates from 1 down to underflow, in float64 and float32. Gradients are finite."""
     head = m2s.FactorizedRate(m2s.RateMatrix.gaussian(256, m2s.Exponential(1.0)))
     generator = torch.Generator().manual_seed(0)
     x_0 = torch.randint(256, (4, 9), generator=generator)
@@ -132,48 +131,48 @@ def test_leaving_and_jumping_between_256_levels():
     ],
     ids=lambda process: type(process).__name__,
 )
-def test_leaving_and_jumping(process):
-    """Neural CTMC's loss = score entropy in other coordinates."""
+def test_path_kl_equals_score_entropy(process):
+    """The loss of Neural CTMC is score entropy of the rate that the head factorizes."""
     head = m2s.FactorizedRate(process)
     x_0, x_t, t, output = situation(process)
     same(path_kl(head, output, x_0, x_t, t), m2s.score_entropy(head, output, x_0, x_t, t))
 
 
 def per_log_alpha(loss, process: m2s.Process, output: torch.Tensor, tokens: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """A loss of M2S with the exact offset for each unit by which log alpha falls."""
+    """A loss of M2S with the exact offset, divided by -d log alpha / dt."""
     speed = -torch.autograd.functional.jvp(lambda s: torch.log(process.alpha(s)), t, torch.ones_like(t))[1]
     return loss(m2s.Posterior(process, "exact"), output[..., : process.states], *tokens, t) / speed.unsqueeze(-1)
 
 
-def share_kept(process: m2s.Hybrid, alpha: torch.Tensor) -> torch.Tensor:
-    """The time at which so much is kept under GIDD's process: with u^2 = t/(1 - t), 1/alpha = 1 + B u + u^2."""
+def time_of_alpha(process: m2s.Hybrid, alpha: torch.Tensor) -> torch.Tensor:
+    """The time at which GIDD's process has this alpha: with u^2 = t/(1 - t), 1/alpha = 1 + B u + u^2."""
     slope, rest = 2 * process.p_uniform / (1 - process.p_uniform), 1 / alpha - 1
     u = 2 * rest / (slope + torch.sqrt(slope**2 + 4 * rest))
     return u**2 / (1 + u**2)
 
 
 @pytest.mark.parametrize("loss", [m2s.score_entropy, gidd], ids=["score entropy", "gidd"])
-def test_p_uniform_towards_one_is_uniform_noise(loss):
-    """GIDD's process at p -> 1: given the share of tokens kept, the same law and the same loss per unit of log alpha as uniform
-    noise. What is left between them falls as (1 - p)^2, as the mask's share does, down to rounding."""
+def test_hybrid_noise_converges_to_uniform_noise(loss):
+    """For p_uniform -> 1 and the same alpha, transition matrix and loss per unit of log alpha converge to those of uniform
+    noise. The difference decreases as (1 - p)^2, like the probability of the mask."""
     uniform, alpha = m2s.Uniform(VOCAB, m2s.Linear()), torch.tensor([0.05, 0.3, 0.5, 0.7, 0.95], dtype=torch.float64)
     rng = torch.Generator().manual_seed(3)
     tokens = torch.randint(VOCAB, (2, 5, 30), generator=rng)
     output = torch.randn(5, 30, VOCAB + 1, generator=rng, dtype=torch.float64)
     wanted = per_log_alpha(loss, uniform, output, tokens, 1 - alpha)
-    away = []
+    differences = []
     for distance in (1e-2, 1e-3, 1e-4, 1e-9):
         hybrid = m2s.Hybrid(VOCAB, 1 - distance)
-        t = share_kept(hybrid, alpha)
+        t = time_of_alpha(hybrid, alpha)
         torch.testing.assert_close(hybrid.alpha(t), alpha, rtol=1e-13, atol=0)
         found = per_log_alpha(loss, hybrid, output, tokens, t)
-        away.append((found / wanted - 1).abs().amax(-1) / distance**2)
+        differences.append((found / wanted - 1).abs().amax(-1) / distance**2)
     same(found, wanted)
     same(hybrid.transition_matrix(t)[:, :VOCAB, :VOCAB], uniform.transition_matrix(1 - alpha))
     assert float(hybrid.mixing(t).mask.max()) < 1e-15
-    assert (away[1] > 1e-3).all()
-    torch.testing.assert_close(away[0], away[1], rtol=0.05, atol=0)
-    torch.testing.assert_close(away[1], away[2], rtol=0.005, atol=0)
+    assert (differences[1] > 1e-3).all()
+    torch.testing.assert_close(differences[0], differences[1], rtol=0.05, atol=0)
+    torch.testing.assert_close(differences[1], differences[2], rtol=0.005, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_p_uniform_towards_one_is_uniform_noise(loss):
         (path_kl, m2s.Posterior(m2s.Uniform(VOCAB, m2s.Linear()))),
     ],
 )
-def test_a_loss_says_what_it_is_for(loss, head):
+def test_unsupported_heads_raise(loss, head):
     x_0, x_t, t, output = situation(head.process)
     with pytest.raises(TypeError, match=r"is for m2s\."):
         loss(head, output, x_0, x_t, t)

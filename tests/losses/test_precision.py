@@ -1,8 +1,8 @@
 """The losses in float32 against the direct s, r, h form in extended precision.
 
-The reference builds every s_y, r_y and h(s_y, r_y) from the kernel, and the gradient from dL/ds by the chain rule, in numpy's
-longdouble (mpmath where that is no wider than float64); it shares no formula with the library. A few anchors are checked once
-more in 60 digits.
+The reference computes every s_y, r_y and h(s_y, r_y) from the transition matrix, and the gradient from dL/ds by the chain rule.
+It uses numpy's longdouble and shares no formula with the library. A few values are checked again with 60 digits of mpmath, also
+where longdouble is no wider than float64.
 """
 
 import math
@@ -90,8 +90,8 @@ def direct(process, logits, x, k, t, offset="none"):
     return rate * h[others].sum(), zero
 
 
-def direct_free(process, log_score, x, k, t):
-    """Loss and gradient of one site for a free log-score."""
+def direct_unconstrained(process, log_score, x, k, t):
+    """Loss and gradient of one site for an unconstrained log-score."""
     alpha, clean, mask, n_clean, n_mask = kernel_scalars(process, t)
     r = mixing(process, clean, mask)
     rate = n_mask if k == process.mask else n_clean
@@ -121,14 +121,14 @@ def errors(head, rows, x, k, t, reference):
     return worst_loss, worst_gradient
 
 
-# ---------------------------------------------------------------- the grid of the bar
+# ---------------------------------------------------------------- random and extreme outputs
 
 
 X, K_OTHER, OTHER = 4_000, 17, 9_999
 
 
 def grid_rows(vocab: int, x: int, k: int, seed: int) -> dict[str, Tensor]:
-    """From uniform to one-hot at +-60."""
+    """Logits from uniform to one-hot at +-60."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(vocab, generator=generator)
     other = next(y for y in (OTHER % vocab, 0, 1, 2) if y not in (x, k) or vocab == 2)
@@ -162,7 +162,7 @@ def grid_rows(vocab: int, x: int, k: int, seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("offset", ["none", "exact"])
 @pytest.mark.parametrize("same", [True, False], ids=["k = x_0", "k != x_0"])
 @pytest.mark.parametrize("t", [1e-3, 1e-2, 0.5, 0.99, 0.999])
-def test_uniform_loss_at_the_size_of_gpt2(t: float, same: bool, offset: str) -> None:
+def test_uniform_loss_with_the_vocabulary_of_gpt2(t: float, same: bool, offset: str) -> None:
     process = m2s.Uniform(GPT2, m2s.Linear())
     k = X if same else K_OTHER
     rows = torch.stack(list(grid_rows(GPT2, X, k, 0).values()))
@@ -184,8 +184,8 @@ PROCESSES = {
 }
 
 
-def random_rows(process: m2s.Process, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows of every scale, a few tokens raised or sunk at random, t dense at both ends, k = x_0 a third of the time."""
+def random_examples(process: m2s.Process, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits of all scales with a few raised or lowered, x_0, x_t (equal for a third), and t, dense at both ends."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -213,9 +213,9 @@ def random_rows(process: m2s.Process, count: int, seed: int) -> tuple[Tensor, Te
 @pytest.mark.parametrize("offset", ["none", "exact"])
 @pytest.mark.parametrize("vocab", [2, 3, 17, 256])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_bridged_loss_on_random_rows(name: str, vocab: int, offset: str) -> None:
+def test_posterior_loss_on_random_examples(name: str, vocab: int, offset: str) -> None:
     process = PROCESSES[name](vocab)
-    rows = random_rows(process, 150, vocab)
+    rows = random_examples(process, 150, vocab)
 
     def reference(logits, x, k, t):
         return direct(process, logits, x, k, t, offset)
@@ -227,12 +227,12 @@ def test_bridged_loss_on_random_rows(name: str, vocab: int, offset: str) -> None
 @needs_wide
 @pytest.mark.parametrize("vocab", [2, 17, 256])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_free_loss_on_random_rows(name: str, vocab: int) -> None:
+def test_unconstrained_loss_on_random_examples(name: str, vocab: int) -> None:
     process = PROCESSES[name](vocab)
-    rows, x_0, x_t, t = random_rows(process, 150, vocab)
+    rows, x_0, x_t, t = random_examples(process, 150, vocab)
 
     def reference(log_score, x, k, t):
-        return direct_free(process, log_score, x, k, t)
+        return direct_unconstrained(process, log_score, x, k, t)
 
     loss, gradient = errors(m2s.LogScore(process), rows.clamp(-20, 20), x_0, x_t, t, reference)
     assert loss < LOSS_BAR and gradient < GRADIENT_BAR
@@ -240,21 +240,29 @@ def test_free_loss_on_random_rows(name: str, vocab: int) -> None:
 
 @needs_wide
 @pytest.mark.parametrize("name", PROCESSES)
-def test_all_losses_at_the_size_of_gpt2_on_random_rows(name: str) -> None:
+def test_all_losses_with_the_vocabulary_of_gpt2(name: str) -> None:
     process = PROCESSES[name](GPT2)
-    rows, x_0, x_t, t = random_rows(process, 12, 1)
-    heads = {"none": m2s.Posterior(process), "exact": m2s.Posterior(process, offset="exact"), "free": m2s.LogScore(process)}
+    rows, x_0, x_t, t = random_examples(process, 12, 1)
+    heads = {
+        "none": m2s.Posterior(process),
+        "exact": m2s.Posterior(process, offset="exact"),
+        "unconstrained": m2s.LogScore(process),
+    }
     for kind, head in heads.items():
 
         def reference(values, x, k, t, kind=kind):
-            return direct_free(process, values, x, k, t) if kind == "free" else direct(process, values, x, k, t, kind)
+            return (
+                direct_unconstrained(process, values, x, k, t)
+                if kind == "unconstrained"
+                else direct(process, values, x, k, t, kind)
+            )
 
-        loss, gradient = errors(head, rows.clamp(-20, 20) if kind == "free" else rows, x_0, x_t, t, reference)
+        loss, gradient = errors(head, rows.clamp(-20, 20) if kind == "unconstrained" else rows, x_0, x_t, t, reference)
         assert loss < LOSS_BAR and gradient < GRADIENT_BAR, kind
 
 
 @needs_wide
-def test_free_loss_near_its_minimum() -> None:
+def test_unconstrained_loss_near_its_minimum() -> None:
     """log s = log r + small: the terms are r d^2 / 2, far below r itself."""
     process = m2s.Uniform(256, m2s.Linear())
     t = torch.tensor([1e-3, 0.1, 0.9])
@@ -264,7 +272,7 @@ def test_free_loss_near_its_minimum() -> None:
     output = (log_ratio + 1e-3 * torch.randn(3, 256, generator=torch.Generator().manual_seed(0))).float()
 
     def reference(log_score, x, k, t):
-        return direct_free(process, log_score, x, k, t)
+        return direct_unconstrained(process, log_score, x, k, t)
 
     loss, gradient = errors(m2s.LogScore(process), output, x_0, x_t, t, reference)
     # log s itself is rounded to float32: at log r = 12 that alone moves d = 1e-3 by 5e-7, but the reference sees the same
@@ -273,7 +281,7 @@ def test_free_loss_near_its_minimum() -> None:
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_nothing_overflows(name: str) -> None:
+def test_loss_and_gradient_are_finite_for_extreme_logits(name: str) -> None:
     process = PROCESSES[name](GPT2)
     ends = torch.tensor([1e-5, 1e-4, 1e-3, 0.3, 0.999, 0.9999, 1 - 1e-5])
     for k in (X, K_OTHER, process.states - 1):
@@ -288,8 +296,8 @@ def test_nothing_overflows(name: str) -> None:
 
 @pytest.mark.parametrize("t", [1e-3, 0.5, 0.999])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_anchors_in_sixty_digits(name: str, t: float) -> None:
-    """The longdouble reference, where there is one, and the library against mpmath at K = 5; three values of k."""
+def test_loss_agrees_with_sixty_digits(name: str, t: float) -> None:
+    """The library, and the longdouble reference where it is wide enough, against mpmath at K = 5 for three values of k."""
     process = PROCESSES[name](5)
     logits = torch.tensor([0.25, -3.0, 7.5, 1.0, 0.0])
     t_exact = float(torch.tensor(t))
@@ -321,9 +329,9 @@ def test_anchors_in_sixty_digits(name: str, t: float) -> None:
 # ---------------------------------------------------------------- the autograd functions
 
 
-@pytest.mark.parametrize("head", ["none", "exact", "free"])
+@pytest.mark.parametrize("head", ["none", "exact", "unconstrained"])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_gradcheck(name: str, head: str) -> None:
+def test_gradient_agrees_with_finite_differences(name: str, head: str) -> None:
     process = PROCESSES[name](6)
     generator = torch.Generator().manual_seed(0)
     output = torch.randn(2, 4, process.states, dtype=torch.float64, generator=generator).requires_grad_()
@@ -332,7 +340,7 @@ def test_gradcheck(name: str, head: str) -> None:
     if process.mask is not None:
         x_t[:, 1::2] = process.mask
     t = torch.tensor([0.2, 0.85], dtype=torch.float64)
-    choice = m2s.LogScore(process) if head == "free" else m2s.Posterior(process, offset=head)
+    choice = m2s.LogScore(process) if head == "unconstrained" else m2s.Posterior(process, offset=head)
     assert torch.autograd.gradcheck(lambda values: m2s.score_entropy(choice, values, x_0, x_t, t), output)
 
 
@@ -347,19 +355,19 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor,
 HEADS = {
     "posterior": lambda process: m2s.Posterior(process),
     "exact": lambda process: m2s.Posterior(process, offset="exact"),
-    "free": lambda process: m2s.LogScore(process),
+    "unconstrained": lambda process: m2s.LogScore(process),
 }
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_shape_of_the_input_does_not_matter(name: str) -> None:
+def test_strides_and_padding_do_not_change_the_loss(name: str) -> None:
     head = HEADS[name](m2s.Uniform(33, m2s.Linear()))
     output, x_0, x_t, t = example()
     loss = m2s.score_entropy(head, output, x_0, x_t, t)
     strided = output.transpose(0, 2).contiguous().transpose(0, 2).requires_grad_()
     assert not strided.is_contiguous()
     again = m2s.score_entropy(head, strided, x_0, x_t, t)
-    assert torch.equal(loss, again.detach())  # with and without a gradient wanted, contiguous or not
+    assert torch.equal(loss, again.detach())  # with and without gradient, contiguous or not
     again.sum().backward()
     dense = output.clone().requires_grad_()
     m2s.score_entropy(head, dense, x_0, x_t, t).sum().backward()
@@ -370,7 +378,7 @@ def test_shape_of_the_input_does_not_matter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_backward_twice_and_with_weights(name: str) -> None:
+def test_repeated_and_weighted_backward(name: str) -> None:
     head = HEADS[name](m2s.Uniform(33, m2s.Linear()))
     output, x_0, x_t, t = example()
     output.requires_grad_()
@@ -398,15 +406,15 @@ def test_half_precision_inputs_give_a_float32_loss(name: str) -> None:
     assert output.grad is not None and output.grad.dtype == torch.bfloat16 and output.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("head", ["none", "exact", "free"])
-def test_sites_without_a_rate_give_exactly_nothing(head: str) -> None:
-    """Unmasked sites under absorbing: loss 0 and gradient 0, also beside masked ones and for absurd logits."""
+@pytest.mark.parametrize("head", ["none", "exact", "unconstrained"])
+def test_unmasked_sites_have_zero_loss_and_gradient(head: str) -> None:
+    """For absorbing processes: exactly 0, also with logits of scale 1e4 and with masked sites in the same example."""
     process = m2s.Absorbing(9, m2s.Linear())
     output = (1e4 * torch.randn(1, 4, 10, generator=torch.Generator().manual_seed(0))).requires_grad_()
     x_0 = torch.tensor([[0, 1, 2, 3]])
     x_t = torch.tensor([[0, 9, 2, 9]])
-    choice = m2s.LogScore(process) if head == "free" else m2s.Posterior(process, offset=head)
-    values = output / 1e3 if head == "free" else output
+    choice = m2s.LogScore(process) if head == "unconstrained" else m2s.Posterior(process, offset=head)
+    values = output / 1e3 if head == "unconstrained" else output
     loss = m2s.score_entropy(choice, values, x_0, x_t, torch.tensor([0.4]))
     loss.sum().backward()
     assert (loss[0, ::2] == 0).all() and (output.grad[0, ::2] == 0).all()

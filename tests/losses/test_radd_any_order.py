@@ -1,4 +1,4 @@
-"""RADD's any-order loss: against all orders, all subsets and the masked objective, enumerated; and by the command line."""
+"""RADD's any-order loss against enumeration of all orders and subsets, and against the masked objective."""
 
 import itertools
 import json
@@ -28,12 +28,12 @@ def place(x: np.ndarray) -> np.ndarray:
 
 
 def logits(x: np.ndarray) -> np.ndarray:
-    """A network that is not told the time: one row for each of all noisy sequences."""
+    """A network without time: a table with one entry per noisy sequence."""
     return TABLE[place(x)]
 
 
 def surprise(x_0: np.ndarray, masked: tuple[int, ...]) -> np.ndarray:
-    """-log mu_{x_0} at every site where `masked` are hidden."""
+    """-log mu_{x_0} at every site, given x_0 with the sites `masked` masked."""
     x = x_0.copy()
     x[list(masked)] = VOCAB
     values = logits(x)[:, :VOCAB]
@@ -41,7 +41,7 @@ def surprise(x_0: np.ndarray, masked: tuple[int, ...]) -> np.ndarray:
 
 
 def over_orders(x_0: np.ndarray) -> float:
-    """The mean over all orders of the likelihood of a network that fills the sites in that order."""
+    """The NLL of generating site by site, averaged over all orders."""
     each = [
         sum(surprise(x_0, order[place:])[order[place]] for place in range(LENGTH))
         for order in itertools.permutations(range(LENGTH))
@@ -50,14 +50,13 @@ def over_orders(x_0: np.ndarray) -> float:
 
 
 def chances(schedule: m2s.Schedule, t: float) -> np.ndarray:
-    """Of every subset of masked sites at time t."""
+    """The probability of every subset of masked sites at time t."""
     share = float(1 - schedule.alpha(torch.tensor(t, dtype=torch.float64)))
     return np.where(HIDDEN, share, 1 - share).prod(-1)
 
 
 def integral(loss, schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The integral over t in [low, high] of E[loss | x_0], over all subsets of masked sites; quadrature of an analytic
-    function."""
+    """The integral over t in [low, high] of E[loss | x_0], by quadrature over t and enumeration of masked subsets."""
     head = m2s.Posterior(m2s.Absorbing(VOCAB, schedule))
     x_t = np.where(HIDDEN, VOCAB, x_0)
     tokens = torch.from_numpy(np.tile(x_0, (len(x_t), 1))), torch.from_numpy(x_t)
@@ -70,12 +69,12 @@ def integral(loss, schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Tensor,
 
 
 def expected(loss, schedule: m2s.Schedule, x_0: np.ndarray) -> float:
-    """Over all times."""
+    """The integral over all times."""
     return float(integral(loss, schedule, x_0, torch.from_numpy(TABLE), 0.0, 1.0))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-def test_it_is_on_average_the_masked_objective_and_the_mean_over_all_orders(schedule: m2s.Schedule) -> None:
+def test_any_order_and_masked_objective_equal_the_mean_over_orders(schedule: m2s.Schedule) -> None:
     for seed in range(3):
         x_0 = np.random.default_rng(seed).integers(VOCAB, size=LENGTH)
         wanted = over_orders(x_0)
@@ -84,7 +83,7 @@ def test_it_is_on_average_the_masked_objective_and_the_mean_over_all_orders(sche
 
 
 def surprise_at_a_mask(schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Tensor, t: float) -> torch.Tensor:
-    """E[(1/n) sum_{i masked} -log mu_{x_0^i} | x_0] at time t, by hand; a sequence without masks counts for nothing."""
+    """E[(1/n) sum_{i masked} -log mu_{x_0^i} | x_0] at time t; 0 for a sequence without masks."""
     log_mu = torch.log_softmax(table[place(np.where(HIDDEN, VOCAB, x_0))][..., :VOCAB], -1)[:, range(LENGTH), x_0]
     weight = chances(schedule, t)[:, None] * HIDDEN / np.maximum(HIDDEN.sum(-1, keepdims=True), 1)
     return -(torch.from_numpy(weight) * log_mu).sum()
@@ -94,13 +93,12 @@ def surprise_at_a_mask(schedule: m2s.Schedule, x_0: np.ndarray, table: torch.Ten
     "schedule", [*SCHEDULES, m2s.LogLinear(), m2s.LogLinear(0.2), m2s.Exponential(3.0), m2s.Geometric(0.05, 3.0)], ids=str
 )
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1e-3, 1.0), (1e-3, 1 - 1e-3), (0.2, 0.7)])
-def test_over_any_times_it_differs_from_the_masked_objective_by_its_ends(
-    schedule: m2s.Schedule, low: float, high: float
-) -> None:
-    """masked - any-order = [alpha_t E_t[mean of -log mu_{x_0} over the masked sites]] from t = low to high; so the gradients.
+def test_difference_to_the_masked_objective_is_a_boundary_term(schedule: m2s.Schedule, low: float, high: float) -> None:
+    """masked - any-order = [alpha_t E_t[mean of -log mu_{x_0} over the masked sites]] from t = low to high,
+    and likewise for gradients.
 
-    For d/dlambda (1 - lambda) Pr(n) = Pr(n) (n/lambda - (L + 1)). It is 0 where lambda fills [0, 1]; the log-linear schedule,
-    over all times, has eps E_1[...] more in the masked objective.
+    The reason is d/dlambda (1 - lambda) Pr(n) = Pr(n) (n/lambda - (L + 1)). The difference is 0 if lambda covers [0, 1]. For
+    the log-linear schedule over all times it is eps E_1[...].
     """
     x_0 = np.random.default_rng(5).integers(VOCAB, size=LENGTH)
     table = torch.from_numpy(TABLE).requires_grad_()
@@ -118,7 +116,7 @@ def test_over_any_times_it_differs_from_the_masked_objective_by_its_ends(
 
 
 @pytest.mark.parametrize("eps", [1e-3, 0.2])
-def test_each_number_of_masks_under_the_log_linear_schedule(eps: float) -> None:
+def test_weight_of_each_number_of_masks_for_the_log_linear_schedule(eps: float) -> None:
     """With S_n the mean over the sets of n sites of their summed -log mu, Lambda = 1 - eps and I the incomplete beta function:
 
     all orders: sum_n S_n/n,   masked: sum_n S_n/n I_Lambda(n, L - n + 1),   any-order: sum_n S_n/n I_Lambda(n + 1, L - n + 1).
@@ -136,8 +134,9 @@ def test_each_number_of_masks_under_the_log_linear_schedule(eps: float) -> None:
         assert expected(loss, schedule, x_0) == pytest.approx(value, rel=1e-12)
 
 
-def test_given_the_number_of_masks_it_is_what_the_authors_write() -> None:
-    """k-DCE: k uniform on 1..L, k sites evenly, L/k times their cross entropy. Here k = 0 is drawn too, and counts nothing."""
+def test_loss_for_a_number_of_masks_equals_k_dce() -> None:
+    """k-DCE of the paper: k uniform on 1..L, and L/k times the cross entropy of k random sites. Here k = 0 occurs too:
+    its loss is 0."""
     head, x_0 = m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), np.array([2, 0, 1, 1])
     t = torch.tensor([0.37], dtype=torch.float64)
     for count in range(LENGTH + 1):
@@ -151,8 +150,8 @@ def test_given_the_number_of_masks_it_is_what_the_authors_write() -> None:
             assert (found[0][[i not in masked for i in range(LENGTH)]] == 0).all()
 
 
-def test_exact_beliefs_give_the_entropy() -> None:
-    """The oracle's posterior under a mask knows no time: every order spends the entropy of the data law."""
+def test_exact_posterior_gives_the_entropy() -> None:
+    """The exact posterior of an absorbing process does not depend on time, and its loss is the entropy of the data."""
     case = CASES["absorbing-linear"]
     oracle = Oracle(case.noise, 3)
     head, total = m2s.Posterior(case.process), 0.0
@@ -168,8 +167,8 @@ def test_exact_beliefs_give_the_entropy() -> None:
     assert total == pytest.approx(-(oracle.distribution * np.log(oracle.distribution)).sum(), rel=1e-10)
 
 
-def test_its_weight_varies_less() -> None:
-    """(L + 1)/n is the mean of 1/lambda given n: the same mean, and no greater second moment at any sequence."""
+def test_any_order_loss_has_a_smaller_second_moment() -> None:
+    """(L + 1)/n is the mean of 1/lambda given n, so the loss has the same mean and a smaller variance."""
     head, x_0 = m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), np.array([0, 1, 2, 0])
     square = {}
     for loss in (any_order, m2s.masked_cross_entropy):
@@ -186,13 +185,13 @@ def test_its_weight_varies_less() -> None:
     [m2s.LogScore(m2s.Absorbing(VOCAB, m2s.Linear())), m2s.Posterior(m2s.Uniform(VOCAB, m2s.Linear()))],
     ids=["score", "uniform"],
 )
-def test_what_it_is_not_for(head: m2s.Head) -> None:
+def test_unsupported_heads_raise(head: m2s.Head) -> None:
     x = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(TypeError, match=r"is for m2s\.Posterior over m2s\.Absorbing"):
         any_order(head, torch.zeros(1, 2, head.process.states), x, x, torch.tensor([0.5]))
 
 
-def test_a_network_that_sees_the_time_is_refused(tmp_path, capsys) -> None:
+def test_network_with_time_is_rejected(tmp_path, capsys) -> None:
     asked = ["train", "digits", "--method", "radd", "--head.loss", "any-order", "--steps", "1"]
     with pytest.raises(SystemExit) as error:
         main([*asked, "--network.time", "yes", "--out", str(tmp_path / "run")])
@@ -200,7 +199,7 @@ def test_a_network_that_sees_the_time_is_refused(tmp_path, capsys) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_it_trains_and_is_validated_by_the_bound(tmp_path) -> None:
+def test_validation_uses_the_nelbo(tmp_path) -> None:
     asked = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu", "--steps", "2"]
     runs = {loss: tmp_path / loss for loss in ("any-order", "masked")}
     for loss, run in runs.items():

@@ -1,4 +1,4 @@
-"""tauLDR: its bound as its authors write it, by enumeration; its loss against score entropy; its rates and its corrector."""
+"""tauLDR: the NELBO of its paper by enumeration; its loss against score entropy; its rates and its corrector."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ T_MIN = 0.02
 
 
 def jumps(oracle: Oracle, posterior: np.ndarray, t: float) -> np.ndarray:
-    """The integrand of Campbell et al., Proposition 2, for every clean sequence, in their form: the rates out of x, and over
-    the forward jumps from x the logarithm of the rate that leads back. The constant is that of a model that knows x_0."""
+    """The integrand of Campbell et al., Proposition 2, for every clean sequence: the reverse rates out of x, minus the sum over
+    forward jumps from x of the logarithm of the reverse rate back. The constant is that of the reverse process given x_0."""
     x, each, place = oracle.noisy, oracle.noise.rates(t), oracle.neighbours(oracle.noisy)
     back = oracle.reverse_rates(oracle.bridge(posterior, x, t), x, t)  # x -> x^{i->y}
     forward = each[x]  # x^i -> y
@@ -33,7 +33,7 @@ def jumps(oracle: Oracle, posterior: np.ndarray, t: float) -> np.ndarray:
     for number, distribution in enumerate(likelihood):
         reached = (distribution > 0)[:, None, None] & (forward > 0)
         weight = np.where(reached, distribution[:, None, None] * forward, 0.0)
-        # the rate back of the process that ends in x_0: Q(x -> x~) q(x|x_0) / q(x~|x_0)
+        # The reverse rate given x_0: Q(x -> x~) q(x|x_0) / q(x~|x_0)
         known = forward * distribution[:, None, None] / np.where(distribution[place] > 0, distribution[place], 1.0)
         surprise = np.log(np.where(reached, known, 1.0)) - np.log(np.where(reached, returns, 1.0))
         value[number] = distribution @ back.sum((1, 2)) + (weight * (surprise - 1)).sum()
@@ -42,9 +42,9 @@ def jumps(oracle: Oracle, posterior: np.ndarray, t: float) -> np.ndarray:
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", ["exact", "random"])
-def test_the_bound_of_the_authors_is_above_the_exact_nll(name: str, kind: str) -> None:
-    """No loss of the library takes part: the integral of `jumps`, the prior and the last draw, against the law in which the
-    model's reverse process ends, by integrating its master equation."""
+def test_published_nelbo_is_above_the_exact_nll(name: str, kind: str) -> None:
+    """Without losses of the library: integral of `jumps`, prior and reconstruction, against the terminal distribution of the
+    model's reverse process, from its master equation."""
     oracle = BOTH[name].oracle()
     vocab, x = oracle.noise.vocab, oracle.noisy
     posterior = oracle.posterior if kind == "exact" else Network(oracle, 5).posterior
@@ -66,14 +66,14 @@ def test_the_bound_of_the_authors_is_above_the_exact_nll(name: str, kind: str) -
     nll = -np.log(end @ chosen)
     bound = integral + prior + reconstruction
     assert (bound > nll - 1e-7).all()
-    if kind == "exact":  # what is lost: the last draw takes the sites apart, and the start is not quite the reference
+    if kind == "exact":  # the gap: sites are independent in the last step, and x_1 differs from the reference
         entropy = -(oracle.distribution * np.log(oracle.distribution)).sum()
         assert entropy - 1e-7 < oracle.distribution @ bound < 1.1 * entropy
 
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("t", [0.03, 0.5, 0.97])
-def test_the_loss_is_on_average_what_the_authors_write(name: str, t: float) -> None:
+def test_expected_loss_equals_the_published_integrand(name: str, t: float) -> None:
     process, oracle = BOTH[name].process, BOTH[name].oracle()
     network, x = Network(oracle, 7), oracle.noisy
     clean, noisy = np.repeat(oracle.clean, len(x), 0), np.tile(x, (len(oracle.clean), 1))
@@ -103,42 +103,42 @@ def test_the_loss_is_on_average_what_the_authors_write(name: str, t: float) -> N
     ids=str,
 )
 @pytest.mark.parametrize("offset", ["none", "exact"])
-def test_the_loss_is_score_entropy(process: m2s.Process, offset: str) -> None:
-    """With its constant, in value and in gradient, in float64 and as far as float32 goes."""
+def test_loss_equals_score_entropy(process: m2s.Process, offset: str) -> None:
+    """Value, including the constant, and gradient in float64; value in float32."""
     rng = torch.Generator().manual_seed(0)
     x_0 = torch.randint(process.vocab, (9, 5), generator=rng)
     t = torch.linspace(0.004, 0.996, 9, dtype=torch.float64)
     x_t = process.corrupt(x_0, t, rng)
-    output = 2 * torch.randn(9, 5, process.states + 3, generator=rng, dtype=torch.float64)  # wider than it need be
+    output = 2 * torch.randn(9, 5, process.states + 3, generator=rng, dtype=torch.float64)  # wider than the states
     output.requires_grad_()
     head = m2s.Posterior(process, offset)
     found, wanted = (loss(head, output, x_0, x_t, t) for loss in (ct_elbo, m2s.score_entropy))
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     slopes = [torch.autograd.grad(value.sum(), output)[0] for value in (found, wanted)]
     torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-10)
-    narrow = ct_elbo(head, output.float(), x_0, x_t, t)
-    assert narrow.dtype == torch.float32
-    torch.testing.assert_close(narrow, wanted.float(), rtol=1e-4, atol=1e-5)
+    rounded = ct_elbo(head, output.float(), x_0, x_t, t)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, wanted.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "head", [m2s.LogScore(MASKS.process), m2s.Posterior(m2s.Chain.uniform(4, torch.full((3,), 0.2)))], ids=["score", "chain"]
 )
-def test_the_loss_says_what_it_is_for(head: m2s.Head) -> None:
+def test_unsupported_heads_raise(head: m2s.Head) -> None:
     x = torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(TypeError, match=r"is for m2s\.Posterior over a process with rates"):
         ct_elbo(head, torch.zeros(1, 1, head.process.states), x, x, torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize("vocab", [3, 17, 256])
-def test_gaussian_rates_forget_as_uniform_noise_does(vocab: int) -> None:
-    """Whatever the number of levels, exp(-sigma) is left of the slowest memory: of what two starts differ by after long."""
+def test_slowest_mode_of_gaussian_rates_decays_as_uniform_noise(vocab: int) -> None:
+    """For any number of levels, the distance between two starting states decays as exp(-sigma) at late times."""
     process = make_process(ProcessConfig(kind="gaussian", schedule="linear"), vocab)
     assert isinstance(process, m2s.RateMatrix)
     late = torch.tensor([0.999, 0.9999], dtype=torch.float64)
     rows = process.transition_matrix(late)
-    apart = (rows[:, 0] - rows[:, -1]).abs().sum(-1)
-    assert float(apart[1] / apart[0]) == pytest.approx(0.1, rel=1e-3)
+    distance = (rows[:, 0] - rows[:, -1]).abs().sum(-1)
+    assert float(distance[1] / distance[0]) == pytest.approx(0.1, rel=1e-3)
     level = torch.arange(vocab, dtype=torch.float64)
     distribution = torch.softmax(-((level - (vocab - 1) / 2) ** 2) / (2 * (2 * vocab) ** 2), -1)
     torch.testing.assert_close(process.reference(), distribution)
@@ -159,20 +159,20 @@ def test_gaussian_rates_take_widths_in_levels() -> None:
         (["--head.kind", "log-score"], "is for m2s.Posterior"),
     ],
 )
-def test_what_is_refused(tmp_path, options, word, capsys) -> None:
+def test_train_rejects_invalid_options(tmp_path, options, word, capsys) -> None:
     with pytest.raises(SystemExit) as error:
         main(["train", "digits", "--method", "tauldr", "--steps", "1", "--out", str(tmp_path / "run"), *options])
     assert error.value.code == 2 and word in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_too_many_levels() -> None:
+def test_too_many_levels_raise() -> None:
     with pytest.raises(ValueError, match=r"at most 512 levels, but the data has 50257"):
         make_process(ProcessConfig(kind="gaussian", schedule="linear"), 50_257)
 
 
-def test_correctors_and_shorter_leaps_lead_to_the_data_law() -> None:
-    """With exact beliefs: the distance of the samples' law from the data's falls with a corrector, and by half with steps."""
+def test_correctors_and_more_steps_approach_the_data_distribution() -> None:
+    """With the exact posterior, a corrector lowers the distance of samples from the data, and twice the steps halve it."""
     case, count = CASES["gaussian"], 8000
     oracle, head = Oracle(case.noise, 2), m2s.Posterior(case.process)
 
@@ -193,7 +193,7 @@ def test_correctors_and_shorter_leaps_lead_to_the_data_law() -> None:
 
 
 @pytest.mark.parametrize("method", ["tauldr", "tauldr-absorb", "m2s-gaussian"])
-def test_it_trains_samples_and_is_measured(tmp_path, method, capsys) -> None:
+def test_train_sample_and_evaluate(tmp_path, method, capsys) -> None:
     run, quick = tmp_path / "run", ["--device", "cpu"]
     small = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", *quick]
     main(["train", "digits", "--method", method, "--steps", "2", "--out", str(run), *small])
@@ -213,8 +213,8 @@ def test_it_trains_samples_and_is_measured(tmp_path, method, capsys) -> None:
     assert "bound" in capsys.readouterr().out
 
 
-def test_kernels_are_remembered_and_not_mixed_up(monkeypatch) -> None:
-    """One exponential for the same times asked for again, and never another's; a caller may write into what it was given."""
+def test_transition_matrices_are_cached_by_time(monkeypatch) -> None:
+    """Repeated times compute one matrix exponential. Writing into the result does not change the cache."""
     process, asked = m2s.RateMatrix.gaussian(6, m2s.Linear(), 2.0, 5.0), []
     exact = rate_matrix.expm
     monkeypatch.setattr(rate_matrix, "expm", lambda rates, sigma: asked.append(sigma) or exact(rates, sigma))

@@ -1,4 +1,4 @@
-"""A mask anywhere in the vocabulary: the adapter is the network whose vocabulary was permuted by hand, bit for bit."""
+"""`MaskAt`, for a mask anywhere in the vocabulary: bit for bit a network with a permuted vocabulary."""
 
 import copy
 import pickle
@@ -23,13 +23,13 @@ HEADS = {
 
 
 def order(mask: int) -> Tensor:
-    """The network's id of each of our states, and then what else there is, by hand."""
+    """The network's id of each of our states, then the remaining ids."""
     clean = [i for i in range(64) if i != mask][:K]
     return torch.tensor([*clean, mask, *(i for i in range(64) if i not in (*clean, mask))])
 
 
 def networks(mask: int, **options: object) -> tuple[DiT, MaskAt]:
-    """A network in our ids, and an adapter of one that has its rows where the mask wants them."""
+    """A network with our ids, and an adapter of the same network with permuted ids."""
     config = {"width": 16, "depth": 1, "heads": 2, "condition_width": 8, **options}
     plain, other = (DiT(DiTConfig(STATES, **config)) for _ in range(2))
     for parameter in plain.parameters():
@@ -51,7 +51,7 @@ def loss(net: nn.Module, head: m2s.Head) -> Tensor:
 @EVERY
 @pytest.mark.parametrize("unprojected", [False, True])
 @pytest.mark.parametrize("name", HEADS)
-def test_loss_and_gradient_have_the_same_bits(mask: int, unprojected: bool, name: str) -> None:
+def test_loss_and_gradient_are_equal_bit_for_bit(mask: int, unprojected: bool, name: str) -> None:
     plain, adapted = networks(mask)
     plain.unprojected = adapted.unprojected = unprojected
     assert adapted.network.unprojected is unprojected
@@ -68,7 +68,7 @@ def test_loss_and_gradient_have_the_same_bits(mask: int, unprojected: bool, name
 @EVERY
 @pytest.mark.parametrize("unprojected", [False, True])
 @pytest.mark.parametrize("sampler", ["bayes", "ancestral", "confidence"])
-def test_samples_are_the_same(mask: int, unprojected: bool, sampler: str) -> None:
+def test_samples_are_equal(mask: int, unprojected: bool, sampler: str) -> None:
     plain, adapted = (net.eval() for net in networks(mask))
     plain.unprojected = adapted.unprojected = unprojected
     start = torch.full((B, L), -1)
@@ -80,7 +80,7 @@ def test_samples_are_the_same(mask: int, unprojected: bool, sampler: str) -> Non
 
 
 @EVERY
-def test_bounds_are_the_same(mask: int) -> None:
+def test_nelbos_are_equal(mask: int) -> None:
     results = [
         m2s.elbo(net.eval(), HEADS["hybrid"], torch.arange(B * L).reshape(B, L) % K, generator=torch.Generator().manual_seed(0))
         for net in networks(mask)
@@ -88,7 +88,7 @@ def test_bounds_are_the_same(mask: int) -> None:
     assert torch.equal(results[0].nats, results[1].nats)
 
 
-def test_a_condition_is_handed_over() -> None:
+def test_condition_is_passed_to_the_network() -> None:
     plain, adapted = (net.eval() for net in networks(4, classes=3))
     x_t, t, labels = torch.randint(K + 1, (B, L)), torch.rand(B), torch.tensor([0, 1, 2, 3])
     assert torch.equal(adapted(x_t, t, labels)[..., : K + 1], plain(x_t, t, labels)[..., : K + 1])
@@ -96,7 +96,7 @@ def test_a_condition_is_handed_over() -> None:
 
 
 @EVERY
-def test_ids_there_and_back(mask: int) -> None:
+def test_ids_are_converted_both_ways(mask: int) -> None:
     adapted = MaskAt(nn.Identity(), mask=mask, vocab=K)
     ours = torch.arange(K + 1)
     theirs = adapted.to_network(ours)
@@ -110,8 +110,8 @@ def test_ids_there_and_back(mask: int) -> None:
     for wrong in (-1, K + 1):
         with pytest.raises(ValueError, match=rf"ids\[0\] is {wrong}, but tokens must lie in 0..{K}"):
             adapted.to_network(torch.tensor([wrong]))
-    nowhere = [i for i in range(-1, STATES + 2) if i not in theirs.tolist()]
-    for wrong in nowhere:
+    invalid = [i for i in range(-1, STATES + 2) if i not in theirs.tolist()]
+    for wrong in invalid:
         with pytest.raises(ValueError, match=rf"ids\[0\] is {wrong}, but tokens must lie in"):
             adapted.from_network(torch.tensor([wrong]))
 
@@ -119,84 +119,85 @@ def test_ids_there_and_back(mask: int) -> None:
 # --- the reordered last layer ----------------------------------------------------------------------------------------------
 
 
-def ask(adapted: MaskAt) -> m2s.Unprojected:
+def call(adapted: MaskAt) -> m2s.Unprojected:
+    """The output for a fixed input."""
     output = adapted(torch.zeros(1, 3, dtype=torch.long), torch.tensor([0.5]))
     assert isinstance(output, m2s.Unprojected)
     return output
 
 
-def test_the_last_layer_is_reordered_once_while_it_does_not_change() -> None:
+def test_reordered_last_layer_is_cached_until_it_changes() -> None:
     _, adapted = networks(4)
     adapted.unprojected = True
     head = adapted.network.head
     with torch.no_grad():
-        assert ask(adapted).weight is not ask(adapted).weight  # in training mode nothing is kept
+        assert call(adapted).weight is not call(adapted).weight  # no cache in training mode
         adapted.eval()
-        first = ask(adapted)
-        assert ask(adapted).weight is first.weight and ask(adapted).bias is first.bias
+        first = call(adapted)
+        assert call(adapted).weight is first.weight and call(adapted).bias is first.bias
         changes = {
             "in place": lambda: head.weight.mul_(2),
             "the bias": lambda: head.bias.add_(1),
             "loaded": lambda: adapted.load_state_dict({k: v * 3 for k, v in adapted.state_dict().items()}),
             "another tensor": lambda: setattr(head.weight, "data", head.weight.data * 5),
-            "another tensor, where one was freed": lambda: [
+            "another tensor, maybe at a freed address": lambda: [
                 setattr(head.weight, "data", head.weight.data * i) for i in (2, 3, 5)
             ],
             "another parameter": lambda: setattr(head, "weight", nn.Parameter(head.weight * 7)),
             "dtype": lambda: adapted.double().float(),
-            "unseen, then eval()": lambda: (head.weight.data.mul_(2), adapted.eval()),
+            "through .data, then eval()": lambda: (head.weight.data.mul_(2), adapted.eval()),
         }
         for name, change in changes.items():
-            before = ask(adapted)
+            before = call(adapted)
             change()
-            after = ask(adapted)
+            after = call(adapted)
             assert after.weight is not before.weight, name
             assert torch.equal(after.weight, head.weight[order(4)]) and torch.equal(after.bias, head.bias[order(4)]), name
-            assert ask(adapted).weight is after.weight, name
-    learning = ask(adapted)
-    assert learning.weight is not after.weight and learning.weight.requires_grad  # gradients need a fresh one
+            assert call(adapted).weight is after.weight, name
+    learning = call(adapted)
+    assert learning.weight is not after.weight and learning.weight.requires_grad  # gradients need a new tensor
     head.requires_grad_(False)
-    assert ask(adapted).weight is ask(adapted).weight  # a frozen layer does not
+    assert call(adapted).weight is call(adapted).weight
     adapted.eval()
     with torch.inference_mode():
-        kept = ask(adapted).weight
-        assert ask(adapted).weight is kept
-    output = ask(adapted)  # what was made in inference mode serves a gradient past the frozen layer
-    assert output.weight is kept
+        cached = call(adapted).weight
+        assert call(adapted).weight is cached
+    output = call(adapted)  # a tensor cached in inference mode also works with gradients of other layers
+    assert output.weight is cached
     output.project().sum().backward()
     assert adapted.network.embedding.weight.grad.any()
 
 
-def test_an_optimizer_in_eval_mode() -> None:
-    """Dropout off, gradients on: every step is seen."""
+def test_training_in_eval_mode_uses_the_current_weights() -> None:
+    """Every optimizer step invalidates the cached layer."""
     plain, adapted = (net.eval() for net in networks(4))
     plain.unprojected = adapted.unprojected = True
     for net in (plain, adapted):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(3):
             with torch.no_grad():
-                net(torch.zeros(1, 3, dtype=torch.long), torch.tensor([0.5]))  # here the layer is kept
+                net(torch.zeros(1, 3, dtype=torch.long), torch.tensor([0.5]))  # this caches the layer
             optimizer.zero_grad()
             loss(net, HEADS["absorbing"]).sum().backward()
             optimizer.step()
     assert torch.equal(loss(plain, HEADS["absorbing"]), loss(adapted, HEADS["absorbing"]))
 
 
-def test_a_module_like_any_other() -> None:
+def test_adapter_can_be_copied_pickled_and_converted() -> None:
     _, adapted = networks(4)
     adapted.unprojected = True
     with torch.no_grad():
-        ask(adapted.eval())
+        call(adapted.eval())
     for other in (copy.deepcopy(adapted), pickle.loads(pickle.dumps(adapted))):
         assert other._kept is None and not other.training
         with torch.no_grad():
-            assert torch.equal(ask(other).project(), ask(adapted).project())
+            assert torch.equal(call(other).project(), call(adapted).project())
     assert {name.removeprefix("network.") for name in adapted.state_dict()} == set(adapted.network.state_dict())
     assert not hasattr(MaskAt(nn.Embedding(STATES, STATES), 4, K), "unprojected")
     assert "mask=4, vocab=11" in repr(adapted) and adapted.double().network.head.weight.dtype == torch.float64
 
 
-def test_a_fused_loss_sees_the_reordered_rows() -> None:
+def test_fused_loss_uses_the_reordered_weights() -> None:
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plain, adapted = (net.to(device) for net in networks(4))
@@ -218,11 +219,11 @@ adapted = MaskAt(DiT(DiTConfig(12, width=16, depth=1, heads=2)), mask=4, vocab=1
 for parameter in adapted.parameters():
     torch.nn.init.normal_(parameter, std=0.3)
 x_t, t = torch.randint(12, (2, 5), device=device), torch.rand(2, device=device)
-whole = torch.compile(adapted, backend="eager", fullgraph=True)
-torch.testing.assert_close(whole(x_t, t), adapted(x_t, t))
+compiled = torch.compile(adapted, backend="eager", fullgraph=True)
+torch.testing.assert_close(compiled(x_t, t), adapted(x_t, t))
 logits = adapted(x_t, t).detach()
 adapted.unprojected = True
-parts = torch.compile(adapted.forward, backend="eager", fullgraph=True)  # as m2s sample compiles a network
+parts = torch.compile(adapted.forward, backend="eager", fullgraph=True)  # as m2s sample compiles it
 with torch.no_grad():
     one = parts(x_t, t)
 assert isinstance(one, m2s.Unprojected)
@@ -233,25 +234,25 @@ with torch.no_grad():
 """
 
 
-def test_compilers() -> None:
+def test_adapter_compiles() -> None:
     passes(COMPILED)
 
 
-def test_double_gradients() -> None:
+def test_second_derivatives() -> None:
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     adapted = MaskAt(lambda x_t, t: x, mask=2, vocab=5)
     assert torch.autograd.gradgradcheck(lambda x: adapted._moved(x, 1).pow(3), (x,))
 
 
 @pytest.mark.usefixtures("without_shape_hook")
-def test_what_does_not_fit() -> None:
+def test_invalid_outputs_masks_and_tokens_raise() -> None:
     x_t, t = torch.zeros(1, 2, dtype=torch.long), torch.tensor([0.5])
     for mask, needed in ((4, K + 1), (K + 3, K + 4)):
-        narrow = MaskAt(lambda x_t, t, n=needed: torch.zeros(*x_t.shape, n - 1), mask, K)
+        adapted = MaskAt(lambda x_t, t, n=needed: torch.zeros(*x_t.shape, n - 1), mask, K)
         with pytest.raises(
             ValueError, match=rf"output has {needed - 1} columns, but it needs {needed} of them for {K} .* mask at {mask}$"
         ):
-            narrow(x_t, t)
+            adapted(x_t, t)
     with pytest.raises(ValueError, match="output has 5 columns"):
         MaskAt(lambda x_t, t: m2s.Unprojected(torch.zeros(1, 2, 3), torch.zeros(5, 3)), 4, K)(x_t, t)
     with pytest.raises(TypeError, match=r"the network's output must be a torch\.Tensor, not tuple"):

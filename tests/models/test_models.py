@@ -1,4 +1,4 @@
-"""Networks: what they count, what they see and what they must not see. Every network runs through the common tests."""
+"""Networks: parameter counts, inputs, outputs and errors. The common tests run for every network."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ from m2s.models.unet import Normalise
 from m2s.ops import use_backend
 from m2s.ops.rotary.naive import rotate
 
-pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said whenever oneDNN is switched off
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # emitted when oneDNN is disabled
 
 K, L, B = 13, 16, 4
 DIT = DiTConfig(K, width=32, depth=2, heads=2, condition_width=16)
@@ -30,7 +30,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "dit": DIT,
     "dit, time-free": replace(DIT, time=False),
     "dit, causal": replace(DIT, time=False, causal=True),
-    "dit, noise for a clock": replace(DIT, clock=m2s.LogLinear()),
+    "dit, clock of sigma": replace(DIT, clock=m2s.LogLinear()),
     "dit, classes": replace(DIT, classes=3),
     "dit, time-free, classes": replace(DIT, time=False, classes=3),
     "dit, classes after SiLU": replace(DIT, classes=3, label_after_silu=True),
@@ -50,7 +50,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
 
 
 def make(config: DiTConfig | UNetConfig) -> DiT | UNet:
-    """A network in which no weight is zero, so that everything it can depend on shows."""
+    """A network without zero weights, so that the output depends on every input it can depend on."""
     model = DiT(config) if isinstance(config, DiTConfig) else UNet(config)
     for parameter in model.parameters():
         if not parameter.any():
@@ -69,7 +69,7 @@ t, label = torch.linspace(0.1, 0.9, B), torch.arange(B) % 3
 
 @contextlib.contextmanager
 def bfloat16() -> Iterator[None]:
-    # Without oneDNN, whose bfloat16 products end the process on machines that announce AMX and do not let it run.
+    # Without oneDNN: its bfloat16 matrix products crash on machines that report AMX but do not permit it.
     with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):
         yield
 
@@ -91,7 +91,7 @@ def count(config: DiTConfig | UNetConfig) -> int:
     ],
     ids=["DiT small", "DiT small with a mask", "DiT medium", "MD4's U-Net", "MD4's U-Net with a mask"],
 )
-def test_parameters_are_counted_exactly(config: DiTConfig | UNetConfig, parameters: int) -> None:
+def test_parameter_counts(config: DiTConfig | UNetConfig, parameters: int) -> None:
     assert count(config) == parameters
 
 
@@ -113,12 +113,12 @@ def test_logits_are_float32_under_autocast(model: DiT | UNet) -> None:
     assert (output - model(x, t))[..., :K].abs().max() < 0.1 * model(x, t).abs().max()
 
 
-def test_samples_do_not_see_each_other(model: DiT | UNet) -> None:
+def test_examples_do_not_depend_on_each_other(model: DiT | UNet) -> None:
     order = torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(model(x[order], t[order]), model(x, t)[order])
 
 
-def test_small_integers_are_tokens_too(model: DiT | UNet) -> None:
+def test_tokens_may_have_small_integer_dtypes(model: DiT | UNet) -> None:
     for dtype in (torch.int16, torch.int32):
         assert torch.equal(model(x.to(dtype), t), model(x, t))
 
@@ -130,17 +130,17 @@ def test_description_builds_the_same_network(model: DiT | UNet) -> None:
     assert torch.equal(again.eval()(x, t), model(x, t))
 
 
-def test_every_parameter_learns(model: DiT | UNet) -> None:
+def test_every_parameter_has_a_gradient(model: DiT | UNet) -> None:
     model(x, t)[..., : K - 1].square().sum().backward()
     idle = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert not idle
 
 
-def test_a_fresh_network_says_nothing(model: DiT | UNet) -> None:
+def test_output_is_zero_at_initialization(model: DiT | UNet) -> None:
     assert not build(describe(model))(x, t).any()
 
 
-def test_time_counts_where_it_should_and_only_there(model: DiT | UNet) -> None:
+def test_output_depends_on_time_only_if_configured(model: DiT | UNet) -> None:
     assert torch.equal(model(x, t), model(x, 1 - t)) != model.config.time
     if not model.config.time:
         assert torch.equal(model(x, t), model(x))
@@ -165,8 +165,8 @@ for config in (dit, scaled, {"kind": "unet", "shape": (4, 4), "layers": 1, **sma
 """
 
 
-def test_a_compiler_sees_one_graph() -> None:
-    """In a process of its own: the tests' shape checker does not compile."""
+def test_networks_compile_to_one_graph() -> None:
+    """In a separate process, because the shape checker of the tests does not compile."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -177,14 +177,14 @@ CLASSES = [name for name in CONFIGS if "classes" in name]
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_no_condition_is_the_last_label(name: str) -> None:
+def test_missing_condition_is_the_last_label(name: str) -> None:
     model = make(CONFIGS[name])
     assert torch.equal(model(x, t), model(x, t, torch.full((B,), 3)))
     assert not torch.equal(model(x, t), model(x, t, label))
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_labels_are_dropped_while_training_and_only_then(name: str) -> None:
+def test_labels_are_dropped_in_training_mode_only(name: str) -> None:
     model = make(replace(CONFIGS[name], label_dropout=0.25))
     n = 400
     same, time, labels = x[:1].expand(n, L), t[:1].expand(n), torch.zeros(n, dtype=torch.long)
@@ -200,9 +200,9 @@ def test_labels_are_dropped_while_training_and_only_then(name: str) -> None:
 # --- the transformer -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"label_after_silu": True}, {"norm_bias": True}], ids=["usual", "UDLM", "RADD"])
-def test_forward_pass_written_out(options: dict[str, bool]) -> None:
-    """One layer by its formulas, in float64: adaLN, rotary attention, MLP, adaLN, linear."""
+@pytest.mark.parametrize("options", [{}, {"label_after_silu": True}, {"norm_bias": True}], ids=["default", "UDLM", "RADD"])
+def test_forward_pass_equals_its_formulas(options: dict[str, bool]) -> None:
+    """One layer in float64: adaLN, rotary attention, MLP, adaLN, linear."""
     config = replace(DIT, depth=1, heads=2, classes=3, **options)
     model = make(config).double()
     w = {name: value.double() for name, value in model.state_dict().items()}
@@ -216,7 +216,7 @@ def test_forward_pass_written_out(options: dict[str, bool]) -> None:
     def modulated(value: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return value * (1 + scale[:, None]) + shift[:, None]
 
-    def turned(value: Tensor) -> Tensor:
+    def rotated(value: Tensor) -> Tensor:
         """Pairs (i, i + half) as complex numbers, times e^{i p 10000^{-2i/width of a head}}."""
         angle = torch.arange(L).double()[:, None] * 10_000.0 ** (-torch.arange(half).double() / half)
         pairs = torch.complex(value[..., :half], value[..., half:]) * torch.polar(torch.ones_like(angle), angle)
@@ -224,32 +224,32 @@ def test_forward_pass_written_out(options: dict[str, bool]) -> None:
 
     frequency = 10_000.0 ** (-torch.arange(128).double() / 128)
     angle = 1000 * t.double()[:, None] * frequency
-    told = torch.cat([angle.cos(), angle.sin()], -1) @ w["condition.time.0.weight"].T + w["condition.time.0.bias"]
-    told = (told * told.sigmoid()) @ w["condition.time.2.weight"].T + w["condition.time.2.bias"]
+    condition = torch.cat([angle.cos(), angle.sin()], -1) @ w["condition.time.0.weight"].T + w["condition.time.0.bias"]
+    condition = (condition * condition.sigmoid()) @ w["condition.time.2.weight"].T + w["condition.time.2.bias"]
     named = w["condition.label.weight"][label]
     if config.label_after_silu:
-        told = told * told.sigmoid() + named * named.sigmoid()
+        condition = condition * condition.sigmoid() + named * named.sigmoid()
     else:
-        told = (told + named) * (told + named).sigmoid()
+        condition = (condition + named) * (condition + named).sigmoid()
     linear = "modulation.linear"
-    parts = (told @ w[f"blocks.0.{linear}.weight"].T + w[f"blocks.0.{linear}.bias"]).split(width, -1)
+    parts = (condition @ w[f"blocks.0.{linear}.weight"].T + w[f"blocks.0.{linear}.bias"]).split(width, -1)
     value = w["embedding.weight"][x]
     qkv = modulated(norm(value, "blocks.0.norm1.weight"), parts[0], parts[1]) @ w["blocks.0.attention.qkv.weight"].T
     q, k, v = (part.reshape(B, L, 2, 2 * half).transpose(1, 2) for part in qkv.split(width, -1))
-    seen = torch.softmax(turned(q) @ turned(k).transpose(-1, -2) / math.sqrt(2 * half), -1) @ v
+    seen = torch.softmax(rotated(q) @ rotated(k).transpose(-1, -2) / math.sqrt(2 * half), -1) @ v
     value = value + parts[2][:, None] * (seen.transpose(1, 2).reshape(B, L, width) @ w["blocks.0.attention.out.weight"].T)
     hidden = modulated(norm(value, "blocks.0.norm2.weight"), parts[3], parts[4])
     hidden = hidden @ w["blocks.0.mlp.0.weight"].T + w["blocks.0.mlp.0.bias"]
     hidden = hidden / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
     value = value + parts[5][:, None] * (hidden @ w["blocks.0.mlp.2.weight"].T + w["blocks.0.mlp.2.bias"])
-    shift, scale = (told @ w[f"{linear}.weight"].T + w[f"{linear}.bias"]).split(width, -1)
+    shift, scale = (condition @ w[f"{linear}.weight"].T + w[f"{linear}.bias"]).split(width, -1)
     expected = modulated(norm(value, "norm.weight"), shift, scale) @ w["head.weight"].T + w["head.bias"]
     output = model(x, t, label)
     assert output.dtype == torch.float64
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)  # angles are float32
 
 
-def test_biases_of_norms_start_at_one_and_are_there_only_where_asked_for() -> None:
+def test_norm_biases_are_optional_and_start_at_one() -> None:
     fresh, plain = DiT(replace(DIT, norm_bias=True)), DiT(DIT)
     extra = fresh.state_dict().keys() - plain.state_dict().keys()
     assert extra == {"norm.bias", *(f"blocks.{i}.norm{j}.bias" for i in range(2) for j in (1, 2))}
@@ -258,7 +258,7 @@ def test_biases_of_norms_start_at_one_and_are_there_only_where_asked_for() -> No
         replace(DIT, label_after_silu=True)
 
 
-def test_causal_sites_see_nothing_after_them() -> None:
+def test_causal_sites_do_not_depend_on_later_sites() -> None:
     model = make(CONFIGS["dit, causal"])
     changed = x.clone()
     changed[:, 9:] = (changed[:, 9:] + 1) % K
@@ -269,19 +269,19 @@ def test_causal_sites_see_nothing_after_them() -> None:
     assert (both_ways(x, t)[:, :9] != both_ways(changed, t)[:, :9]).any(-1).all()
 
 
-def test_rotary_products_depend_on_the_distance_alone() -> None:
+def test_rotary_products_depend_on_the_distance_only() -> None:
     q, k = torch.randn(2, 1, 8)
     cos, sin = angles(50, 8)
-    turned = rotate(q.expand(50, 1, 8), cos, sin).squeeze(1)
-    products = turned @ rotate(k.expand(50, 1, 8), cos, sin).squeeze(1).T
+    rotated = rotate(q.expand(50, 1, 8), cos, sin).squeeze(1)
+    products = rotated @ rotate(k.expand(50, 1, 8), cos, sin).squeeze(1).T
     for distance in (-7, 0, 3, 20):
         diagonal = products.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
     assert (products.diagonal(3)[0] - products.diagonal(-3)[0]).abs() > 1e-3
-    torch.testing.assert_close(turned.norm(dim=-1), q.norm().expand(50))
+    torch.testing.assert_close(rotated.norm(dim=-1), q.norm().expand(50))
 
 
-def test_positions_count() -> None:
+def test_output_depends_on_positions() -> None:
     model = make(DIT)
     swapped = x.clone()
     swapped[:, [0, 5]] = x[:, [5, 0]]
@@ -290,7 +290,7 @@ def test_positions_count() -> None:
     assert (model(x, t)[moved][:, 9] != model(swapped, t)[moved][:, 9]).any(-1).all()
 
 
-def test_padding_rows_never_matter() -> None:
+def test_padding_of_the_vocabulary_has_no_effect() -> None:
     model = make(DIT)
     before = model(x, t)[..., :K]
     assert model.config.rows == 64
@@ -305,7 +305,7 @@ def test_padding_rows_never_matter() -> None:
     assert not model.embedding.weight.grad[K:].any()
 
 
-def test_unprojected_output_is_the_same_output() -> None:
+def test_projecting_unprojected_output_gives_the_logits() -> None:
     model = make(DIT)
     logits = model(x, t)
     model.unprojected = True
@@ -316,19 +316,19 @@ def test_unprojected_output_is_the_same_output() -> None:
         assert model(x, t).hidden.dtype == torch.float32
 
 
-def test_times_near_each_other_stay_apart_under_autocast() -> None:
+def test_close_times_are_distinguished_under_autocast() -> None:
     model, near = make(DIT), torch.tensor([0.5, 0.501])
     with bfloat16():
-        told = model.condition(x[:2], near, None)
-    assert told.dtype == torch.float32
-    assert (told[0] - told[1]).abs().max() > 1e-3
+        condition = model.condition(x[:2], near, None)
+    assert condition.dtype == torch.float32
+    assert (condition[0] - condition[1]).abs().max() > 1e-3
     assert sinusoids(near, 16).shape == (2, 16)
 
 
 # --- the U-Net -------------------------------------------------------------------------------------------------------------
 
 
-def test_sites_run_by_rows_with_channels_last() -> None:
+def test_sites_are_in_row_major_order_with_channels_last() -> None:
     model = make(replace(UNET, shape=(2, 4, 3), input="level", mask=True))
     tokens = torch.randint(K, (B, 24))
     features = model._features(tokens)
@@ -344,7 +344,7 @@ def test_sites_run_by_rows_with_channels_last() -> None:
     assert torch.equal(model(tokens, t)[0], torch.arange(3 * K).float().reshape(3, K).repeat(8, 1))
 
 
-def test_a_mask_without_a_column_gets_zeros() -> None:
+def test_mask_without_a_column_gets_logit_zero() -> None:
     model = make(replace(UNET, mask=True, columns=K - 1))
     output = model(x, t)
     assert output.shape[-1] == K
@@ -352,8 +352,8 @@ def test_a_mask_without_a_column_gets_zeros() -> None:
     assert output[..., :-1].all()
 
 
-def test_groups_are_what_is_asked_for() -> None:
-    """MD4 has 32 at every width; the default is groups of 4 channels, 32 of them from width 128 on."""
+def test_number_of_groups() -> None:
+    """MD4 has 32 groups at every width. The default is groups of 4 channels, and at most 32 groups."""
 
     def groups(**options: object) -> set[int]:
         with torch.device("meta"):
@@ -366,14 +366,14 @@ def test_groups_are_what_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("without_shape_hook")
-def test_groups_and_sinusoids_that_there_are_not() -> None:
+def test_invalid_groups_and_sinusoids_raise() -> None:
     with pytest.raises(ValueError, match=r"groups is 3, but it must divide width = 8"):
         replace(UNET, groups=3)
     with pytest.raises(ValueError, match='sinusoids is \'sin\', but it must be "cos-first" or "sin-first"'):
         replace(UNET, sinusoids="sin")
 
 
-def test_every_group_is_normalised_by_itself() -> None:
+def test_every_group_is_normalised_separately() -> None:
     features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
     norm = Normalise(8, groups=8).double()
     nn.init.normal_(norm.weight)
@@ -384,7 +384,7 @@ def test_every_group_is_normalised_by_itself() -> None:
 
 
 def test_sinusoids_of_md4() -> None:
-    """Sines, then cosines; the slowest has frequency 1e-4 itself, where those of SEDD stop a step before."""
+    """Sines first, and the lowest frequency is 1e-4. In SEDD cosines are first, and the last frequency is one step higher."""
     value, near = torch.tensor([0.0, 1.0, 250.0]), {"rtol": 1e-4, "atol": 1e-4}  # angles are float32
     frequency = torch.logspace(0, -4, 5, dtype=torch.float64)
     angle = value.double()[:, None] * frequency
@@ -397,7 +397,7 @@ def test_sinusoids_of_md4() -> None:
 
 
 def test_a_tiny_network_learns_sixteen_sequences() -> None:
-    """A site costs log 27 = 3.3 nats at first; once one of sixteen sequences is as good as known, log 16 / 12 = 0.23."""
+    """The loss starts at log 27 = 3.3 nats per site. Its minimum is about log 16 / 12 = 0.23."""
     data = (torch.arange(16)[:, None] + torch.arange(12)) % 27
     model = DiT(DiTConfig(27, width=64, depth=2, heads=2, condition_width=32))
     objective = m2s.Objective(model, m2s.Posterior(m2s.Uniform(27, m2s.Linear())), t_min=0.02)
@@ -447,14 +447,14 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "no setting layers; .*depth",
     ),
-    "a stranger": (lambda: describe(nn.Linear(2, 2)), TypeError, "model is a Linear, .* m2s.models.NETWORKS"),
+    "unregistered network": (lambda: describe(nn.Linear(2, 2)), TypeError, "model is a Linear, .* m2s.models.NETWORKS"),
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_say_what_to_do(name: str) -> None:
+def test_invalid_inputs_and_configurations_raise(name: str) -> None:
     call, kind, message = ERRORS[name]
-    jaxtyping.config.update("jaxtyping_disable", True)  # users run without the tests' own shape checker
+    jaxtyping.config.update("jaxtyping_disable", True)  # users run without the shape checker of the tests
     try:
         with pytest.raises(kind, match=message):
             call()
@@ -463,7 +463,7 @@ def test_errors_say_what_to_do(name: str) -> None:
 
 
 class Lora(nn.Module):
-    """A layer and a small one beside it, as many wrap them."""
+    """A layer plus a low-rank one."""
 
     def __init__(self, layer: nn.Module, width: int, after: int) -> None:
         super().__init__()
@@ -475,7 +475,7 @@ class Lora(nn.Module):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["reference", "fused"])
 @pytest.mark.parametrize("where", ["attention.qkv", "attention.out", "mlp.0", "mlp.2"])
-def test_layers_may_be_replaced_and_listened_to(where: str, fused: bool) -> None:
+def test_layers_can_be_replaced_and_hooked(where: str, fused: bool) -> None:
     if fused:
         pytest.importorskip("triton")
     torch.manual_seed(0)
@@ -488,9 +488,9 @@ def test_layers_may_be_replaced_and_listened_to(where: str, fused: bool) -> None
     after, width = layer.weight.shape
     with use_backend("fused" if fused else "reference"):
         before = model(x_t, t).detach()
-        heard = []
-        handle = layer.register_forward_hook(lambda module, given, result: heard.append(result))
-        assert torch.allclose(model(x_t, t), before, atol=1e-5) and len(heard) == 1
+        results = []
+        handle = layer.register_forward_hook(lambda module, given, result: results.append(result))
+        assert torch.allclose(model(x_t, t), before, atol=1e-5) and len(results) == 1
         handle.remove()
         plain = nn.Linear(width, after, bias=layer.bias is not None)
         plain.load_state_dict(layer.state_dict())

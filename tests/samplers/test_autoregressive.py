@@ -474,12 +474,12 @@ def test_a_transformer_replaces_the_u_net() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"network__time": "yes"}, "there is no time"),
+        ({"network__time": "yes"}, "an autoregressive model has no time"),
         ({"process__kind": "uniform"}, "where nothing is corrupted"),
         ({"head__kind": "posterior"}, "head.loss is likelihood"),
         ({"head__loss": "score-entropy"}, "has no score"),
         ({"network__clock": "sigma"}, "has no schedule"),
-        ({"head__offset": "exact"}, "head: head.offset is exact, which is for a posterior, not next-token"),
+        ({"head__offset": "exact"}, "head.offset is exact, which is for head.kind posterior or ordinal, not next-token"),
     ],
 )
 def test_invalid_combinations_raise(tmp_path, changes, word) -> None:

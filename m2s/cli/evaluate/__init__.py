@@ -61,6 +61,6 @@ def with_metrics(command: type) -> type:
 
 def _registered() -> dict[str, Any]:
     """The metrics in the registry of m2s.evaluation."""
-    from m2s.evaluation.registry import METRICS  # imports torch and the evaluation package, which takes time
+    from m2s.evaluation.registry import METRICS  # heavy: it imports the model hub
 
     return dict(METRICS)

@@ -11,7 +11,7 @@ have no score that the sampler uses, and are not counted.
 """
 
 from m2s.evaluation.audit.auditor import ROUNDING, TOLERANCE, Audit
-from m2s.evaluation.audit.run import audit, audit_parts, audit_sampling, check_auditable, default_audit_sampler
+from m2s.evaluation.audit.run import audit, audit_parts, audit_sampling, check_auditable
 from m2s.evaluation.audit.stats import CLASSES, Counts, LogHistogram, StepStats, merge_stats, stats_from_json
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "audit_parts",
     "audit_sampling",
     "check_auditable",
-    "default_audit_sampler",
     "merge_stats",
     "stats_from_json",
 ]

@@ -14,9 +14,8 @@ from m2s.evaluation.audit.stats import stats_from_json
 from m2s.heads import Head
 from m2s.io import write_json
 from m2s.ops.last_layer import Output
-from m2s.process import Process
 from m2s.realizability.quadratic import LIMIT
-from m2s.samplers import Analytic, Euler, StepEvent, sample
+from m2s.samplers import StepEvent, default_sampler, sample
 from m2s.samplers.options import SamplingOptions
 from m2s.samplers.shards import CorruptShardError, SampleShards
 
@@ -46,21 +45,6 @@ def check_auditable(head: Head) -> None:
             f"{process} has {process.states} states, but scores of tabulated processes are projected up to {LIMIT}: "
             "audit a rank-one process (m2s.Uniform, m2s.Absorbing, m2s.Hybrid)"
         )
-
-
-def default_audit_sampler(process: Process) -> str:
-    """Return the default sampler of an audit: SEDD's analytic step, or Euler's where rates are tabulated.
-
-    It differs from `m2s.samplers.default_sampler`: an audit reproduces SEDD's sampling for every head, also for those with a
-    posterior, so that all audits are comparable.
-
-    Args:
-        process: The process of the head.
-
-    Returns:
-        The name of the sampler.
-    """
-    return Euler.name if process.rank_one is None else Analytic.name
 
 
 def audit_sampling(
@@ -126,7 +110,7 @@ def audit(
         Audit(31.00% outside, 54.00% material, 0.00% boundary, 15.00% realizable of 100 scores)
     """
     check_auditable(head)
-    sampler = default_audit_sampler(head.process) if sampler == "auto" else sampler
+    sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
     options = SamplingOptions(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
     total = Audit(head, options.chosen.name, steps)
     for first in range(0, shape[0], batch_size):
