@@ -17,7 +17,7 @@ from m2s.losses.registry import LOSSES
 from m2s.methods import METHODS
 from m2s.models import NETWORKS
 from m2s.process.registry import PROCESSES, SCHEDULES
-from m2s.samplers import SAMPLERS
+from m2s.samplers import GRIDS, SAMPLERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,6 +27,7 @@ REGISTRIES: tuple[registry.Registry[Any], ...] = (
     HEADS,
     LOSSES,
     SAMPLERS,
+    GRIDS,
     NETWORKS,
     METHODS,
     DATASETS,

@@ -17,9 +17,7 @@ from m2s.registry import Registry
 class Metric(Protocol):
     """A function that measures samples, or a model.
 
-    A metric ignores the arguments that it does not need, and raises `m2s.errors.UserError` where one that it needs is None. For
-    `m2s evaluate NAME INPUT` it may also leave out `reference` and `checkpoint`, and declare its options as parameters with
-    types and defaults: they become options of the command.
+    A metric ignores the arguments that it does not need, and raises `m2s.errors.UserError` where one that it needs is None.
 
     Example:
         >>> def mean_token(samples, reference=None, checkpoint=None, **options):

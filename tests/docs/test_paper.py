@@ -26,7 +26,7 @@ def test_name_exists(name: str) -> None:
         found = getattr(found, part) if hasattr(found, part) else importlib.import_module(".".join(parts[:depth]))
 
 
-@pytest.mark.parametrize(("file", "test"), TESTS, ids="::".join)
+@pytest.mark.parametrize(("file", "test"), TESTS, ids=str)
 def test_test_exists(file: str, test: str) -> None:
     path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / file
     functions = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}

@@ -160,8 +160,8 @@ class HeldOutSource:
 
         if config.name not in DATASETS:
             raise UserError(
-                f"{self.place} was trained on {config.name!r}, which is not registered: give --plugin with the file that "
-                "registers it, or --data"
+                f"{self.place} was trained on {config.name!r}, which is no registered data set: give --plugin with the file "
+                "that registers it, or --data"
             )
         source = open_data(config)
         trained = (self.checkpoint.head.process.vocab, trained_length(self.checkpoint))
