@@ -60,7 +60,7 @@ class Option:
         if not values and not self.many:
             raise UserError(f"{self.name} needs a value")
         for value in values:
-            if self.optional and value == "None":
+            if self.optional and value in ("None", "auto"):  # an automatic number is None in Python
                 continue
             if self.choices and value not in self.choices:
                 raise UserError(

@@ -125,7 +125,7 @@ def test_invalid_arguments_write_nothing(runs: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "bad" / "train.json").write_text('{"config": {}')
     (tmp_path / "page.html").mkdir()
     capsys.readouterr()
-    assert "no run was given" in error_of(capsys, tmp_path, "--out", out)
+    assert "RUN is missing" in error_of(capsys, tmp_path, "--out", out)
     assert "empty is not a run, because it has no train.json" in error_of(
         capsys, tmp_path, good, str(tmp_path / "empty"), "--out", out
     )

@@ -265,17 +265,17 @@ def test_a_posterior_and_its_projected_score_give_the_same_samples(process: str,
 def test_transition_matrices_are_computed_once_per_sample(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sites of a sample have the same time. One K x K matrix for each site of an image would not fit into memory."""
     kind, most = type(PROCESSES[process]), [0]
-    kernel, step_kernel = kind.kernel, kind.step_kernel
+    transition, step_transition = kind.transition_matrix, kind.step_transition_matrix
 
     def seen(self: Any, t: Tensor) -> Tensor:
         most.append(t.numel())
-        return kernel(self, t)
+        return transition(self, t)
 
     def step_seen(self: Any, s: Tensor, t: Tensor) -> Tensor:
         most.append(t.numel())
-        return step_kernel(self, s, t)
+        return step_transition(self, s, t)
 
-    monkeypatch.setattr(kind, "kernel", seen)
-    monkeypatch.setattr(kind, "step_kernel", step_seen)
+    monkeypatch.setattr(kind, "transition_matrix", seen)
+    monkeypatch.setattr(kind, "step_transition_matrix", step_seen)
     run(Rounding(K), build(process, "posterior"))
     assert max(most) <= 16
