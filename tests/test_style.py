@@ -1,5 +1,6 @@
 """Vocabulary, docstrings and sentences: what CONTRIBUTING.md asks for and a program can check."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,18 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     page.write_text("# Title\n\nOne two three four. Five six seven.\n\n" + "word " * 41 + "end.\n")
     mean, long = lengths(page)
     assert len(long) == 1 and mean == pytest.approx((4 + 3 + 42) / 3)
+
+
+OLD_NAMES = """
+Narrow Replay Scored Learner Share Refused Drawing Watched Ready Parts Damaged Belief Shaping Moment Law Ladder Rows
+rows_of picks own set_own ask readable natural usual settle lacking form lost settled room_for told room
+""".split()
+
+
+@pytest.mark.parametrize("path", python_files("m2s"), ids=name)
+def test_old_names_are_gone(path: Path) -> None:
+    """No function, class or argument has a name that was replaced."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    assert not found & set(OLD_NAMES)
