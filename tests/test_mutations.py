@@ -78,8 +78,8 @@ MUTANTS = {
     ),
     "offset: log instead of log1p": Mutant(
         "heads/posterior.py",
-        "torch.log1p(site.alpha / site.own.where(reached, 1))",
-        "torch.log(site.alpha / site.own.where(reached, 1))",
+        "torch.log1p(site.alpha / site.m_k.where(reached, 1))",
+        "torch.log(site.alpha / site.m_k.where(reached, 1))",
         "conversions/test_identities.py::test_exact_leave_one_out_gives_the_exact_posterior_and_score",
     ),
     "leave-one-out: divides where it should multiply": Mutant(

@@ -58,10 +58,41 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert len(long) == 1 and mean == pytest.approx((4 + 3 + 42) / 3)
 
 
-OLD_NAMES = """
-Narrow Replay Scored Learner Share Refused Drawing Watched Ready Parts Damaged Belief Shaping Moment Law Ladder Rows
-rows_of picks own set_own ask readable natural usual settle lacking form lost settled room_for told room
-""".split()
+OLD_NAMES = [
+    "Narrow",
+    "Replay",
+    "Scored",
+    "Learner",
+    "Share",
+    "Refused",
+    "Drawing",
+    "Watched",
+    "Ready",
+    "Parts",
+    "Damaged",
+    "Belief",
+    "Shaping",
+    "Moment",
+    "Law",
+    "Ladder",
+    "Rows",
+    "rows_of",
+    "picks",
+    "own",
+    "set_own",
+    "ask",
+    "readable",
+    "natural",
+    "usual",
+    "settle",
+    "lacking",
+    "form",
+    "lost",
+    "settled",
+    "room_for",
+    "told",
+    "room",
+]
 
 
 @pytest.mark.parametrize("path", python_files("m2s"), ids=name)

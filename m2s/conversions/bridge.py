@@ -243,8 +243,8 @@ def _rank_one_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: RankOne
     site = site_coefficients(process, x_t, t, posterior.dtype)
     if validation.is_checked():
         check_support(posterior, process.columns(x_t, t).to(posterior.dtype), x_t, t)
-    reached = site.own > 0
-    divisor = torch.where(reached, site.own, 1)
+    reached = site.m_k > 0
+    divisor = torch.where(reached, site.m_k, 1)
     # `off` is a sum and not 1 - mu_k, which would cancel: m(k) can lie below the rounding error of mu_k.
     off = torch.where(reached, scatter_at(posterior, x_t, 0.0).sum(-1) / divisor, 0)
     common = off + gather_at(posterior, x_t).squeeze(-1) / site.stay

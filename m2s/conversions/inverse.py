@@ -77,8 +77,8 @@ def _rank_one_inverse(score: Tensor, x_t: Tensor, t: Tensor, process: RankOne) -
     At k = mask, u is all of mu~: w = (m(k) s - m(y)) / alpha moved onto the plane sum(u) = 1. Where m(k) = 0, mu~ = e_k.
     """
     site = site_coefficients(process, x_t, t, score.dtype)
-    known = site.own == 0
-    divisor = torch.where(known, 1, site.own)
+    known = site.m_k == 0
+    divisor = torch.where(known, 1, site.m_k)
     clean_k = ~process.is_mask(x_t)
     delta = site.clean / torch.where(clean_k, site.stay, divisor)
     w = (score[..., : process.vocab] - delta.unsqueeze(-1)) * (divisor / site.alpha).unsqueeze(-1)
@@ -169,9 +169,9 @@ def _rank_one_box(x_t: Tensor, t: Tensor, process: RankOne) -> tuple[Tensor, Ten
     m(y)/m(k).
     """
     site = process.at(x_t, t)
-    reached = site.own > 0
-    divisor = torch.where(reached, site.own, 1)
-    low = site.clean / torch.where(process.is_mask(x_t), site.own, site.stay)
+    reached = site.m_k > 0
+    divisor = torch.where(reached, site.m_k, 1)
+    low = site.clean / torch.where(process.is_mask(x_t), site.m_k, site.stay)
     clean = torch.stack([low, (site.alpha + site.clean) / divisor], -1)
     bounds = clean.unsqueeze(-2).expand(*x_t.shape, process.vocab, 2)
     if process.mask is not None:

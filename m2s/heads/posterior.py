@@ -84,10 +84,10 @@ class Posterior(Head):
         process = self.process.rank_one
         assert process is not None
         site = process.at(x_t, to_float64(t))
-        reached = site.own > 0
+        reached = site.m_k > 0
         if process.mask is not None:
             reached = reached & (x_t.long() != process.mask)
-        offset = torch.where(reached, torch.log1p(site.alpha / site.own.where(reached, 1)), 0)
+        offset = torch.where(reached, torch.log1p(site.alpha / site.m_k.where(reached, 1)), 0)
         return torch.zeros_like(offset) if self.offset == "none" else offset
 
     def log_posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
@@ -97,7 +97,7 @@ class Posterior(Head):
         rank_one = self.process.rank_one
         if rank_one is not None and rank_one.mask is not None:
             # m_t(k) = 0 at a clean k: no other token becomes k, so that the site is certainly untouched.
-            known = site_coefficients(rank_one, x_t, t, log_mu.dtype).own == 0
+            known = site_coefficients(rank_one, x_t, t, log_mu.dtype).m_k == 0
             certain = scatter_at(torch.full_like(log_mu, -torch.inf), x_t, 0.0)
             log_mu = torch.where(known.unsqueeze(-1), certain, log_mu)
         return log_mu
@@ -122,8 +122,8 @@ class Posterior(Head):
         """
         log_mu = self.log_posterior(output, x_t, t)
         site = site_coefficients(process, x_t, t, log_mu.dtype)
-        reached = site.own > 0
-        divisor = torch.where(reached, site.own, 1)  # `where` before the division keeps NaN out of gradients
+        reached = site.m_k > 0
+        divisor = torch.where(reached, site.m_k, 1)  # `where` before the division keeps NaN out of gradients
         mu = log_mu.exp()
         off = torch.where(reached, scatter_at(mu, x_t, 0.0).sum(-1) / divisor, 0)
         common = off + gather_at(mu, x_t).squeeze(-1) / site.stay

@@ -42,11 +42,11 @@ def path_kl(
     row = process.rows(x_0, time)
     wanted = (into * row / row.gather(-1, index)).to(values.dtype)  # 0 at k
     leave = wanted.sum(-1)
-    own = values.gather(-1, index).squeeze(-1)
+    log_exit = values.gather(-1, index).squeeze(-1)
     unit = into.sum(-1).to(values.dtype)  # the output is in units of the forward rates into k
     counted = torch.where(unit.unsqueeze(-1) > 0, into > 0, True)
     log_jump = torch.log_softmax(values.where(counted, -torch.inf).scatter(-1, index, -torch.inf), -1)
-    log_rate = own + torch.log(unit.where(unit > 0, 1))
+    log_rate = log_exit + torch.log(unit.where(unit > 0, 1))
     distribution = wanted / leave.where(leave > 0, 1).unsqueeze(-1)
     jumps = torch.where(
         distribution > 0,

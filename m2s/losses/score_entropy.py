@@ -78,7 +78,7 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
         return None
     site = process.at(x_t, to_float64(t))
     if isinstance(head, Posterior) and process.is_pure_mask:
-        rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.own, 0)  # Theorem 4.6
+        rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.m_k, 0)  # Theorem 4.6
         return linear_loss.RowLossSpec("masked_ce", rate.reshape(1, -1), process)
     if isinstance(head, Posterior):
         return linear_loss.RowLossSpec(

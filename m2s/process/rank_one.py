@@ -41,7 +41,7 @@ class SiteCoefficients(NamedTuple):
 
     Args:
         alpha: alpha_t, the probability that the token is untouched.
-        own: m_t(k), the mixing measure at the current token; P_t(k|z) for z != k.
+        m_k: m_t(k), the mixing measure at the current token; P_t(k|z) for z != k.
         stay: alpha_t + m_t(k) = P_t(k|k).
         clean: m_t(y) of a clean token y.
         mask: m_t(mask); 0 for a process without a mask.
@@ -49,7 +49,7 @@ class SiteCoefficients(NamedTuple):
     """
 
     alpha: Tensor
-    own: Tensor
+    m_k: Tensor
     stay: Tensor
     clean: Tensor
     mask: Tensor
@@ -137,7 +137,7 @@ class RankOne(Process):
 
     def columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         site = self.at(x_t, t)
-        return self._column(x_t, site.own, site.stay)
+        return self._column(x_t, site.m_k, site.stay)
 
     def step_columns(
         self, x_t: Int[Tensor, "*site"], s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]

@@ -54,7 +54,7 @@ def _token_and_gain(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
     process = part.process.rank_one
     assert process is not None
     site = process.at(part.x_t, part.t)
-    noise_probability = site.own / (process.vocab * site.clean + site.mask)  # pi_t(k)
+    noise_probability = site.m_k / (process.vocab * site.clean + site.mask)  # pi_t(k)
     sharpened = part.leave_one_out()
     nu = part.without_sharpening().leave_one_out() if part.logits_processor.sharpens else sharpened
     gain = (nu.amax(-1) - gather_at(nu, part.x_t).squeeze(-1)) * noise_probability.to(nu.dtype)

@@ -56,7 +56,7 @@ def routes(prediction: Prediction, s: Float[Tensor, "*b"]) -> BayesRoutes:
     process = prediction.process.rank_one
     assert process is not None
     now = process.at(prediction.x_t, prediction.t)
-    reached = now.own > 0  # m_t(k) = 0 at a token that is certainly clean
+    reached = now.m_k > 0  # m_t(k) = 0 at a token that is certainly clean
     s, t = validation.align("s", s, prediction.x_t), validation.align("t", prediction.t, prediction.x_t)
     _, step = process.step(s, t)
     into = torch.where(prediction.masked, step.mask, step.clean)  # q(k)
@@ -64,9 +64,9 @@ def routes(prediction: Prediction, s: Float[Tensor, "*b"]) -> BayesRoutes:
     total = process.vocab * mixing_s.clean + mixing_s.mask
     last = s <= 0
     return BayesRoutes(
-        go=torch.where(last, 1.0, torch.where(reached, into * alpha_s / now.own.where(reached, 1), 0)),
+        go=torch.where(last, 1.0, torch.where(reached, into * alpha_s / now.m_k.where(reached, 1), 0)),
         jump=torch.where(reached & ~last, into * total, 0),
-        own=now.own.where(reached, torch.inf),
+        m_k=now.m_k.where(reached, torch.inf),
         stay=now.stay.where(now.stay > 0, 1),
         mask=mixing_s.mask / total.where(total > 0, 1),
     )

@@ -61,10 +61,10 @@ def routes(prediction: Prediction, span: Float[Tensor, "B #L"]) -> EulerRoutes:
     process = prediction.process.rank_one
     assert process is not None
     site = process.at(prediction.x_t, prediction.t)
-    reached = site.own > 0  # m_t(k) = 0 at a token that is certainly clean
+    reached = site.m_k > 0  # m_t(k) = 0 at a token that is certainly clean
     return EulerRoutes(
-        token=torch.where(reached, site.alpha / site.own.where(reached, 1), 0),
-        own=site.own.where(reached, torch.inf),
+        token=torch.where(reached, site.alpha / site.m_k.where(reached, 1), 0),
+        m_k=site.m_k.where(reached, torch.inf),
         stay=site.stay.where(site.stay > 0, 1),
         clean=site.clean,
         mask=site.mask,

@@ -164,7 +164,7 @@ class Prediction:
         rank_one = self.process.rank_one
         if rank_one is None:
             return torch.zeros_like(self.x_t, dtype=torch.bool)
-        return rank_one.at(self.x_t, self.t).own == 0
+        return rank_one.at(self.x_t, self.t).m_k == 0
 
     def certain(self) -> Bool[Tensor, "*site"]:
         """Return where the current token is certainly the clean one, for any process: P_t(k|z) = 0 for all z != k, [*site]."""

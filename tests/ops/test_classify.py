@@ -40,7 +40,7 @@ def reference(rows: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: m
 def rounding(score: Tensor, x_t: Tensor, t: Tensor, process: m2s.Process) -> Tensor:
     """Bound of the rounding error of the definition in float64: it shifts mu~ by numbers that nearly cancel, and adds up K."""
     site = process.at(x_t, t)
-    unit = torch.where(site.own > 0, site.own, 1) / site.alpha
+    unit = torch.where(site.m_k > 0, site.m_k, 1) / site.alpha
     delta, delta_mask = site.clean / site.stay, site.mask / site.stay
     finite = torch.where(score.isfinite(), score, 1).scatter(-1, x_t.unsqueeze(-1), 1.0)
     total = (finite[:, : process.vocab] - delta.unsqueeze(-1)).abs().sum(-1) + 1

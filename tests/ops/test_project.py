@@ -56,7 +56,7 @@ def assert_equals_reference(rows: Tensor, x_t: Tensor, site: SiteCoefficients, p
     tolerance = torch.full((len(rows), 1), bound)
     if log:
         largest = rows.double()[:, : process.vocab].scatter(-1, x_t.clamp(max=process.vocab - 1).unsqueeze(-1), -torch.inf)
-        tolerance = tolerance * torch.clamp(largest.amax(-1, keepdim=True).exp() * (site.own / site.alpha).unsqueeze(-1), min=1)
+        tolerance = tolerance * torch.clamp(largest.amax(-1, keepdim=True).exp() * (site.m_k / site.alpha).unsqueeze(-1), min=1)
     assert mu.dtype == rows.dtype and (mu >= 0).all()
     assert ((mu.double() - expected).abs() <= tolerance).all(), float(((mu.double() - expected).abs() / tolerance).max())
     assert ((mu.double().sum(-1) - 1).abs() <= bound).all()
@@ -218,5 +218,5 @@ def test_naive_equals_newton(name: str, vocab: int) -> None:
         expected = naive.nearest_posterior(score, x_t, site, process.mask)
         found = reference(score, x_t, site, process.states, process.mask, False)
         # mu is a difference of scores divided by b: rounding of the scores counts in units of b
-        size = 1 + score.abs().amax(-1, keepdim=True) * (site.own / site.alpha).unsqueeze(-1)
+        size = 1 + score.abs().amax(-1, keepdim=True) * (site.m_k / site.alpha).unsqueeze(-1)
         assert ((found - expected).abs() <= 1e-12 * size).all(), (kind, t)

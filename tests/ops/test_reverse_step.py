@@ -71,7 +71,7 @@ def test_draws_follow_the_softmax(vocab: int, count: int, other: bool) -> None:
         u[2], u[3] = LAST, 0.0
     own, off, distribution = softmax_of(rows, k, offset, vocab, other)
     drawn = fused.draw_token(rows, k, offset, u, vocab, other)
-    torch.testing.assert_close(drawn.own, own, rtol=NEAR, atol=0)
+    torch.testing.assert_close(drawn.mu_k, own, rtol=NEAR, atol=0)
     torch.testing.assert_close(drawn.off, off, rtol=NEAR, atol=0)
     token = drawn.token.unsqueeze(-1)
     above, share = distribution.cumsum(-1).gather(-1, token).squeeze(-1), distribution.gather(-1, token).squeeze(-1)
@@ -102,7 +102,7 @@ def test_tile_sizes(lines: int) -> None:
         wanted = cpu.draw_token(rows, k, offset, u, vocab, other)
         assert torch.equal(drawn.token, wanted.token)
         assert (distribution.gather(-1, drawn.token.unsqueeze(-1)) > 0).all()
-        torch.testing.assert_close(drawn.own, own, rtol=NEAR, atol=0)
+        torch.testing.assert_close(drawn.mu_k, own, rtol=NEAR, atol=0)
         torch.testing.assert_close(drawn.off, off, rtol=NEAR, atol=0)
 
 
@@ -117,7 +117,7 @@ def test_only_possible_token_is_drawn(level: float) -> None:
     u = torch.tensor([0.0, LAST, 0.0, LAST], dtype=torch.float64, device=DEVICE)
     drawn = fused.draw_token(rows, k, torch.zeros_like(u), u, vocab, False)
     assert torch.equal(drawn.token, places) and (drawn.probability == 1).all()
-    assert torch.equal(drawn.own, (k == places).double()) and torch.equal(drawn.off, (k != places).double())
+    assert torch.equal(drawn.mu_k, (k == places).double()) and torch.equal(drawn.off, (k != places).double())
     left = fused.draw_token(rows, k, torch.zeros_like(u), u, vocab, True)
     assert (left.probability == (k != places)).all() and (left.token[2:] == places[2:]).all() and (left.token < vocab).all()
 
@@ -131,7 +131,7 @@ def test_dominant_current_token() -> None:
     drawn, other = (fused.draw_token(rows, k, lead, u, vocab, without) for without in (False, True))
     torch.testing.assert_close(drawn.off, off, rtol=NEAR, atol=0)
     assert torch.equal(other.off, drawn.off) and torch.equal(drawn.token, k)
-    torch.testing.assert_close(drawn.own, 1 - off, rtol=1e-15, atol=0)
+    torch.testing.assert_close(drawn.mu_k, 1 - off, rtol=1e-15, atol=0)
     above = distribution.cumsum(-1).gather(-1, other.token.unsqueeze(-1)).squeeze(-1)
     assert ((above - other.probability - NEAR <= u) & (u <= above + NEAR)).all()
 

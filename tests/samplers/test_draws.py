@@ -158,7 +158,7 @@ def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, othe
     own = mu.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
     rest = mu.scatter(-1, x_t.unsqueeze(-1), 0.0)
     distribution = rest / rest.sum(-1, keepdim=True) if other else mu
-    torch.testing.assert_close(drawn.own, own, rtol=exact, atol=0)
+    torch.testing.assert_close(drawn.mu_k, own, rtol=exact, atol=0)
     torch.testing.assert_close(drawn.off, rest.sum(-1), rtol=exact, atol=0)
     token = drawn.token.unsqueeze(-1)
     torch.testing.assert_close(drawn.probability, distribution.gather(-1, token).squeeze(-1), rtol=4 * exact, atol=0)
@@ -181,7 +181,7 @@ def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype
     drawn, other = prediction.draw(u), prediction.draw(u, other=True)
     rest = logits.double().scatter(-1, x_t.unsqueeze(-1), -torch.inf)
     off = torch.sigmoid(torch.logsumexp(rest, -1) - lead)
-    assert torch.equal(drawn.token, x_t) and (drawn.probability == 1).all() and (drawn.own == 1).all()
+    assert torch.equal(drawn.token, x_t) and (drawn.probability == 1).all() and (drawn.mu_k == 1).all()
     torch.testing.assert_close(drawn.off, off, rtol=1e-12 if dtype == torch.float64 else 1e-6 * (1 + lead / 10), atol=0)
     distribution = torch.softmax(rest, -1)
     above = distribution.cumsum(-1).gather(-1, other.token.unsqueeze(-1)).squeeze(-1)
@@ -199,7 +199,7 @@ def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
         drawn = uniform_prediction(logits, torch.full(u.shape, own)).draw(u)
         assert (drawn.token == place).all(), f"token {place} under the current token {own}"
         assert (drawn.probability == 1).all()
-        assert (drawn.own == float(own == place)).all() and (drawn.off == float(own != place)).all()
+        assert (drawn.mu_k == float(own == place)).all() and (drawn.off == float(own != place)).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.005, 1e-4])
@@ -224,13 +224,13 @@ def test_masks_are_never_drawn_and_revealed_tokens_are_known(process: str) -> No
     drawn = Prediction(m2s.Posterior(chosen), logits, x_t, torch.tensor([0.4])).draw(u)
     mu = softmax64(logits[..., :K])
     assert (drawn.token < K).all()
-    assert (drawn.own[0, :4] == 0).all() and (drawn.off[0, :4] == 1).all()
+    assert (drawn.mu_k[0, :4] == 0).all() and (drawn.off[0, :4] == 1).all()
     torch.testing.assert_close(drawn.probability[0, :4], mu[0, torch.arange(4), drawn.token[0, :4]], rtol=1e-6, atol=0)
     if process == "absorbing":
         assert torch.equal(drawn.token[0, 4:], x_t[0, 4:])
-        assert (drawn.own[0, 4:] == 1).all() and (drawn.off[0, 4:] == 0).all() and (drawn.probability[0, 4:] == 1).all()
+        assert (drawn.mu_k[0, 4:] == 1).all() and (drawn.off[0, 4:] == 0).all() and (drawn.probability[0, 4:] == 1).all()
     else:
-        torch.testing.assert_close(drawn.own[0, 4:], mu[0, torch.arange(4, 8), x_t[0, 4:]], rtol=1e-6, atol=0)
+        torch.testing.assert_close(drawn.mu_k[0, 4:], mu[0, torch.arange(4, 8), x_t[0, 4:]], rtol=1e-6, atol=0)
 
 
 def test_masked_sites_have_no_current_token_to_exclude() -> None:

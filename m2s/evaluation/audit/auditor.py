@@ -128,7 +128,7 @@ class Audit:
         rank_one = process.rank_one
         if rank_one is not None and rank_one.is_pure_mask:
             site = rank_one.at(x_t, t)
-            excess = finite[..., : process.vocab].sum(-1) * site.own / site.alpha - 1
+            excess = finite[..., : process.vocab].sum(-1) * site.m_k / site.alpha - 1
         findings = (value for one in (score, nearest) for value in self._diagnose(one, x_t, t, s))
         return (*findings, gap / size.clamp(min=1e-300), excess, counted.sum(-1))
 

@@ -171,8 +171,8 @@ def _forward(
     logits: Tensor, offset: Tensor, k: Tensor, x: Tensor, site: SiteCoefficients, mask: int | None
 ) -> tuple[Tensor, Tensor, RowGradient]:
     """The loss [N, 1], the weights w, and the numbers that turn them into the gradient."""
-    counted = (site.rate > 0) & (site.own > 0)
-    site = site._replace(own=torch.where(site.own > 0, site.own, 1))
+    counted = (site.rate > 0) & (site.m_k > 0)
+    site = site._replace(m_k=torch.where(site.m_k > 0, site.m_k, 1))
     same, k_clean = k == x, torch.ones_like(counted) if mask is None else k != mask
     case = _Case(counted, same, k_clean, k_clean & ~same)
     two = torch.cat([x, torch.where(k_clean, k, x)], -1)

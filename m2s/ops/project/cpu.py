@@ -35,8 +35,8 @@ class _Coefficients(NamedTuple):
 
 def _coefficients(k: Int[Tensor, "*n"], site: SiteCoefficients, vocab: int, mask: int | None) -> _Coefficients:
     """b, delta and curvature of every row."""
-    known = site.own == 0
-    slope = site.alpha / torch.where(known, 1, site.own)
+    known = site.m_k == 0
+    slope = site.alpha / torch.where(known, 1, site.m_k)
     delta, delta_mask = site.clean / site.stay, site.mask / site.stay
     curvature = 2 * delta + (vocab - 1) * delta**2
     if mask is not None:

@@ -312,7 +312,7 @@ def nearest_posterior(
     Returns:
         mu `[N, states]`, and how many passes of Newton's method each row took besides the first and the last pass.
     """
-    scalars = torch.stack([site.alpha, site.own, site.stay, site.clean, site.mask])
+    scalars = torch.stack([site.alpha, site.m_k, site.stay, site.clean, site.mask])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     vocab = states if mask is None else mask
     return _launch(rows, k.contiguous(), scalars, vocab, states, log, block, held, rest, warps)

@@ -32,7 +32,7 @@ def draw_token(
     is_k = torch.arange(vocab) == k[:, None]
     logits = rows[:, :vocab].double() + torch.where(is_k & ~known[:, None], offset[:, None], 0)
     mu = torch.softmax(logits, -1)
-    own, off = torch.where(is_k, mu, 0).sum(-1), torch.where(is_k, 0, mu).sum(-1)
+    mu_k, off = torch.where(is_k, mu, 0).sum(-1), torch.where(is_k, 0, mu).sum(-1)
     if other:
         mu = torch.where(is_k, 0, mu) / off.where(off > 0, 1)[:, None]
     cumulative = mu.cumsum(-1)
@@ -40,6 +40,6 @@ def draw_token(
     return TokenDraw(
         torch.where(known, k, token),
         torch.where(known, 0.0 if other else 1.0, mu.gather(-1, token.unsqueeze(-1)).squeeze(-1)),
-        torch.where(known, 1.0, own),
+        torch.where(known, 1.0, mu_k),
         torch.where(known, 0.0, off),
     )

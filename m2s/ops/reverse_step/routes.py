@@ -17,13 +17,13 @@ class TokenDraw(NamedTuple):
     Args:
         token: The token that was drawn.
         probability: Its probability.
-        own: mu_k, the probability of the current token.
+        mu_k: The probability of the current token.
         off: Sum of mu over the other tokens, never computed as 1 - mu_k.
     """
 
     token: Tensor
     probability: Tensor
-    own: Tensor
+    mu_k: Tensor
     off: Tensor
 
 
@@ -36,14 +36,14 @@ class BayesRoutes(NamedTuple):
     Args:
         go: Weight of the first route.
         jump: Factor of the weight of the second route.
-        own: m_t(k); infinite where it is zero.
+        m_k: m_t(k); infinite where it is zero.
         stay: P_t(k|k).
         mask: The share of the mask in the mixing distribution at s.
     """
 
     go: Tensor
     jump: Tensor
-    own: Tensor
+    m_k: Tensor
     stay: Tensor
     mask: Tensor
 
@@ -69,7 +69,7 @@ class BayesRoutes(NamedTuple):
         target = uniform_integer((v - self.mask) / (1 - self.mask).clamp(min=1e-300), vocab)
         if mask is not None:
             target = torch.where(v < self.mask, mask, target)
-        leave = self.go + self.jump * (drawn.off / self.own + drawn.own / self.stay)
+        leave = self.go + self.jump * (drawn.off / self.m_k + drawn.mu_k / self.stay)
         return torch.where(u < self.go, drawn.token, torch.where(u < leave, target, k)), leave
 
 
@@ -81,7 +81,7 @@ class EulerRoutes(NamedTuple):
 
     Args:
         token: alpha / m(k); zero where m(k) is.
-        own: m(k); infinite where it is zero.
+        m_k: m(k); infinite where it is zero.
         stay: P(k|k).
         clean: m(y) of a clean y.
         mask: m(mask).
@@ -90,7 +90,7 @@ class EulerRoutes(NamedTuple):
     """
 
     token: Tensor
-    own: Tensor
+    m_k: Tensor
     stay: Tensor
     clean: Tensor
     mask: Tensor
@@ -117,7 +117,7 @@ class EulerRoutes(NamedTuple):
             The next tokens, and E, which may exceed one.
         """
         masked = torch.eq(k, -1 if mask is None else mask)
-        common = drawn.off / self.own + drawn.own / self.stay
+        common = drawn.off / self.m_k + drawn.mu_k / self.stay
         to_token = self.token * drawn.off
         to_clean = common * self.clean * (vocab - 1 + masked.to(common.dtype))
         to_mask = torch.where(masked, 0, common * self.mask)

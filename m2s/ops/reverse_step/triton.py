@@ -58,7 +58,7 @@ def _draw(
     route_word,
     tokens,
     probabilities,
-    owns,
+    mus_k,
     offs,
     vocab,
     mask,
@@ -91,16 +91,16 @@ def _draw(
         scalar_3 = tl.load(row_scalars + 3 * row_scalars_stride)
         scalar_4 = tl.load(row_scalars + 4 * row_scalars_stride)
         if ROUTES == "bayes":
-            go, jump, own, stay, mask_share = scalar_0, scalar_1, scalar_2, scalar_3, scalar_4
-            most = go + jump / tl.minimum(own, stay)
+            go, jump, m_k, stay, mask_share = scalar_0, scalar_1, scalar_2, scalar_3, scalar_4
+            most = go + jump / tl.minimum(m_k, stay)
         else:
-            into, own, stay = scalar_0, scalar_1, scalar_2
+            into, m_k, stay = scalar_0, scalar_1, scalar_2
             count = vocab - 1 + masked.to(tl.int32)  # clean tokens other than k
             clean_mass = scalar_3
             mask_mass = tl.where(masked, 0.0, scalar_4)
             rate = tl.load(row_scalars + 5 * row_scalars_stride)
             span = tl.load(row_scalars + 6 * row_scalars_stride)
-            most = span * (rate * (into + (clean_mass * count + mask_mass) / tl.minimum(own, stay)))
+            most = span * (rate * (into + (clean_mass * count + mask_mass) / tl.minimum(m_k, stay)))
         # `most` bounds the weight of leaving over all posteriors; the margin covers its rounding
         read = (offset != float("inf")) & (w < most + most * 1e-9)
     # the result of a row that is not read: it stays
@@ -108,7 +108,7 @@ def _draw(
     tl.store(offs + row, 0.0)
     if ROUTES == "none":
         tl.store(probabilities + row, 0.0 if OTHER else 1.0)
-        tl.store(owns + row, 1.0)
+        tl.store(mus_k + row, 1.0)
 
     if read:
         line, lane, tile = tl.arange(0, LINES), tl.arange(0, BLOCK), tl.arange(0, TILES)
@@ -171,11 +171,11 @@ def _draw(
             probability = tl.where(clean & (token == at), weight_k, drawn) / tl.where(total > 0, total, 1.0)
             tl.store(probabilities + row, probability)
             tl.store(offs + row, off)
-            tl.store(owns + row, mu_k)
+            tl.store(mus_k + row, mu_k)
             tl.store(tokens + row, token.to(tl.int64))
         else:
             drawn = token.to(tl.int64)
-            common = off / own + mu_k / stay
+            common = off / m_k + mu_k / stay
             if ROUTES == "bayes":
                 target_token = _uniform_integer((v - mask_share) / tl.where(mask_share < 1, 1 - mask_share, 1.0), vocab)
                 target_token = tl.where(v < mask_share, mask, target_token)
@@ -215,9 +215,9 @@ def draw_token(
     Returns:
         Token, its probability, mu_k, and the mass of the other tokens, `[N]` each.
     """
-    token, probability, own, off = _empty(rows, torch.int64), *(_empty(rows, torch.float64) for _ in range(3))
+    token, probability, mu_k, off = _empty(rows, torch.int64), *(_empty(rows, torch.float64) for _ in range(3))
     no_counter = Counter(token, 1, (0, 0), 0, (0, 0, 0))
-    out = (token, probability, own, off)
+    out = (token, probability, mu_k, off)
     _launch(rows, k, offset, u, off, no_counter, 0, out, vocab, None, "none", other, lines, warps)
     return TokenDraw(*out)
 

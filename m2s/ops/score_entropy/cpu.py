@@ -179,7 +179,7 @@ def row_scalars(
     Returns:
         `[5, N]`: log r for clean y, log r for y = x_0, log r for the mask, n(k), shift. log r is -inf where r = 0.
     """
-    p_k = torch.where(x_0 == x_t, site.stay, site.own)  # P_t(x_t|x_0)
+    p_k = torch.where(x_0 == x_t, site.stay, site.m_k)  # P_t(x_t|x_0)
     log_p_k = torch.log(p_k.where(p_k > 0, 1))
 
     def log_ratio(mass: Tensor) -> Tensor:
