@@ -17,7 +17,7 @@ from m2s.data import DATASETS
 from m2s.errors import UserError
 from m2s.losses.registry import LOSSES
 from m2s.methods import METHODS
-from m2s.methods.build import check_unread, classes, rename
+from m2s.methods.build import check_unread
 from m2s.methods.config import AUTO, AutoFloat, AutoInt, HeadConfig, Options, ProcessConfig, registered
 from m2s.models import NETWORKS
 from m2s.ops.backend import DEFAULT_BACKEND, Backend
@@ -26,10 +26,8 @@ from m2s.registry import option_types
 Count = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 RECORD = "train.json"  # the file of a run's folder that holds its configuration
-CLASSES = classes()  # the option that chooses each class of process and head
 
 __all__ = [
-    "CLASSES",
     "RECORD",
     "Config",
     "Count",
@@ -41,7 +39,6 @@ __all__ = [
     "ProcessConfig",
     "RunConfig",
     "plain",
-    "rename",
     "replace",
     "resolve",
 ]
