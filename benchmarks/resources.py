@@ -81,36 +81,7 @@ for label, backward in (("rotary", False), ("rotary, backward", True)):
     KERNELS[label] = Kernel("rotary", "_rotate", ROTARY, constants, 4)
 for label, steps in (("uniforms", False), ("uniforms, steps on the device", True)):
     KERNELS[label] = Kernel("philox", "_uniforms", UNIFORMS, {"STEPS": steps, "BLOCK": 128}, 4)
-KERNELS |= {
-    "embedding, chunks": Kernel(
-        "embedding",
-        "_chunks",
-        "*fp32 *i64 *i16 *fp32 i32/16",
-        {"WIDTH": 768, "CHUNK": 64, "LINES": 16, "STAGES": 3, "BLOCK": 256},
-        8,
-    ),
-    "embedding, long": Kernel(
-        "embedding",
-        "_long",
-        "*fp32 *i64 *i16 *i32 *fp32 *fp32 i32/16 i32",
-        {"WIDTH": 768, "CHUNK": 64, "SHORT": 8, "LINES": 16, "STAGES": 3, "BLOCK": 256},
-        8,
-    ),
-    "embedding, short": Kernel(
-        "embedding", "_short", "*fp32 *i64 *i32 *fp32 i32/16 i32", {"WIDTH": 768, "SHORT": 8, "ROWS": 8, "BLOCK": 256}, 4
-    ),
-    "bias columns, append": Kernel(
-        "bias_columns",
-        "_append",
-        "*fp32 *fp32 *bf16 i32",
-        {"WIDTH": 768, "EXTRA": 8, "PADDED_EXTRA": 8, "ROWS": 8, "BLOCK": 256},
-        4,
-    ),
-    "bias columns, drop": Kernel(
-        "bias_columns", "_drop", "*fp32 *fp64 *fp32 i32", {"WIDTH": 768, "STRIDE": 776, "ROWS": 8, "BLOCK": 256}, 4
-    ),
-    "adamw": Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"ALIGNED": True, "BF16": True, "BLOCK": 512}, 4),
-}
+KERNELS["adamw"] = Kernel("adamw", "_adamw", "*i32 *i64 *fp64 *fp64", {"ALIGNED": True, "BLOCK": 512}, 4)
 
 
 def compile_to_ptx(kernel: Kernel, capability: int = 90) -> str:

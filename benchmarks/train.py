@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # runs from a checkout th
 
 from m2s.benchmark.comparison import Comparison
 from m2s.benchmark.direct_loss import direct_score_entropy
-from m2s.benchmark.format import bar_words, words
+from m2s.benchmark.format import format_bar, format_part
 from m2s.benchmark.setting import Setting
 from m2s.benchmark.train import MakeStep, RandomTokens, Step, matrix_rate, operations_per_token, time_training, trainer
 from m2s.data import batch_indices
@@ -182,7 +182,7 @@ def main() -> int:
         comparison.bar("times faster than the plain loop", numbers["times_faster"], at_least=MIN_SPEEDUP, judged=judged),
         comparison.bar("times less peak memory", numbers["times_less_memory"], at_least=MIN_MEMORY, judged=judged),
     ]
-    print(words(comparison.result(numbers["what"], {"plain / m2s": comparison.ratio("plain", "m2s")}, [])))
+    print(format_part(comparison.result(numbers["what"], {"plain / m2s": comparison.ratio("plain", "m2s")}, [])))
     if options.measure:
         if options.profile:
             step, _ = makers[options.measure]()
@@ -190,7 +190,7 @@ def main() -> int:
                 step()
             write_profile(step, options.profile)
         return 0
-    print("\n".join(f"  {bar_words(bar)}" for bar in bars))
+    print("\n".join(f"  {format_bar(bar)}" for bar in bars))
     result = {**provenance(device), "repeats": options.repeats, **numbers, "clock": clock}
     write_json(RESULTS / f"train-{options.network}.json", result)
     return int(any(bar["met"] is False for bar in bars))

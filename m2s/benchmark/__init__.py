@@ -20,6 +20,7 @@ from m2s.benchmark import (  # noqa: I001  (the order of the parts in the output
     audit,
     reverse_step,
     train,
+    ablation,
     sample,
     direct_loss,
     bisection,
@@ -33,6 +34,7 @@ from m2s.benchmark.setting import Setting
 __all__ = [
     "PARTS",
     "Setting",
+    "ablation",
     "audit",
     "bisection",
     "dense_step",

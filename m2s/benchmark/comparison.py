@@ -152,7 +152,7 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def summary(milliseconds: list[float]) -> dict[str, float]:
+def summarize_times(milliseconds: list[float]) -> dict[str, float]:
     """Summarize the times of a call.
 
     Args:
@@ -208,24 +208,37 @@ class Comparison:
                 self.calls.pop(name)
 
     def time(self, *names: str) -> None:
-        """Time the named calls round robin, `setting.repeats` times."""
+        """Time the named calls round robin, `setting.repeats` times.
+
+        Args:
+            *names: Names of calls. Those that were left out are skipped.
+        """
         calls = {name: self.calls[name] for name in names if name in self.calls}
         for call in calls.values():  # measuring memory has returned the caches, so fill them again
             call()
         for name, times in interleave(calls, self.setting.device, self.setting.repeats).items():
-            self.results[name] |= summary(times)
+            self.results[name] |= summarize_times(times)
 
     def output(self, name: str) -> Any:
-        """Return what a call returns; None where it was left out."""
+        """Return what a call returns; None where it was left out.
+
+        Args:
+            name: The name of the call.
+        """
         return self.attempt(name, self.calls[name]) if name in self.calls else None
 
     def attempt(self, name: str, call: Call) -> Any:
-        """Return what `call` returns; where it fails, None, and list the reason in `skipped`."""
+        """Return what `call` returns; where it fails, None, and list the reason in `skipped`.
+
+        Args:
+            name: The name of the call, for `skipped`.
+            call: The call.
+        """
         try:
             return call()
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
-            self.skipped.append(f"{name}: failed, {said(error)}")
+            self.skipped.append(f"{name}: failed, {error_summary(error)}")
         release()
         return None
 
@@ -235,18 +248,33 @@ class Comparison:
         return {"peak_gib": peak_gib(self.calls[name], self.setting.device, self.excluded[name])}
 
     def ratio(self, dividend: str, *divisors: str) -> float | None:
-        """Return the median time of one call over the sum of the medians of others; None where one was left out."""
+        """Return the median time of one call over the sum of the medians of others; None where one was left out.
+
+        Args:
+            dividend: The name of the call whose time is divided.
+            *divisors: The names of the calls whose times are added up and divide it.
+        """
         if not all("median_ms" in self.results.get(name, {}) for name in (dividend, *divisors)):
             return None
         return float(self.results[dividend]["median_ms"] / sum(self.results[name]["median_ms"] for name in divisors))
 
     def memory_ratio(self, dividend: str, divisor: str) -> float | None:
-        """Return the peak memory of one call over that of another; None where it is not known."""
+        """Return the peak memory of one call over that of another; None where it is not known.
+
+        Args:
+            dividend: The name of the call whose memory is divided.
+            divisor: The name of the call whose memory divides it.
+        """
         above, below = self.value(dividend, "peak_gib"), self.value(divisor, "peak_gib")
         return None if above is None or not below else above / below
 
     def value(self, name: str, field: str) -> float | None:
-        """Return one number of a call; None where it was left out."""
+        """Return one number of a call; None where it was left out.
+
+        Args:
+            name: The name of the call.
+            field: The name of the number: "median_ms", "best_ms" or "peak_gib".
+        """
         return self.results.get(name, {}).get(field)
 
     def bar(
@@ -291,7 +319,7 @@ class Comparison:
         return finite({**value, **more})
 
 
-def said(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Return the type of an error and the first line of its message.
 
     Args:

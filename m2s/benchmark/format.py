@@ -13,7 +13,7 @@ COLUMNS = {
 FORMATTED = ("what", "contenders", "ratios", "bars", "skipped", "tables", "failed")
 
 
-def words(part: dict[str, Any]) -> str:
+def format_part(part: dict[str, Any]) -> str:
     """Return the result of a part as text.
 
     Args:
@@ -33,12 +33,12 @@ def _lines(part: dict[str, Any]) -> Iterator[str]:
         rows = [
             [name, *(_cell(found.get(key), COLUMNS[key][1]) for key in known)] for name, found in part["contenders"].items()
         ]
-        yield from aligned([["", *(COLUMNS[key][0] for key in known)], *rows])
+        yield from align_columns([["", *(COLUMNS[key][0] for key in known)], *rows])
     for name, table in tables.items():
         warps = list(next(iter(table.values())))
         yield f"{name}: median ms by block (rows) and warps (columns)"
         rows = [[str(block), *(_cell(ms, "{:.3f}") for ms in row.values())] for block, row in table.items()]
-        yield from aligned([["", *map(str, warps)], *rows])
+        yield from align_columns([["", *map(str, warps)], *rows])
     for name, value in part["ratios"].items():
         if value is not None:
             yield f"{value:8.2f}  {name}"
@@ -46,12 +46,12 @@ def _lines(part: dict[str, Any]) -> Iterator[str]:
         if name not in FORMATTED:
             yield from _numbers(name.replace("_", " "), value)
     for bar in part["bars"]:
-        yield bar_words(bar)
+        yield format_bar(bar)
     for line in part["skipped"]:
         yield f"skipped  {line}"
 
 
-def bar_words(bar: dict[str, Any]) -> str:
+def format_bar(bar: dict[str, Any]) -> str:
     """Return a bar as one line.
 
     Args:
@@ -70,7 +70,7 @@ def _numbers(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, dict) and value and all(isinstance(entry, dict) for entry in value.values()):
         known = list(next(iter(value.values())))
         rows = [[key, *(_cell(entry.get(column), "{:.2g}") for column in known)] for key, entry in value.items()]
-        yield from aligned([[name, *(column.replace("_", " ") for column in known)], *rows])
+        yield from align_columns([[name, *(column.replace("_", " ") for column in known)], *rows])
     elif isinstance(value, dict):
         for key, entry in value.items():
             yield from _numbers(f"{name}, {str(key).replace('_', ' ')}", entry)
@@ -83,7 +83,7 @@ def _cell(value: float | None, style: str) -> str:
     return "-" if value is None else style.format(value)
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
+def align_columns(rows: list[list[str]]) -> list[str]:
     """Align the columns of a table.
 
     Args:

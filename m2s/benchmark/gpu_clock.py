@@ -25,7 +25,7 @@ def monitor_clock(device: torch.device) -> Iterator[dict[str, Any]]:
         device: The device.
 
     Yields:
-        A dictionary that `summary` fills when the block ends. It stays empty on a CPU, and without nvidia-smi.
+        A dictionary that `summarize_readings` fills when the block ends. It stays empty on a CPU, and without nvidia-smi.
     """
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -48,10 +48,10 @@ def _readings(index: int, found: dict[str, Any]) -> Iterator[None]:
             process.terminate()
             process.wait()
             lines.seek(0)
-            found |= summary(lines.read())
+            found |= summarize_readings(lines.read())
 
 
-def summary(lines: str) -> dict[str, Any]:
+def summarize_readings(lines: str) -> dict[str, Any]:
     """Summarize readings of nvidia-smi.
 
     Args:

@@ -35,8 +35,15 @@ class Inputs:
     vocab: int
 
     @classmethod
-    def draw(cls, setting: Setting) -> "Inputs":
-        """Draw inputs of the sizes of a setting, from its seed."""
+    def random(cls, setting: Setting) -> "Inputs":
+        """Draw inputs of the sizes of a setting, from its seed.
+
+        Args:
+            setting: Sizes N = `rows`, V = `columns`, D = `width`, and the device and seed.
+
+        Returns:
+            The inputs on the device of the setting. Hidden states, weight and bias require gradients.
+        """
         device = setting.device
         generator = torch.Generator(device).manual_seed(setting.seed)
 
@@ -68,6 +75,13 @@ class Inputs:
         return (hidden, weight.to(hidden.dtype)) if hidden.is_cuda else (at_least_float32(hidden), weight)
 
     def corrupt(self, process: m2s.Process) -> Tensor:
-        """Draw x_t ~ P_t(.|x_0), each site at a different time."""
+        """Draw x_t ~ P_t(.|x_0), each site at a different time.
+
+        Args:
+            process: The forward process.
+
+        Returns:
+            x_t, [N]. The seed is fixed: each call returns the same tokens.
+        """
         generator = torch.Generator(self.x_0.device).manual_seed(1)
         return process.corrupt(self.x_0.unsqueeze(-1), self.t, generator).squeeze(-1)

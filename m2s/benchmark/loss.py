@@ -37,7 +37,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     Returns:
         Times, memory, ratios, bars, and errors against float64.
     """
-    inputs = Inputs.draw(setting)
+    inputs = Inputs.random(setting)
     process = m2s.Uniform(setting.vocab, m2s.Linear())
     head, x_t = m2s.Posterior(process), inputs.corrupt(process)
     weights = torch.full((setting.rows,), 1 / setting.rows, dtype=torch.float64, device=setting.device)

@@ -29,7 +29,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     Returns:
         Times, ratios, and the fraction of tokens that the fused step draws as the readable one does.
     """
-    inputs = Inputs.draw(setting)
+    inputs = Inputs.random(setting)
     process = m2s.Uniform(setting.vocab, m2s.Linear())
     shape = (setting.batch, setting.length)
     generator = torch.Generator(setting.device).manual_seed(setting.seed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, summary, with_backend
+from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, summarize_times, with_backend
 from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
 from m2s.models import DiT, DiTConfig
@@ -69,7 +69,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         for name in steps:
             times[name] += watches[name].intervals()
     for name, milliseconds in times.items():
-        comparison.results[name] |= summary(milliseconds)
+        comparison.results[name] |= summarize_times(milliseconds)
     return comparison.result(
         f"one step of m2s.sample, bayes, {setting.batch} x {setting.length}, a DiT {setting.depth} x {setting.width} x "
         f"{setting.heads}, {setting.vocab:,} tokens, {setting.arithmetic}",

@@ -97,7 +97,12 @@ class Setting:
         return self.device.type == "cuda" and sizes == (ROWS, VOCAB, WIDTH, DEPTH, METHOD)
 
     def is_cpu_of(self, rows: int, vocab: int) -> bool:
-        """Return whether the device is a CPU and these are the sizes, so that a bar of a CPU can be judged."""
+        """Return whether the device is a CPU and these are the sizes, so that a bar of a CPU can be judged.
+
+        Args:
+            rows: Sites of the bar.
+            vocab: Number of tokens of the bar.
+        """
         return self.device.type == "cpu" and (self.rows, self.vocab) == (rows, vocab)
 
     def why_unavailable(self, needs: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, peak_gib, release, summary
+from m2s.benchmark.comparison import Comparison, Stopwatch, interleave, peak_gib, release, summarize_times
 from m2s.benchmark.gpu_clock import monitor_clock
 from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
@@ -19,7 +19,7 @@ from m2s.ops.backend import Backend
 from m2s.presets.owt import OWT
 from m2s.training import Batch, Config, resolve
 from m2s.training.build import make_objects, make_process
-from m2s.training.loop import Stopper, training_step
+from m2s.training.loop import Stopper, finish_step
 from m2s.training.trainer import Trainer
 
 WARMUP_STEPS = 6  # the fourth step is recorded as a CUDA graph, which the steps after it replay
@@ -52,7 +52,14 @@ class RandomTokens:
         self.description: dict[str, Any] = {}
 
     def train(self, indices: Tensor) -> Batch:
-        """Return the examples with these indices."""
+        """Return the examples with these indices.
+
+        Args:
+            indices: Indices below `size`, [B].
+
+        Returns:
+            The examples, [B, L].
+        """
         return Batch(self.rows[indices])
 
     validation = train
@@ -126,7 +133,7 @@ def time_training(
         rounds: Rounds over all trainers; each takes about `setting.repeats / rounds` timed steps in a round.
 
     Returns:
-        The networks by name, and the clock of the GPU (`monitor_clock`).
+        The networks by name, and the clock of the GPU (`monitor_clock`). A result has the median of each round as `rounds_ms`.
     """
     device, repeats = comparison.setting.device, comparison.setting.repeats
     steps: dict[str, Step] = {}
@@ -144,7 +151,7 @@ def time_training(
         else:
             steps.pop(name, None)
             models.pop(name, None)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: dict[str, list[list[float]]] = {name: [] for name in steps}
     with monitor_clock(device) as clock:
         for _ in range(rounds):
             for name, step in steps.items():
@@ -152,9 +159,10 @@ def time_training(
                 for _ in range(1 + max(1, repeats // rounds)):
                     step()
                     watch.stamp()
-                times[name] += watch.intervals()
+                times[name].append(watch.intervals())
     for name, milliseconds in times.items():
-        comparison.results[name] |= summary(milliseconds)
+        medians = [statistics.median(one) for one in milliseconds]
+        comparison.results[name] |= {**summarize_times([time for one in milliseconds for time in one]), "rounds_ms": medians}
     return models, clock
 
 
@@ -191,8 +199,8 @@ def trainer(config: Config, source: Source) -> tuple[Step, torch.nn.Module]:
     def step() -> float:
         nonlocal local_batch
         assert local_batch is not None
-        result = training_step(training, local_batch, Stopper())
-        local_batch = result.following
+        result = finish_step(training, *training.gradient(local_batch), Stopper())
+        local_batch = result.next_batch
         return result.loss
 
     return step, model

@@ -68,7 +68,7 @@ def _rows(setting: Setting) -> int:
 
 def _logits(setting: Setting) -> tuple[Inputs, Tensor]:
     """Return inputs, and the logits of their first chunk."""
-    inputs = Inputs.draw(setting)
+    inputs = Inputs.random(setting)
     layer = Layer(*(leaf.detach() for leaf in inputs.leaves))
     return inputs, layer.logits(slice(0, _rows(setting)))
 

@@ -2,6 +2,10 @@
 
 The choice is made once, in the forward pass: every operation asks `uses_triton` there and passes the answer on to its backward
 pass. So a backward pass that runs after `use_backend` has ended still uses the backend of its forward pass.
+
+The choice is a context variable: `use_backend` in one thread or asynchronous task does not affect another. A new thread starts
+with "auto". Code that `torch.compile` has traced is the exception. It reads the choice that was made last in the process,
+because the tracer cannot read context variables.
 """
 
 import contextlib
@@ -11,17 +15,21 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from m2s.transforms import is_transformed
+
 Backend = Literal["auto", "fused", "reference"]
 BACKENDS = ("auto", "fused", "reference")
 DEFAULT_BACKEND: Backend = "auto"
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # at import: torch.compile cannot trace find_spec
-_selected: list[Backend] = [DEFAULT_BACKEND]  # a stack: the last entry is the innermost `use_backend`
+_selected: ContextVar[Backend] = ContextVar("m2s_backend", default=DEFAULT_BACKEND)
+_selected_last: list[Backend] = [DEFAULT_BACKEND]  # the choice in traced code, on which the tracer puts a guard
 _broken: list[str] = []  # the error of the probe, if Triton is installed but does not work
 
 
@@ -45,11 +53,18 @@ def use_backend(name: Backend) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"backend is {name!r}, but it must be one of {', '.join(BACKENDS)}")
-    _selected.append(name)
+    token = _selected.set(name)
+    _selected_last[0] = name
     try:
         yield
     finally:
-        _selected.pop()
+        _selected.reset(token)
+        _selected_last[0] = _selected.get()
+
+
+def selected_backend() -> Backend:
+    """Return the backend of the innermost `use_backend` in this thread or task, "auto" outside of it."""
+    return _selected_last[0] if torch.compiler.is_compiling() else _selected.get()
 
 
 def uses_triton(x: Tensor) -> bool:
@@ -62,9 +77,13 @@ def uses_triton(x: Tensor) -> bool:
         True for the Triton kernel, False for plain torch.
 
     Raises:
-        RuntimeError: If "fused" is selected and no kernel can run on the device of `x`.
+        RuntimeError: If "fused" is selected and no kernel can run on the device of `x`, or inside a `torch.func` transform.
     """
-    name = _selected[-1]
+    name = selected_backend()
+    if is_transformed():  # kernels have no rules for vmap and forward mode, and first derivatives only
+        if name == "fused":
+            raise RuntimeError("the backend is 'fused', but kernels do not run inside torch.func: use 'auto' or 'reference'")
+        return False
     if name == "fused" and (why := why_unavailable(x.device)):
         raise RuntimeError(f"the backend is 'fused', but {why}")
     return name == "fused" or (name == "auto" and x.is_cuda and HAS_TRITON and not _broken)
@@ -96,7 +115,7 @@ def probe_triton(device: torch.device) -> None:
     Args:
         device: The device of the computation that follows. Devices other than CUDA are not probed.
     """
-    if _selected[-1] == "auto" and device.type == "cuda" and HAS_TRITON:
+    if selected_backend() == "auto" and device.type == "cuda" and HAS_TRITON:
         _probe(device)
 
 

@@ -43,12 +43,23 @@ class CounterNoise:
         return uniforms(self.samples, self.step, 0, self.length, self._word(purpose), self.key)
 
     def once(self, purpose: str | int) -> Float[Tensor, "B"]:
-        """Return one number in [0, 1) per sample."""
+        """Return one number in [0, 1) per sample.
+
+        Args:
+            purpose: One of `PURPOSES`, or a number from 0 to 9,999 in a custom sampler.
+
+        Returns:
+            Uniform numbers, `[B]`.
+        """
         # LOW stands for "no position": no sequence is that long
         return uniforms(self.samples, self.step, LOW, 1, self._word(purpose), self.key).squeeze(-1)
 
     def counter(self, *purposes: str | int) -> Counter | None:
-        """Return the counter of these purposes, for a kernel that draws the numbers itself; None if samples differ in step."""
+        """Return the counter of these purposes, for a kernel that draws the numbers itself; None if samples differ in step.
+
+        Args:
+            *purposes: The purposes, as in `once`, in the order in which the kernel draws them.
+        """
         if isinstance(self.step, Tensor):
             return None
         return Counter(self.samples, self.length, self.key, self.step, tuple(map(self._word, purposes)))

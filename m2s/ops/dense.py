@@ -2,8 +2,8 @@
 
 In a training step this replaces `torch.nn.functional.linear` in every block. Autocast converts the weight to bf16 in the
 forward pass; torch.compile would rather convert it again in the backward pass than store it, and the gradient of the
-converted weight is rounded to bf16. Here the bf16 weight is made once (or passed in, where the optimizer maintains it), and
-the gradient of the weight is accumulated and returned in float32.
+converted weight is rounded to bf16. Here the weight is converted once per forward pass, and the gradient of the weight is
+accumulated and returned in float32.
 """
 
 from typing import Any
@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
 
+from m2s.ops.derivatives import first_derivative_only
 from m2s.ops.last_layer import matmul_float32
 
-__all__ = ["convert_operands", "dense", "fake_multiply", "gradients", "gradients_for_autograd", "multiply", "saved_weight"]
+__all__ = ["convert_input", "dense", "fake_multiply", "gradients", "gradients_for_autograd", "multiply", "saved_weight"]
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -25,7 +26,6 @@ def dense(
     weight: Float[Tensor, "W D"],
     bias: Float[Tensor, "W"] | None,
     fused: bool,
-    half_weight: Float[Tensor, "W D"] | None = None,
 ) -> Float[Tensor, "*rows W"]:
     """Compute x weight^T + bias.
 
@@ -34,49 +34,44 @@ def dense(
         weight: Weight in float32 (or float64).
         bias: Bias, or None.
         fused: Whether the operation of this module runs; otherwise torch's.
-        half_weight: The weight in bf16 or float16, where the caller maintains one; it is read in place of `weight` if it has
-            the dtype of autocast.
 
     Returns:
         The outputs, in the dtype of autocast.
     """
     if not fused:
         return linear(x, weight, bias)
-    x, half_weight = convert_operands(x, weight, half_weight)
-    return _dense(x, weight, half_weight, bias)[0]
+    return _dense(convert_input(x, weight), weight, bias)[0]
 
 
-def convert_operands(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Convert x to the dtype of autocast, and drop a half-precision weight of another dtype.
+def convert_input(x: Tensor, weight: Tensor) -> Tensor:
+    """Convert x to the dtype of autocast.
 
     Args:
         x: Inputs.
         weight: Weight in float32 or float64.
-        half_weight: The weight in half precision, or None.
 
     Returns:
-        x in the dtype of the product, and the half-precision weight if it has that dtype, else None.
+        x in the dtype of the product.
     """
     device = weight.device.type
     converts = torch.is_autocast_enabled(device) and weight.dtype == torch.float32  # autocast leaves float64 alone
     dtype = torch.get_autocast_dtype(device) if converts else weight.dtype
-    return x.to(dtype), half_weight if half_weight is not None and half_weight.dtype == dtype else None
+    return x.to(dtype)
 
 
-def multiply(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute x weight^T + bias in the dtype of x.
 
     Args:
         x: Inputs `[*rows, D]`.
         weight: Weight `[W, D]`.
-        half_weight: The weight in the dtype of x, or None.
         bias: Bias `[W]`, or None.
 
     Returns:
         The product, and the weight as it was converted for it; the latter is empty if no conversion was necessary.
     """
-    converted = weight.new_empty(0) if _needs_no_conversion(x, weight, half_weight) else weight.to(x.dtype)
-    operand = saved_weight(weight, half_weight, converted)
+    converted = weight.new_empty(0) if weight.dtype == x.dtype else weight.to(x.dtype)
+    operand = saved_weight(weight, converted)
     with torch.autocast(x.device.type, enabled=False):
         if x.dtype in HALF and not x.is_cuda:  # a CPU would accumulate in half precision
             result = matmul_float32(x.reshape(-1, x.shape[-1]), operand.t()).reshape(*x.shape[:-1], len(operand))
@@ -84,49 +79,41 @@ def multiply(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor
         return linear(x, operand, None if bias is None else bias.to(x.dtype)), converted
 
 
-def _needs_no_conversion(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> bool:
-    """Whether a weight in the dtype of x exists already."""
-    return half_weight is not None or weight.dtype == x.dtype
-
-
-def saved_weight(weight: Tensor, half_weight: Tensor | None, converted: Tensor) -> Tensor:
+def saved_weight(weight: Tensor, converted: Tensor) -> Tensor:
     """Return the weight that was multiplied, for the backward pass.
 
     Args:
         weight: The weight.
-        half_weight: The weight in half precision, or None.
         converted: The second result of `multiply`.
 
     Returns:
-        One of the three, in the dtype of the product.
+        One of the two, in the dtype of the product.
     """
-    return converted if converted.numel() else weight if half_weight is None else half_weight
+    return converted if converted.numel() else weight
 
 
 @torch.library.custom_op("m2s::dense", mutates_args=())
-def _dense(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return multiply(x, weight, half_weight, bias)
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return multiply(x, weight, bias)
 
 
-def fake_multiply(x: Tensor, weight: Tensor, half_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+def fake_multiply(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return empty tensors like the results of `multiply`, for torch.compile.
 
     Args:
         x: Inputs.
         weight: Weight.
-        half_weight: The weight in half precision, or None.
 
     Returns:
         Tensors with the shapes and dtypes of the results.
     """
-    done = _needs_no_conversion(x, weight, half_weight)
-    converted = weight.new_empty(0) if done else weight.new_empty(weight.shape, dtype=x.dtype)
+    converted = weight.new_empty(0 if weight.dtype == x.dtype else weight.shape, dtype=x.dtype)
     return x.new_empty(*x.shape[:-1], weight.shape[0]), converted
 
 
 @_dense.register_fake
-def _(x: Tensor, weight: Tensor, half_weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return fake_multiply(x, weight, half_weight)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return fake_multiply(x, weight)
 
 
 @torch.library.custom_op("m2s::dense_backward", mutates_args=())
@@ -179,6 +166,7 @@ def gradients_for_autograd(ctx: Any, upstream: Tensor, x: Tensor, weight: Tensor
     Returns:
         Gradients of x and the weight; None where not needed.
     """
+    first_derivative_only("the linear layer for mixed precision")
     wants_x, wants_weight = ctx.needs_input_grad[:2]
     if not (wants_x or wants_weight):
         return None, None
@@ -187,20 +175,20 @@ def gradients_for_autograd(ctx: Any, upstream: Tensor, x: Tensor, weight: Tensor
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, half_weight, bias = inputs
-    ctx.save_for_backward(x, saved_weight(weight, half_weight, output[1]))
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, saved_weight(weight, output[1]))
     ctx.bias_dtype = bias if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        return None, None, None, None
-    wants_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[3]
+        return None, None, None
+    wants_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
     rows = upstream.reshape(-1, upstream.shape[-1])
     wide = torch.promote_types(ctx.bias_dtype, torch.float32) if wants_bias else None
     bias_gradient = rows.sum(0, dtype=wide).to(ctx.bias_dtype) if wants_bias else None
-    return *gradients_for_autograd(ctx, upstream, *ctx.saved_tensors), None, bias_gradient
+    return *gradients_for_autograd(ctx, upstream, *ctx.saved_tensors), bias_gradient
 
 
 _dense.register_autograd(_backward, setup_context=_setup)

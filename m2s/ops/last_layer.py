@@ -5,18 +5,17 @@ with the weights of the last layer, so that a fused loss can compute logits in c
 calls `Unprojected.project`. Hidden states in bf16 on a GPU are multiplied as bf16 operands with float32 accumulation.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from m2s import validation
 from m2s.dtypes import at_least_float32
-from m2s.ops.bias_columns import naive
+from m2s.ops.derivatives import wants_graph
+from m2s.transforms import is_transformed
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,11 @@ class Unprojected:
     bias: Float[Tensor, "V"] | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.ndim != 2 or self.weight.shape[-1] != self.hidden.shape[-1]:
+        for name in ("hidden", "weight", *(["bias"] if self.bias is not None else [])):
+            validation.tensor(name, getattr(self, name))
+        if not self.hidden.ndim or self.weight.ndim != 2 or self.weight.shape[-1] != self.hidden.shape[-1]:
             raise ValueError(
-                f"weight has shape {list(self.weight.shape)}, but hidden has {self.hidden.shape[-1]} features: "
+                f"weight has shape {list(self.weight.shape)}, but hidden has shape {list(self.hidden.shape)}: "
                 "expected [columns, features]"
             )
         if self.bias is not None and self.bias.shape != self.weight.shape[:1]:
@@ -93,12 +94,33 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 # Columns that a bf16 operand gains for the bias: two are used, six more keep the width a multiple of eight (16 bytes), which
 # the fast matrix kernels require.
 BIAS_COLUMNS = 8
-AppendColumns = Callable[[Tensor, Tensor | None, int, torch.dtype], Tensor]
 
 
-def bf16_operands(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, append: AppendColumns = naive.append_bias_columns
-) -> tuple[Tensor, Tensor]:
+def append_bias_columns(rows: Tensor, bias: Tensor | None, extra: int, dtype: torch.dtype) -> Tensor:
+    """Append `extra` columns to an operand.
+
+    Args:
+        rows: The operand `[N, D]`.
+        bias: Bias of each row `[N]`: the new columns are its rounded value, the rounding error, and zeros. None for the other
+            operand: the new columns are two ones, and zeros.
+        extra: Number of new columns, at least 2.
+        dtype: Dtype of the result.
+
+    Returns:
+        `[N, D + extra]` in `dtype`.
+    """
+    width = rows.shape[1]
+    result = torch.zeros(len(rows), width + extra, dtype=dtype, device=rows.device)
+    result[:, :width] = rows
+    if bias is None:
+        result[:, width : width + 2] = 1
+    else:
+        result[:, width] = bias
+        result[:, width + 1] = bias.float() - result[:, width].float()
+    return result
+
+
+def bf16_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Build the operands of hidden weight^T + bias as a single bf16 product.
 
     The bias becomes two more columns of the weight (its bf16 value and the rounding error), against columns of ones in hidden.
@@ -108,14 +130,14 @@ def bf16_operands(
         hidden: Hidden states `[N, D]` in bf16.
         weight: Weight `[V, D]` in any dtype.
         bias: Bias `[V]`, or None.
-        append: The implementation of `append_bias_columns` to use.
 
     Returns:
         hidden and weight in bf16, `[N, D + BIAS_COLUMNS]` and `[V, D + BIAS_COLUMNS]`, or of width D without a bias.
     """
     if bias is None:
         return hidden, weight.to(hidden.dtype)
-    return append(hidden, None, BIAS_COLUMNS, hidden.dtype), append(weight, bias, BIAS_COLUMNS, hidden.dtype)
+    ones = append_bias_columns(hidden, None, BIAS_COLUMNS, hidden.dtype)
+    return ones, append_bias_columns(weight, bias, BIAS_COLUMNS, hidden.dtype)
 
 
 class _BF16LastLayer(torch.autograd.Function):
@@ -129,8 +151,12 @@ class _BF16LastLayer(torch.autograd.Function):
         return matmul_float32(hidden, columns.t())
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if wants_graph():
+            raise RuntimeError(
+                "the last layer has first derivatives only for bfloat16 hidden states, but create_graph=True asks for second "
+                "ones: run the network without autocast"
+            )
         hidden, columns = ctx.saved_tensors
         width, rounded = ctx.width, upstream.to(hidden.dtype)
         weight = matmul_float32(rounded.t(), hidden).to(ctx.dtype)
@@ -149,7 +175,7 @@ def last_layer(hidden: Float[Tensor, "*site D"], weight: Float[Tensor, "V D"], b
     Returns:
         Logits `[*site, V]`.
     """
-    if hidden.dtype == torch.bfloat16 and hidden.is_cuda:
+    if hidden.dtype == torch.bfloat16 and hidden.is_cuda and not is_transformed():
         flat = _BF16LastLayer.apply(hidden.reshape(-1, hidden.shape[-1]), weight, None if bias is None else bias.float())
         return flat.reshape(*hidden.shape[:-1], -1)
     return torch.nn.functional.linear(

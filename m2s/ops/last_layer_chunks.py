@@ -3,8 +3,8 @@
 This is the memory-saving half of a fused training step. Logits of 50,257 tokens at every position would take gigabytes;
 `Layer.chunks` bounds how many exist at once. `linear_loss` uses `Layer` and `Gradient` for training, samplers and the
 projection use `Layer` alone. bf16 hidden states on a GPU keep bf16 operands with float32 accumulation; everything else is
-float32 or float64. The bias is part of the product (`m2s.ops.bias_columns`), so that its gradient comes with that of the
-weight.
+float32 or float64. The bias is part of the product (`m2s.ops.last_layer.append_bias_columns`), so that its gradient
+comes with that of the weight.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from m2s.dtypes import at_least_float32
-from m2s.ops.backend import load_op, uses_triton
 from m2s.ops.last_layer import BIAS_COLUMNS, Unprojected, bf16_operands, matmul_float32
 
 CHUNK = 50_304 * 3328  # logits alive at once: 0.6 GiB in float32
@@ -51,16 +50,14 @@ class Layer:
         hidden: Hidden states `[*site, D]`.
         weight: Weight `[V, D]`.
         bias: Bias `[V]`, or None.
-        fused: Whether Triton kernels append the bias columns; by default as `uses_triton` returns.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, fused: bool | None = None) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.width, self.bias = hidden.shape[-1], bias is not None
         self.bf16_products = uses_bf16_products(hidden)
         hidden = hidden.reshape(-1, self.width)
         if self.bf16_products:
-            fused = uses_triton(hidden) if fused is None else fused
-            hidden, columns = bf16_operands(hidden, weight, bias, load_op("bias_columns", fused).append_bias_columns)
+            hidden, columns = bf16_operands(hidden, weight, bias)
         else:
             hidden, columns = at_least_float32(hidden), at_least_float32(weight)
             if bias is not None:
@@ -70,7 +67,14 @@ class Layer:
 
     @classmethod
     def of(cls, output: Unprojected) -> "Layer":
-        """Build the layer of an unprojected network output."""
+        """Build the layer of an unprojected network output.
+
+        Args:
+            output: Hidden states `[*site, D]`, weight `[V, D]` and bias `[V]` or None.
+
+        Returns:
+            The layer.
+        """
         return cls(output.hidden, output.weight, output.bias)
 
     def chunks(self) -> Iterator[slice]:
@@ -81,7 +85,11 @@ class Layer:
         return (slice(start, start + rows) for start in range(0, count, rows))
 
     def logits(self, at: slice) -> Tensor:
-        """Return the logits of the rows `at`, `[rows, V]` in float32 or float64."""
+        """Return the logits of the rows `at`, `[rows, V]` in float32 or float64.
+
+        Args:
+            at: A slice of the N rows, such as one of `chunks`.
+        """
         return _product(self.hidden[at], self.columns.t())
 
 

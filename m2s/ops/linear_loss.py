@@ -2,7 +2,7 @@
 
 This is the end of the forward pass of a fused training step. Logits are computed for a chunk of rows at a time
 (`m2s.ops.last_layer_chunks`), turned into losses and, in place, into their gradient, and discarded. `weighted_sum` is for
-training: the weights of the losses are known beforehand, so the gradients come out of the same logits as the values.
+training: the weights of the losses are known, so that values and gradients are computed from the same logits.
 `per_position` is for arbitrary upstream gradients: its backward pass computes the logits a second time.
 
 A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy or masked_ce) with two functions in its `cpu.py` and
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from m2s.ops.backend import load_op, uses_triton
+from m2s.ops.derivatives import constant_inputs, first_derivative_only
 from m2s.ops.last_layer import Unprojected
 from m2s.ops.last_layer_chunks import Gradient, Layer, extra_columns
 from m2s.process import Process
@@ -62,7 +62,7 @@ def linear_loss(
         Losses `[N]` in float64, and the gradients with respect to hidden, weight and bias; the gradients are empty tensors
         without `row_weight`, the last one also without a bias.
     """
-    layer, row_loss = Layer(hidden, weight, bias, fused=fused), load_op(kind, fused)
+    layer, row_loss = Layer(hidden, weight, bias), load_op(kind, fused)
     gradient = None if row_weight is None else Gradient(layer)
     losses = torch.empty(len(layer.hidden), dtype=torch.float64, device=hidden.device)
     prepared = row_loss.prepare(x_t, x_0, row_scalars)
@@ -117,18 +117,18 @@ class _WeightedSum(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad[:3])
         losses, *gradients = linear_loss(kind, hidden, weight, bias, *others, row_weight if wanted else None, fused)
         ctx.save_for_backward(*gradients)
-        ctx.has_bias, ctx.fused = bias is not None, fused
+        ctx.has_bias = bias is not None
         # a weight of 0 gives 0 also where the loss is infinite: padding must not spoil a batch
         losses = torch.where(row_weight == 0, 0, row_weight * losses)
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        first_derivative_only("the fused loss")
         hidden, weight, bias = ctx.saved_tensors
-        hidden, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, bias))
-        weight = load_op("bias_columns", ctx.fused).drop_bias_columns(weight, upstream)
+        hidden, weight, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, weight, bias))
+        weight = weight.contiguous()  # a slice without the columns of the bias
         return hidden, weight, bias if ctx.has_bias else None, *(None for _ in range(8))
 
 
@@ -143,8 +143,8 @@ class _PerPosition(torch.autograd.Function):
         return linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, None, fused)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        first_derivative_only("the fused loss")
         hidden, weight, bias, x_t, x_0, row_scalars = ctx.saved_tensors
         kind, masked, vocab, fused = ctx.settings
         _, *gradients = linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, upstream, fused)
@@ -179,7 +179,11 @@ def weighted_sum(
 
     Returns:
         The sum, and its terms `[*site]`, which carry no gradient. Both in float64.
+
+    Raises:
+        RuntimeError: The weights or the row scalars require a gradient, which this operation does not compute.
     """
+    constant_inputs("the fused loss", weight, rows.scalars)
     fused = uses_triton(output.hidden)
     value, terms = _WeightedSum.apply(*_layer(output, rows), weight.reshape(-1).double(), fused, *_row_inputs(x_t, x_0, rows))
     return value, terms.reshape(x_0.shape)
@@ -198,7 +202,11 @@ def per_position(
 
     Returns:
         The losses `[*site]` in float64.
+
+    Raises:
+        RuntimeError: The row scalars require a gradient, which this operation does not compute.
     """
+    constant_inputs("the fused loss", rows.scalars)
     fused = uses_triton(output.hidden)
     return _PerPosition.apply(*_layer(output, rows), fused, *_row_inputs(x_t, x_0, rows)).reshape(x_0.shape)
 

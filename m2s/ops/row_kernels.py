@@ -57,8 +57,8 @@ def launch(
         warps: Warps per program.
         logits: Logits `[N, V]` in float32. Overwritten by the gradient if there is a weight.
         x_t: Current tokens `[N]`, as `prepare` returned them.
-        x_0: Clean tokens `[N]`, likewise.
-        row_scalars: `[C, N]`, likewise.
+        x_0: Clean tokens `[N]`, of the same layout.
+        row_scalars: `[C, N]`, of the same layout.
         masked: Whether the process has a mask, the state `vocab`.
         vocab: Number of clean tokens.
         weight: Weight of each row `[N]`, or None for the loss alone.

@@ -18,7 +18,7 @@ from m2s.benchmark.bisection import blocked_bisection, residual, score_cases
 from m2s.benchmark.comparison import Comparison, Stopwatch, peak_gib
 from m2s.benchmark.dense_step import dense_step
 from m2s.benchmark.direct_loss import direct_score_entropy
-from m2s.benchmark.format import bar_words
+from m2s.benchmark.format import format_bar
 from m2s.benchmark.inputs import Inputs
 from m2s.benchmark.projection import bisection, scores
 from m2s.benchmark.train import operations_per_token
@@ -95,10 +95,10 @@ READINGS = """1980, 1980, 118.54, 700.00, 0x0000000000000000
 
 def test_clock_is_summarized_over_busy_readings():
     """Output of nvidia-smi that is cut off at the end. Readings of an idle GPU do not count."""
-    found = gpu_clock.summary(READINGS)
+    found = gpu_clock.summarize_readings(READINGS)
     assert found.pop("share_at_the_power_limit") == pytest.approx(2 / 3)
     assert found == {"mhz": 1710, "mhz_at_most": 1980, "watt": 691.64, "watt_at_most": 700}
-    assert gpu_clock.summary("") == gpu_clock.summary("[N/A], 1980, 1, 2, 0x4") == {}
+    assert gpu_clock.summarize_readings("") == gpu_clock.summarize_readings("[N/A], 1980, 1, 2, 0x4") == {}
 
 
 def test_clock_is_read_by_nvidia_smi(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_bars_are_judged_at_their_sizes_only():
     assert elsewhere.bar("a", 1.0, at_most=1.6)["met"] is None
     assert elsewhere.bar("a", 1.0, at_most=1.6, judged=True)["met"] is True
     assert TINY.is_cpu_of(16, 50) and not TINY.is_cpu_of(16, 51) and not BARS.is_cpu_of(16_384, 50_257)
-    assert bar_words(there.bar("claim", 1.61, at_most=1.6)) == "MISSED    claim: 1.61 (at most 1.6)"
+    assert format_bar(there.bar("claim", 1.61, at_most=1.6)) == "MISSED    claim: 1.61 (at most 1.6)"
 
 
 def test_stopwatch_measures_between_its_stamps(monkeypatch):
@@ -213,7 +213,7 @@ def test_stopwatch_measures_between_its_stamps(monkeypatch):
 
 
 def test_accuracy_finds_known_errors():
-    inputs = Inputs.draw(TINY)
+    inputs = Inputs.random(TINY)
     head = m2s.Posterior(m2s.Uniform(TINY.vocab, m2s.Linear()))
     x_t = inputs.corrupt(head.process)
     hidden, weight = (value.double().requires_grad_() for value in inputs.operands)
@@ -306,7 +306,7 @@ def test_operations_of_the_text_model():
         (["--against", "-1"], "--against is -1"),
         (["--against-step", "nan"], "--against-step is nan"),
         (["--device", "nowhere"], "nowhere"),
-        (["--device", "meta"], "only cpu and cuda"),
+        (["--device", "meta"], "it has no values"),
         (["--out", "new/x.txt"], ".json"),
         (["--out", "taken.json"], "taken.json is there already"),
     ],

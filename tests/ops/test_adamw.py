@@ -62,27 +62,6 @@ def full_state(optimizer: torch.optim.AdamW, averages: list[Tensor]) -> dict[str
     return {key: value.clone() for key, value in found.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16] if DEVICE == "cuda" else [torch.float16], ids=str)
-def test_half_precision_copies_of_weights(dtype):
-    """The copies are the weights rounded, after every step; a skipped step changes neither them nor anything else."""
-    optimizer, averages = start(torch.float32)
-    weights = optimizer.param_groups[0]["params"]
-    half_weights = {weight: torch.zeros_like(weight, dtype=dtype) for weight in weights[1::2]}
-    step, plain = OptimizerStep(optimizer, half_weights), OptimizerStep((other := start(torch.float32))[0])
-    for i in range(3):
-        for one, values in ((step, averages), (plain, other[1])):
-            norm = gradients(one.optimizer, i)
-            with use_backend("fused"):
-                make_step(one, values, norm)
-        assert all(torch.equal(value, weight.detach().to(dtype)) for weight, value in half_weights.items())
-    for one, truth in zip(full_state(optimizer, averages).values(), full_state(*other).values(), strict=True):
-        assert torch.equal(one, truth)
-    before = [value.clone() for value in half_weights.values()]
-    with use_backend("fused"):
-        make_step(step, averages, gradients(optimizer, 3), numbers=(float("nan"),))
-    assert all(torch.equal(*pair) for pair in zip(half_weights.values(), before, strict=True))
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_five_steps_against_float64(name):
     """Weights and moments agree with float64.

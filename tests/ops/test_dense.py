@@ -54,21 +54,6 @@ def test_autocast_rounds_only_operands_and_result(shape, dtype):
         assert (one.double() - other).norm() <= 1e-6 * other.norm()
 
 
-def test_half_precision_weight_is_used():
-    """It is multiplied in place of the weight, which gets the gradient; one of another dtype than autocast's is ignored."""
-    x, weight, bias, upstream = given(SHAPES[2], torch.float32)
-    leaf, half_weight = weight.clone().requires_grad_(), weight.bfloat16()
-    for autocast in (True, False):
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-            expected = with_gradients(x, weight, bias, upstream, fused=True)
-            found = dense(x, leaf, bias, True, half_weight)
-            assert torch.equal(found, expected[0])
-            found.backward(upstream.to(found.dtype))
-            assert torch.equal(leaf.grad, expected[2])
-            leaf.grad = None
-            assert torch.equal(dense(x, leaf, bias, True, 2 * half_weight), expected[0]) == (not autocast)
-
-
 @pytest.mark.parametrize("frozen", range(3), ids=["x", "weight", "bias"])
 def test_gradients_of_frozen_inputs_are_not_computed(frozen):
     x, weight, bias, upstream = given(SHAPES[2], torch.float32)
@@ -100,8 +85,8 @@ def test_fake_implementations():
     """Shapes, dtypes and gradients as torch.compile assumes them (torch.library.opcheck)."""
     x, weight, bias, upstream = given(SHAPES[2], torch.float32)
     for dtype, tensor in ((torch.float32, x), (torch.bfloat16, x.bfloat16())):
-        for one, half_weight in ((bias, None), (None, None), (bias, weight.to(dtype, copy=True))):
-            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), half_weight, one))
+        for one in (bias, None):
+            torch.library.opcheck(_dense, (tensor.clone().requires_grad_(), weight.clone().requires_grad_(), one))
         for wanted in ((True, True), (True, False), (False, True)):
             torch.library.opcheck(gradients, (upstream.to(dtype), tensor, weight.to(dtype), *wanted))
 
@@ -152,11 +137,8 @@ def test_compiled_layers():
 
 MODULES = """
 from m2s.models.dit import Dense
-from m2s.training.bf16_weights import BF16Weights
 
 network = torch.nn.ModuleList(Dense(8, 8) for _ in range(3)).to(device)
-bf16 = BF16Weights(network)
-bf16.refresh()
 backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
 for layer in network:
     layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
@@ -175,19 +157,13 @@ def loss():
 first = loss()
 assert len(graphs) == 2, graphs  # one forward and one backward graph, for all layers
 with torch.no_grad():
-    for weight in bf16.weights:
-        weight.mul_(2)
-assert loss() == first  # the bf16 weights are what is read
-bf16.refresh()
-second = loss()
-assert second != first and len(graphs) == 2
-assert all(torch.equal(half, weight.bfloat16()) for weight, half in bf16.weights.items())
-for half in bf16.weights.values():
-    half.zero_()
-bf16.refresh()  # no weight was changed
-assert not any(half.any() for half in bf16.weights.values())
+    for layer in network:
+        layer.weight.mul_(2)
+assert loss() != first and len(graphs) == 2  # the weights are converted again
+assert all(layer.weight.grad.dtype == torch.float32 for layer in network)
 """
 
 
-def test_modules_with_bf16_weights_are_compiled_once():
+def test_modules_are_compiled_once():
+    """All layers share one graph each way, which reads the current weights."""
     passes(MODULES)

@@ -1,5 +1,7 @@
 """The definitions of the row losses (`naive.py`) against the tuned versions in torch (`cpu.py`), in float64."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -78,3 +80,9 @@ def test_masked_cross_entropy(vocab: int) -> None:
     loss, gradient = masked_cpu.row_losses(logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64)
     assert gradient is not None
     assert_agree((loss, gradient), expected)
+
+
+def test_every_definition_is_short() -> None:
+    """`naive.py` is the readable definition of an operation: about 60 lines at most."""
+    for path in sorted(Path(m2s.__file__).parent.glob("ops/*/naive.py")):
+        assert len(path.read_text().splitlines()) <= 60, path

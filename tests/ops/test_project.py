@@ -198,7 +198,7 @@ def test_hidden_states_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         for ask in ("posterior", "posterior_logits", "log_score", "last_step"):
             at_once = getattr(projected, ask)(output, x_t, t)
             assert not largest  # so few logits need no chunks
-            with monkeypatch.context() as patch:
+            with monkeypatch.context() as patch, torch.no_grad():  # chunks have no gradient
                 patch.setattr(last_layer_chunks, "CHUNK", 46 * 4)
                 patch.setattr(module, "CHUNK", 46 * 4)
                 in_chunks = getattr(projected, ask)(output, x_t, t)

@@ -315,7 +315,7 @@ def test_too_few_columns_raise() -> None:
     x_t, t = torch.zeros(1, 1, dtype=torch.long, device=DEVICE), torch.full((1,), 0.5, device=DEVICE)
     output = m2s.Unprojected(torch.zeros(1, 1, 3, device=DEVICE), torch.zeros(4, 3, device=DEVICE))
     with use_backend("fused"), pytest.raises(ValueError, match="4 columns, but the process has 5 states"):
-        Prediction(m2s.Posterior(m2s.Uniform(5, m2s.Linear())), output, x_t, t).draw(u.unsqueeze(0))
+        Prediction(m2s.Posterior(m2s.Uniform(5, m2s.Linear())), output, x_t, t).draw_token(u.unsqueeze(0))
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["any", "other"])

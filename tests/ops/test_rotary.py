@@ -142,16 +142,6 @@ def test_gradients_of_frozen_inputs_are_not_computed(wanted):
         assert (leaf.grad - other.grad).norm() <= 1e-6 * other.grad.norm() if want else leaf.grad is None
 
 
-def test_half_precision_weight_is_used():
-    """A weight of the dtype of autocast is used, another is ignored; float32 stands for bf16, which the interpreter lacks."""
-    x, weight = torch.randn(2, 5, 7, device=DEVICE), torch.randn(72, 7, device=DEVICE)
-    _, _, tables = given((2, 5, 3, 8), torch.float32)
-    expected, twice = (joint(x, value, *tables, 3, fused=True) for value in (weight, 2 * weight))
-    for half_weight, result in ((2 * weight, twice), (2 * weight.half(), expected)):
-        found = joint(x, weight, *tables, 3, True, half_weight)
-        assert all(torch.equal(*pair) for pair in zip(found, result, strict=True))
-
-
 def test_unused_results_have_zero_gradients():
     qkv, upstream, tables = given((1, 4, 2, 6), torch.float32)
     leaf = qkv.requires_grad_()
@@ -170,7 +160,7 @@ def test_positions_come_before_heads_in_memory():
 def test_fake_implementations():
     """Shapes, dtypes and gradients as torch.compile assumes them (torch.library.opcheck)."""
     qkv, upstream, tables = given((2, 5, 3, 8), torch.float32)
-    torch.library.opcheck(_joint, (qkv, identity(qkv), None, *tables, 3))
+    torch.library.opcheck(_joint, (qkv, identity(qkv), *tables, 3))
     torch.library.opcheck(_backward, (*(one.transpose(1, 2) for one in upstream), *tables))
 
 

@@ -25,12 +25,10 @@ class OptimizerStep:
 
     Args:
         optimizer: The optimizer, with one parameter group.
-        half_weights: Half-precision copies of parameters that a fused step updates too, by parameter: contiguous tensors of one
-            dtype, bf16 or float16.
     """
 
-    def __init__(self, optimizer: torch.optim.AdamW, half_weights: dict[Tensor, Tensor] | None = None) -> None:
-        self.optimizer, self.half_weights = optimizer, half_weights or {}
+    def __init__(self, optimizer: torch.optim.AdamW) -> None:
+        self.optimizer = optimizer
         self.tables: Tables | None = None
 
     def start(
@@ -55,7 +53,7 @@ class OptimizerStep:
         if uses_triton(norm):
             from m2s.ops.adamw import triton  # imports the optional package triton
 
-            self.tables = self.tables or triton.Tables(self.optimizer, self.half_weights)
+            self.tables = self.tables or triton.Tables(self.optimizer)
             if self.tables.locate(averages):
                 self.tables.step(norm, clip, average_weight, numbers)
                 return _do_nothing

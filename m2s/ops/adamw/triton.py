@@ -1,8 +1,8 @@
 """Clipping, AdamW and moving average in one pass over memory, as a Triton kernel.
 
-Per parameter 20 bytes are read and 16 written, and 2 more where a half-precision copy of the weight is maintained. One program
-works on a chunk of one tensor. Tensors lie anywhere in memory, so their addresses are passed in a table; a second table says to
-which tensor a chunk belongs. A small kernel first computes what all elements of a tensor have in common.
+Per parameter 20 bytes are read and 16 written. One program works on a chunk of one tensor. Tensors lie anywhere in memory, so
+their addresses are passed in a table; a second table says to which tensor a chunk belongs. A small kernel first computes what
+all elements of a tensor have in common.
 """
 
 import math
@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 BLOCK, WARPS = 512, 4
-# Columns of the table of tensors: addresses of gradient, weight, first moment, second moment, average, step count and
-# half-precision weight; the first chunk; the number of elements.
-COLUMNS = tl.constexpr(9)
+# Columns of the table of tensors: addresses of gradient, weight, first moment, second moment, average and step count; the first
+# chunk; the number of elements.
+COLUMNS = tl.constexpr(8)
 # Scalars of each tensor: lr / (1 - beta1^n), sqrt(1 - beta2^n), lr decay, weight of the average, scale of the gradient, and
 # whether there is a step at all.
 SCALARS = tl.constexpr(6)
@@ -65,9 +65,7 @@ def _address(tensor, column, ALIGNED: tl.constexpr):
 
 @no_type_check
 @triton.jit
-def _elements(
-    tensor, scalars, constants, start, size, ALIGNED: tl.constexpr, BF16: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr
-):
+def _elements(tensor, scalars, constants, start, size, ALIGNED: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr):
     """Update a chunk, with the arithmetic and the dtypes of torch's fused AdamW for CUDA and of its lerp."""
     at = start + tl.arange(0, BLOCK)
     inside = None if FULL else at < size
@@ -104,32 +102,26 @@ def _elements(
     tl.store(first_at, first, mask=inside)
     tl.store(second_at, second, mask=inside)
     tl.store(average_at, average, mask=inside)
-    if tl.load(tensor + 6) != 0:
-        half = tl.bfloat16 if BF16 else tl.float16
-        half_at = tl.load(tensor + 6).to(tl.pointer_type(half))
-        if ALIGNED:
-            half_at = tl.multiple_of(half_at, 16)
-        tl.store(half_at + at, weight.to(half), mask=inside)
 
 
 @no_type_check
 @triton.jit
-def _adamw(owners, tensors, scalars, constants, ALIGNED: tl.constexpr, BF16: tl.constexpr, BLOCK: tl.constexpr):
+def _adamw(owners, tensors, scalars, constants, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     """Update one chunk; the first chunk of a tensor also counts the step."""
     chunk = tl.program_id(0)
     owner = tl.load(owners + chunk).to(tl.int64)
     tensor = tensors + owner * COLUMNS
     scalars += owner * SCALARS
-    start = (chunk - tl.load(tensor + 7)) * BLOCK
-    size = tl.load(tensor + 8)
+    start = (chunk - tl.load(tensor + 6)) * BLOCK
+    size = tl.load(tensor + 7)
     if tl.load(scalars + 5) > 0:
         count_at = _address(tensor, 5, False)
         count = tl.load(count_at, mask=start == 0)
         tl.store(count_at, count + 1, mask=start == 0)
         if start + BLOCK <= size:
-            _elements(tensor, scalars, constants, start, size, ALIGNED, BF16, True, BLOCK)
+            _elements(tensor, scalars, constants, start, size, ALIGNED, True, BLOCK)
         else:
-            _elements(tensor, scalars, constants, start, size, ALIGNED, BF16, False, BLOCK)
+            _elements(tensor, scalars, constants, start, size, ALIGNED, False, BLOCK)
 
 
 class Tables:
@@ -137,16 +129,12 @@ class Tables:
 
     Args:
         optimizer: The optimizer, with one parameter group.
-        half_weights: Half-precision copies by parameter, all of one dtype.
         block: Elements per chunk.
         warps: Warps per program.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.AdamW, half_weights: dict[Tensor, Tensor], block: int = BLOCK, warps: int = WARPS
-    ) -> None:
-        (self.group,), self.state, self.half_weights = optimizer.param_groups, optimizer.state, half_weights
-        self.bf16 = all(value.dtype == torch.bfloat16 for value in half_weights.values())  # else all float16
+    def __init__(self, optimizer: torch.optim.AdamW, block: int = BLOCK, warps: int = WARPS) -> None:
+        (self.group,), self.state = optimizer.param_groups, optimizer.state
         self.weights: list[Tensor] = self.group["params"]
         self.block, self.warps = block, warps
         device = self.weights[0].device
@@ -173,23 +161,22 @@ class Tables:
         if not all(_is_plain(tensor) for row in found for tensor in row):
             return False
         rows = [self._row(weight, average) for _, weight, average in found]
-        addresses = [tuple(0 if tensor is None else tensor.data_ptr() for tensor in row) for row in rows]
+        addresses = [tuple(tensor.data_ptr() for tensor in row) for row in rows]
         if addresses != self.addresses:
             self.addresses = addresses
-            self.aligned = all(address % ALIGNMENT == 0 for row in addresses for address in (*row[:5], row[6]))
+            self.aligned = all(address % ALIGNMENT == 0 for row in addresses for address in row[:5])
             table = torch.tensor([row + size for row, size in zip(addresses, self.sizes, strict=True)])
             self.tensors = self._to_device(table)
         return True
 
-    def _row(self, weight: Tensor, average: Tensor) -> tuple[Tensor | None, ...]:
+    def _row(self, weight: Tensor, average: Tensor) -> tuple[Tensor, ...]:
         """The tensors of one parameter, in the order of the table."""
         state = self.state[weight]
         if not state:  # as torch's AdamW creates it at its first step
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         assert weight.grad is not None
-        half = self.half_weights.get(weight)
-        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"], half
+        return weight.grad, weight, state["exp_avg"], state["exp_avg_sq"], average, state["step"]
 
     def _to_device(self, table: Tensor) -> Tensor:
         """Copy a host tensor to the device without waiting."""
@@ -213,7 +200,7 @@ class Tables:
         checked_count = len(finite)
         sizes = {"CHECKED": triton.next_power_of_2(checked_count), "BLOCK": triton.next_power_of_2(count)}
         _scalars[(1,)](self.tensors, self.constants, settings, norm, finite.double(), checked_count, scalars, count, **sizes)
-        options = {"ALIGNED": self.aligned, "BF16": self.bf16, "BLOCK": self.block}
+        options = {"ALIGNED": self.aligned, "BLOCK": self.block}
         _adamw[(len(self.owners),)](self.owners, self.tensors, scalars, self.constants, **options, num_warps=self.warps)
 
 

@@ -1,8 +1,12 @@
-"""The result of the classification of score vectors."""
+"""The result of the classification of score vectors, and what the definition and the projection share."""
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from m2s.conversions.bridge import score_from_posterior
+from m2s.process import Process
 
 
 class ScoreMeasures(NamedTuple):
@@ -25,3 +29,34 @@ class ScoreMeasures(NamedTuple):
     off_plane: Tensor
     negative_weights: Tensor
     negative_mass: Tensor
+
+
+def replace_nonfinite(score: Tensor) -> Tensor:
+    """Replace NaN and infinity by 1: such a coordinate is counted as outside the box and has no other effect.
+
+    Args:
+        score: Scores.
+
+    Returns:
+        Finite scores.
+    """
+    return torch.where(score.isfinite(), score, 1)
+
+
+def relative_distance(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
+    """Compute |B mu - s| / |s| over the candidates that have a rate into k.
+
+    Args:
+        mu: Posterior, possibly signed, `[N, S]`.
+        score: Score `[N, S]`.
+        x_t: Current tokens `[N]`.
+        t: Times `[N]`.
+        process: The forward process.
+
+    Returns:
+        The relative distance `[N]`.
+    """
+    counted = process.rates_into(x_t, t) > 0
+    gap = torch.where(counted, score_from_posterior(mu, x_t, t, process) - score, 0)
+    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
+    return torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)

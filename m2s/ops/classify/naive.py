@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from m2s.conversions.bridge import scatter_at, score_from_posterior
+from m2s.conversions.bridge import scatter_at
 from m2s.conversions.inverse import affine_inverse, box
 from m2s.conversions.reverse_step import analytic_weights
-from m2s.ops.classify.measures import ScoreMeasures
+from m2s.ops.classify.measures import ScoreMeasures, relative_distance, replace_nonfinite
 from m2s.process import Process
 
 
@@ -33,11 +33,11 @@ def measure_scores(
     # negated inequalities, so that NaN counts as outside; from here on NaN and infinity are replaced
     outside = (~((score >= low) & (score <= high))).sum(-1)
     beyond = (~((score >= low * (1 - box_tolerance)) & (score <= high * (1 + box_tolerance)))).sum(-1)
-    score = finite(score)
+    score = replace_nonfinite(score)
     signed = affine_inverse(score, x_t, t, process)
     lowest = signed[..., : process.vocab].amin(-1)
     signed_mass = -signed[..., : process.vocab].clamp(max=0).sum(-1)
-    off_plane = distance(signed, score, x_t, t, process)
+    off_plane = relative_distance(signed, score, x_t, t, process)
     rank_one = process.rank_one
     if s is not None and rank_one is not None:
         weights = analytic_weights(score, x_t, s, t, rank_one)
@@ -45,34 +45,3 @@ def measure_scores(
     else:
         negative, mass = torch.zeros_like(outside), torch.zeros_like(lowest)
     return ScoreMeasures(outside, beyond, lowest, signed_mass, off_plane, negative, mass)
-
-
-def finite(score: Tensor) -> Tensor:
-    """Replace NaN and infinity by 1: such a coordinate is counted as outside the box and has no other effect.
-
-    Args:
-        score: Scores.
-
-    Returns:
-        Finite scores.
-    """
-    return torch.where(score.isfinite(), score, 1)
-
-
-def distance(mu: Tensor, score: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
-    """Compute |B mu - s| / |s| over the candidates that have a rate into k.
-
-    Args:
-        mu: Posterior, possibly signed, `[N, S]`.
-        score: Score `[N, S]`.
-        x_t: Current tokens `[N]`.
-        t: Times `[N]`.
-        process: The forward process.
-
-    Returns:
-        The relative distance `[N]`.
-    """
-    counted = process.rates_into(x_t, t) > 0
-    gap = torch.where(counted, score_from_posterior(mu, x_t, t, process) - score, 0)
-    size = torch.linalg.vector_norm(torch.where(counted, score, 0), dim=-1)
-    return torch.linalg.vector_norm(gap, dim=-1) / size.clamp(min=1e-300)

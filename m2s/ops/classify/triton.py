@@ -41,6 +41,7 @@ def _least_above(x, FLOAT32: tl.constexpr):
     """The least number in the precision of the scores that is no less than x."""
     if FLOAT32:
         near = x.to(tl.float32)
+        # Floats of one sign are ordered like their bits, so that the next one is an integer away.
         bits = near.to(tl.int32, bitcast=True)
         next_up = tl.where(near < 0, bits - 1, bits + 1).to(tl.float32, bitcast=True)
         return tl.where(near.to(tl.float64) < x, next_up, near)
@@ -235,6 +236,7 @@ def _measure(
     curvature = 2 * delta + n * delta * delta + delta_mask * delta_mask
     spread = 1 + n * curvature
     low, high = tl.where(counted, delta, 0.0), tl.where(counted, (alpha + m_clean) / m_k, INF)
+    # Triton passes a Python float in float32. The factors are near 1 and come as the bits of a float64 in an integer.
     less, more = loose_low.to(tl.float64, bitcast=True), loose_high.to(tl.float64, bitcast=True)
 
     # in a full tile the score at k is replaced by `spare`, the score of another candidate; its contributions are subtracted
@@ -245,11 +247,12 @@ def _measure(
     full = vocab // (LINES * BLOCK) * (LINES * BLOCK)
     k_in_full_tile = tl.where(k < full, 1.0, 0.0)
     floor, floor_loose = _least_above(low, FLOAT32), _least_above(low * less, FLOAT32)
+    # the greatest number that is no more than x is minus the least that is no less than -x
     ceiling, ceiling_loose = -_least_above(-high, FLOAT32), -_least_above(-high * more, FLOAT32)
     within, within_loose, least, sum_scores, squares = _first_pass(
         rows, k, vocab, spare, floor, ceiling, floor_loose, ceiling_loose, MASK, False, LOG, LINES, BLOCK
     )
-    has_nonfinite = (tl.abs(sum_scores) < INF) == 0
+    has_nonfinite = (tl.abs(sum_scores) < INF) == 0  # written so that it is true for NaN
     if has_nonfinite:
         within, within_loose, least, sum_scores, squares = _first_pass(
             rows, k, vocab, spare, floor, ceiling, floor_loose, ceiling_loose, MASK, True, LOG, LINES, BLOCK

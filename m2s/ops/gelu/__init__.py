@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s.ops.dense import dense
+from m2s.ops.derivatives import first_derivative_only
 from m2s.ops.gelu import naive
 
 __all__ = ["linear_gelu"]
@@ -23,7 +24,6 @@ def linear_gelu(
     weight: Float[Tensor, "W D"],
     bias: Float[Tensor, "W"],
     fused: bool,
-    half_weight: Float[Tensor, "W D"] | None = None,
 ) -> Float[Tensor, "*rows W"]:
     """Compute gelu(x weight^T + bias).
 
@@ -32,7 +32,6 @@ def linear_gelu(
         weight: Weight.
         bias: Bias.
         fused: Whether the Triton kernels run.
-        half_weight: The weight in half precision, where the caller maintains one (see `m2s.ops.dense`).
 
     Returns:
         The activations.
@@ -40,7 +39,7 @@ def linear_gelu(
     if not fused:
         return naive.linear_gelu(x, weight, bias)
     # the bias is detached in the product: its gradient comes from `_gelu`
-    return _gelu(dense(x, weight, bias.detach(), fused, half_weight), bias)
+    return _gelu(dense(x, weight, bias.detach(), fused), bias)
 
 
 @torch.library.custom_op("m2s::gelu", mutates_args=())
@@ -77,6 +76,7 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    first_derivative_only("the kernel of GELU")
     gradient, sums = _backward(upstream, *ctx.saved_tensors)
     return gradient, sums.sum(0).to(ctx.dtype)
 

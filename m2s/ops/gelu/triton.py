@@ -55,6 +55,7 @@ def _backward(
         entry = dy * slope
         total += entry
         tl.store(gradient + at, entry.to(gradient.dtype.element_ty), mask=inside)
+    # Sums of bands in place of atomic additions: the gradient of the bias does not depend on the order of the programs.
     tl.store(sums + band * WIDTH + column, total, mask=inside)
 
 

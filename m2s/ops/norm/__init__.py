@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s.ops import backend
+from m2s.ops.derivatives import first_derivative_only
 from m2s.ops.norm import naive
 
 __all__ = ["add_norm", "is_fused"]
@@ -179,6 +180,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _gradients(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    first_derivative_only("the kernel of residual and norm")
     total, branch, gate, weight, scale, mean, r = ctx.saved_tensors
     if dy is None:
         dy = torch.zeros_like(total)

@@ -44,18 +44,10 @@ def uniform(high: Tensor, low: Tensor) -> Tensor:
 def uniforms(
     samples: Int[Tensor, "B"], step: int | Tensor, first: int, count: int, word: int, key: tuple[int, int]
 ) -> Float[Tensor, "B L"]:
-    """Compute one number per sample and position.
+    """Return one number in [0, 1) per sample and position, [B, count].
 
     Args:
-        samples: Numbers of the samples; their low 32 bits count.
-        step: Number of the step: an integer, or a tensor, [] or `[B, 1]`.
-        first: The first position.
-        count: Number of positions L.
-        word: Last word of the counter, the purpose of the number.
-        key: The two 32-bit words of the seed.
-
-    Returns:
-        Numbers in [0, 1), `[B, L]`.
+        samples, step, first, count, word, key: As in `m2s.ops.philox.uniforms`.
     """
     sites = torch.arange(first, first + count, device=samples.device).expand(len(samples), -1)
     samples = samples.long().unsqueeze(-1).expand_as(sites)

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from m2s.ops.derivatives import gradient_by_autograd, wants_graph
 from m2s.ops.posterior_entropy.cpu_passes import (
     Passes,
     RowGradient,
@@ -34,7 +34,9 @@ from m2s.ops.posterior_entropy.cpu_passes import (
     excess,
     materialize,
 )
+from m2s.ops.score_entropy.cpu import differentiable_score_entropy
 from m2s.process import SiteCoefficients
+from m2s.transforms import is_transformed
 
 
 class _Case(NamedTuple):
@@ -202,8 +204,9 @@ class _PosteriorScoreEntropy(torch.autograd.Function):
         return loss.squeeze(-1).to(logits.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if wants_graph():
+            return (_gradient_with_graph(ctx, upstream), *(None for _ in range(11)))
         mask, vocab, upstream = ctx.mask, ctx.vocab, upstream.unsqueeze(-1)
         if torch.compiler.is_compiling():
             logits, k, x, row = ctx.saved_tensors
@@ -217,6 +220,62 @@ class _PosteriorScoreEntropy(torch.autograd.Function):
             if logits.shape[-1] > vocab:
                 gradient = torch.nn.functional.pad(gradient, (0, logits.shape[-1] - vocab))
         return (gradient, *(None for _ in range(11)))
+
+
+def _gradient_with_graph(ctx: Any, upstream: Tensor) -> Tensor:
+    """The gradient of the logits for `create_graph=True`."""
+    logits, offset, k, x, *site = (value if at == 0 else value.squeeze(-1) for at, value in enumerate(ctx.saved_tensors))
+
+    def loss(logits: Tensor) -> Tensor:
+        """The differentiable form as a function of the logits alone."""
+        value = differentiable_posterior_entropy(logits, offset, x, k, SiteCoefficients(*site), ctx.mask, ctx.vocab)
+        return value.to(logits.dtype)
+
+    return gradient_by_autograd(loss, logits, upstream)
+
+
+def differentiable_posterior_entropy(
+    logits: Float[Tensor, "*site V"],
+    offset: Float[Tensor, "*site"],
+    x_0: Int[Tensor, "*site"],
+    x_t: Int[Tensor, "*site"],
+    site: SiteCoefficients,
+    mask: int | None,
+    vocab: int,
+) -> Float[Tensor, "*site"]:
+    """Compute the same as `posterior_score_entropy` in plain torch, which autograd differentiates any number of times.
+
+    The bridge is computed in logarithms, log s_y = log(alpha f_y + m(y) sum_z f_z) with f_z = mu_z / P(k|z), so that no small
+    mu_y is rounded to 0. It holds several float64 tensors over the vocabulary.
+
+    Args:
+        logits: Posterior logits; the first `vocab` columns count.
+        offset: Number added to the logit of x_t, in float64 where the device has it.
+        x_0: Clean tokens.
+        x_t: Current tokens.
+        site: Scalars of the process at every position, in float64 where the device has it.
+        mask: The mask token, or None.
+        vocab: Number of clean tokens.
+
+    Returns:
+        The loss of every position in nats, in the dtype of `site`.
+    """
+    counted = site.m_k > 0
+    site = site._replace(rate=torch.where(counted, site.rate, 0), m_k=torch.where(counted, site.m_k, 1))
+    alpha, m_k, m_clean, m_mask = (value.unsqueeze(-1) for value in (site.alpha, site.m_k, site.clean, site.mask))
+    at_k = torch.arange(vocab, device=logits.device) == x_t.long().unsqueeze(-1)
+    log_mu = torch.log_softmax(logits[..., :vocab].to(m_k.dtype) + torch.where(at_k, offset.unsqueeze(-1), 0), -1)
+    log_flow = log_mu - torch.log(torch.where(at_k, alpha + m_k, m_k))
+    common, moved = torch.logsumexp(log_flow, -1, keepdim=True), log_flow + torch.log(alpha)
+
+    def mixed(mass: Tensor) -> Tensor:
+        """log of mass times the sum over z; the mass 1 where it is 0, so that its gradient is finite."""
+        return torch.log(mass.where(mass > 0, 1)) + common
+
+    log_score = torch.where(m_clean > 0, torch.logaddexp(moved, mixed(m_clean)), moved)
+    if mask is not None:
+        log_score = torch.cat([log_score, torch.where(m_mask > 0, mixed(m_mask), -torch.inf)], -1)
+    return differentiable_score_entropy(log_score, x_0, x_t, site, mask)
 
 
 def posterior_score_entropy(
@@ -242,6 +301,8 @@ def posterior_score_entropy(
     Returns:
         The loss of every position in nats, in the dtype of the logits.
     """
+    if is_transformed() or any(value.requires_grad for value in (offset, *site)):
+        return differentiable_posterior_entropy(logits, offset, x_0, x_t, site, mask, vocab).to(logits.dtype)
     if not x_0.numel():
         return logits.sum(-1)
     flat = [value.reshape(-1, 1) for value in site]

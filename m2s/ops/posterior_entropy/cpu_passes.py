@@ -10,21 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CPU_BLOCK = 1 << 18  # logits per block on a CPU, so that the buffers stay in cache
-GPU_BLOCK = 1 << 26
+from m2s.ops.row_blocks import block_rows
+
 SHORT = 1024  # in rows up to this length, one logarithm for eight factors saves no time
-
-
-def block_rows(logits: Tensor) -> int:
-    """Return how many rows to work on at once.
-
-    Args:
-        logits: Rows `[N, V]`; their width and device decide.
-
-    Returns:
-        The number of rows of a block, at least 1.
-    """
-    return max(1, (CPU_BLOCK if logits.device.type == "cpu" else GPU_BLOCK) // logits.shape[-1])
 
 
 def excess(e: Tensor, one_plus_e: Tensor) -> Tensor:
@@ -97,7 +85,17 @@ class Passes:
             )
 
     def sums(self, slope: Tensor, level: Tensor, level_1: Tensor, sum_e: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums of g(e) and of G = e / (1 + e) over all columns, `[N, 1]` each; `sum_e` is the sum of e."""
+        """Return the sums of g(e) = e - log(1 + e) and of G = e / (1 + e) over all columns, where e = slope w + level.
+
+        Args:
+            slope: Factor of the weights w, `[N, 1]`.
+            level: Constant term of e, `[N, 1]`.
+            level_1: Constant term of 1 + e, `[N, 1]`; 1 + level without cancellation where `level` is near -1.
+            sum_e: The sum of e over all columns, `[N, 1]`.
+
+        Returns:
+            The two sums, `[N, 1]` each.
+        """
         w = self.w
         if self.compiling:
             return _compiled_sums(w, slope, level, level_1, sum_e)

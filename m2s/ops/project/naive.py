@@ -36,7 +36,7 @@ def nearest_posterior(
     """
     vocab = score.shape[-1] if mask is None else mask
     alpha, m_k, p_kk, m_clean, m_mask, _ = (value.unsqueeze(-1) for value in site)
-    at_k, known = torch.arange(score.shape[-1]) == k[:, None], m_k == 0
+    at_k, known = torch.arange(score.shape[-1], device=score.device) == k[:, None], m_k == 0
     masked = k[:, None] == (-1 if mask is None else mask)
     b, delta, delta_mask = alpha / m_k.where(~known, 1), m_clean / p_kk, m_mask / p_kk
     clean = score[:, :vocab]
@@ -46,7 +46,7 @@ def nearest_posterior(
         origin = torch.where(masked, -torch.inf, origin - delta_mask * (score[:, mask:] - delta_mask))
     gain = 1 / torch.where(masked, 1, 2 * delta + (vocab - 1) * delta**2 + delta_mask**2)
     mass = torch.where(at_k[:, :vocab], -torch.inf, clean).sort(-1, descending=True).values.cumsum(-1)
-    size = torch.arange(1, vocab + 1)
+    size = torch.arange(1, vocab + 1, device=score.device)
     roots = torch.maximum((mass - b) / size, (mass + origin * gain) / (size + gain))
     sigma = torch.maximum(roots.amax(-1, keepdim=True), origin)
     mu = torch.where(at_k[:, :vocab], 0, (clean - sigma).relu() / b)

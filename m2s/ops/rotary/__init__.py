@@ -25,7 +25,6 @@ def joint(
     sin: Float[Tensor, "L D"],
     heads: int,
     fused: bool,
-    half_weight: Float[Tensor, "W E"] | None = None,
 ) -> tuple[Float[Tensor, "B H L D"], Float[Tensor, "B H L D"], Float[Tensor, "B H L D"]]:
     """Compute rotated queries, rotated keys and values from x weight^T.
 
@@ -36,32 +35,28 @@ def joint(
         sin: Sines of the angles, (-sin, sin). The kernel reads one half.
         heads: Number of heads H.
         fused: Whether the Triton kernels run.
-        half_weight: The weight in half precision, where the caller maintains one (see `m2s.ops.dense`).
 
     Returns:
         Queries, keys and values.
     """
     if not fused:
         return naive.rotary(linear(x, weight), cos, sin, heads)
-    x, half_weight = dense.convert_operands(x, weight, half_weight)
-    q, k, v = _Joint.apply(x, weight, half_weight, cos, sin, heads)
+    q, k, v = _Joint.apply(dense.convert_input(x, weight), weight, cos, sin, heads)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 @torch.library.custom_op("m2s::joint", mutates_args=())
-def _joint(
-    x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
+def _joint(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Rotated queries, rotated keys and values, [B, L, 3, H, D]; and the weight as it was converted (see `dense.multiply`)."""
     from m2s.ops.rotary import triton
 
-    qkv, converted = dense.multiply(x, weight, half_weight, None)
+    qkv, converted = dense.multiply(x, weight, None)
     return triton.rotate(qkv, cos, sin, heads), converted
 
 
 @_joint.register_fake
-def _(x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    qkv, converted = dense.fake_multiply(x, weight, half_weight)
+def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    qkv, converted = dense.fake_multiply(x, weight)
     return qkv.unflatten(-1, (3, heads, -1)), converted
 
 
@@ -86,14 +81,12 @@ class _Joint(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, half_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: int
-    ) -> tuple[Tensor, ...]:
-        rotated, converted = _joint(x, weight, half_weight, cos, sin, heads)
-        ctx.save_for_backward(x, dense.saved_weight(weight, half_weight, converted), cos, sin)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, ...]:
+        rotated, converted = _joint(x, weight, cos, sin, heads)
+        ctx.save_for_backward(x, dense.saved_weight(weight, converted), cos, sin)
         return rotated.unbind(2)
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
-        return *dense.gradients_for_autograd(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None, None
+        return *dense.gradients_for_autograd(ctx, _backward(dq, dk, dv, cos, sin), x, weight), None, None, None

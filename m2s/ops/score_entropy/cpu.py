@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from m2s.ops.posterior_entropy.cpu_passes import block_rows
+from m2s.ops.row_blocks import block_rows
 from m2s.process import SiteCoefficients
+from m2s.transforms import is_transformed
 
 
 def bregman(d: Tensor) -> Tensor:
@@ -57,6 +57,38 @@ def entropy_from_logs(
     near = d.abs() < 1
     h = torch.where(near, weighted_ratio * bregman(d.where(near, 0)), weighted_score - weighted_ratio * (1 + d))
     return torch.where(compared, h, torch.where(counted, weighted_score, 0)).sum(-1)
+
+
+def differentiable_score_entropy(
+    log_score: Float[Tensor, "*site S"],
+    x_0: Int[Tensor, "*site"],
+    x_t: Int[Tensor, "*site"],
+    site: SiteCoefficients,
+    mask: int | None,
+) -> Float[Tensor, "*site"]:
+    """Compute the same as `unconstrained_score_entropy` in plain torch, which autograd differentiates any number of times.
+
+    It holds several float64 tensors over the vocabulary.
+
+    Args:
+        log_score: Log-scores over all states.
+        x_0: Clean tokens.
+        x_t: Current tokens.
+        site: Scalars of the process at every position, in float64 where the device has it.
+        mask: The mask token, or None.
+
+    Returns:
+        The loss of every position in nats, in the dtype of `site`.
+    """
+    alpha, clean, at_mask, rate = (value.unsqueeze(-1) for value in (site.alpha, site.clean, site.mask, site.rate))
+    states = torch.arange(log_score.shape[-1], device=log_score.device)
+    p_y = clean if mask is None else torch.where(states == mask, at_mask, clean)
+    p_y = torch.where(states == x_0.long().unsqueeze(-1), alpha + p_y, p_y)  # P_t(y|x_0)
+    p_k = torch.where(x_0 == x_t, site.stay, site.m_k).unsqueeze(-1)
+    reached = p_y > 0
+    log_ratio = torch.where(reached, torch.log(p_y.where(reached, 1)) - torch.log(p_k.where(p_k > 0, 1)), -torch.inf)
+    weight = torch.where((p_k > 0) & (states != x_t.long().unsqueeze(-1)), rate, 0)
+    return entropy_from_logs(log_score.to(weight.dtype), log_ratio, weight)
 
 
 def _split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -125,21 +157,45 @@ def row_losses(
 
 
 class _UnconstrainedScoreEntropy(torch.autograd.Function):
-    """The loss of each row; its gradient is computed in the forward pass."""
+    """The loss of each row and, as a second result, its gradient g, which is computed in the forward pass.
+
+    g_y = n (s_y - r_y) has the derivative n s_y = g_y + n r_y with respect to log s_y. So second derivatives need g alone, and
+    the log-scores are not stored. g is a result so that autograd knows what it was computed from.
+    """
 
     @staticmethod
-    def forward(ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, masked: bool, vocab: int) -> Tensor:
+    def forward(
+        ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, masked: bool, vocab: int
+    ) -> tuple[Tensor, Tensor]:
         ones = torch.ones_like(row_scalars[0]) if ctx.needs_input_grad[0] else None
         loss, gradient = row_losses(log_score, k, x, row_scalars, masked, vocab, ones, log_score.dtype)
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return loss
+        if gradient is None:
+            return loss, log_score.new_empty(0)
+        if not torch.compiler.is_compiling():  # which knows that the zeros in place of None are not used
+            ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gradient, k, x, row_scalars)
+        ctx.masked = masked
+        return loss, gradient
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return (gradient * upstream.unsqueeze(-1), *(None for _ in range(5)))
+    def backward(ctx: Any, upstream: Tensor | None, upstream_of_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient, k, x, row_scalars = ctx.saved_tensors
+        result = None if upstream is None else gradient * upstream.unsqueeze(-1)
+        if upstream_of_gradient is not None and not torch.compiler.is_compiling():  # of a second derivative
+            second = _second_derivative(gradient, k, x, row_scalars, ctx.masked) * upstream_of_gradient
+            result = second if result is None else result + second
+        return (result, *(None for _ in range(5)))
+
+
+def _second_derivative(gradient: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, masked: bool) -> Tensor:
+    """n s_y = g_y + n r_y for every row, 0 at y = k."""
+    log_r, log_r_x, log_r_mask, rate, _ = (value.unsqueeze(-1) for value in row_scalars)
+    states = torch.arange(gradient.shape[-1], device=gradient.device)
+    ratio = torch.where(states == x.unsqueeze(-1), log_r_x, log_r)
+    if masked:
+        ratio = torch.where(states == len(states) - 1, log_r_mask, ratio)
+    at_k = states == k.unsqueeze(-1)
+    return torch.where(at_k | (rate == 0), 0, gradient + (rate * ratio.exp()).to(gradient.dtype))
 
 
 def _differences(
@@ -212,9 +268,12 @@ def unconstrained_score_entropy(
     Returns:
         The loss of every position in nats, in the dtype of `log_score`.
     """
+    if is_transformed() or any(value.requires_grad for value in (*site, *(() if shift is None else (shift,)))):
+        values = log_score if shift is None else log_score.to(shift.dtype) - shift.unsqueeze(-1)
+        return differentiable_score_entropy(values, x_0, x_t, site, mask).to(log_score.dtype)
     states = log_score.shape[-1]
     vocab = states if mask is None else mask
     flat = log_score.reshape(-1, states)
     scalars = row_scalars(x_0, x_t, site, shift)
-    loss = _UnconstrainedScoreEntropy.apply(flat, x_t.reshape(-1), x_0.reshape(-1), scalars, mask is not None, vocab)
+    loss, _ = _UnconstrainedScoreEntropy.apply(flat, x_t.reshape(-1), x_0.reshape(-1), scalars, mask is not None, vocab)
     return loss.reshape(x_0.shape)
