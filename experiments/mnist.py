@@ -40,7 +40,7 @@ from m2s.data.source import ImageSource
 from m2s.distributed import World
 from m2s.errors import UserError, suggest
 from m2s.evaluation import inception
-from m2s.evaluation.bpd import Shard, dataset_nelbo, summary
+from m2s.evaluation.bpd import Shard, dataset_nelbo, summarize
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.hub import Checkpoint
 from m2s.io import atomic_write, output_folder, write_json
@@ -213,7 +213,7 @@ class Experiment:
         found = dataset_nelbo(
             checkpoint.model, checkpoint.head, test, PASSES, batch_size=BATCH_SIZE, bf16=self.bf16, world=world
         )
-        return {term: value["bits"] for term, value in summary(found).items()}
+        return {term: value["bits"] for term, value in summarize(found).items()}
 
     def sample(self, checkpoint: Checkpoint, name: str, steps: int) -> Tensor:
         """Return samples [N, L] of a trained method, uint8 on the CPU."""
@@ -383,7 +383,7 @@ def responds(device: torch.device) -> bool:
         return False
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def format_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the Markdown table.
 
     Args:
@@ -428,13 +428,16 @@ def write_table(out: Path) -> None:
     Raises:
         UserError: The folder has no rows, or rows with different settings.
     """
-    from m2s.report.methods import compared, sheet  # loads matplotlib, which a training machine may lack
+    from m2s.report.methods import (  # loads matplotlib, which a training machine may lack
+        plot_method_comparison,
+        plot_sample_sheet,
+    )
 
     rows = list(read_rows(out).values())
     if not rows:
         raise UserError(f"{out} has no rows: compute them with python experiments/mnist.py {out}")
     check_settings(out, {row["method"]: row for row in rows}, rows[0]["settings"])
-    print("\n".join(table(rows)))
+    print("\n".join(format_table(rows)))
     transformers = [f"`{row['method']}`" for row in rows if row.get("network") == "dit"]
     if transformers:
         print(f"\nA causal transformer in place of the U-Net, with one network call per pixel: {', '.join(transformers)}.")
@@ -446,8 +449,8 @@ def write_table(out: Path) -> None:
             with np.load(out / f"{name}.npz", allow_pickle=False) as file:
                 pictures[name] = file["tokens"][:PER_LINE].reshape(-1, *(math.isqrt(file["tokens"].shape[1]),) * 2)
     for name, figure in (
-        ("mnist.png", finished and compared(finished, SAMPLING_STEPS)),
-        ("samples.png", pictures and sheet(pictures)),
+        ("mnist.png", finished and plot_method_comparison(finished, SAMPLING_STEPS)),
+        ("samples.png", pictures and plot_sample_sheet(pictures)),
     ):
         if figure:
             with atomic_write(out / name) as temporary:

@@ -37,7 +37,7 @@ from m2s.data import Tokens
 from m2s.data.files import BadData
 from m2s.distributed import World
 from m2s.errors import UserError, suggest
-from m2s.evaluation.bpd import Shard, dataset_nelbo, measured, summary
+from m2s.evaluation.bpd import Shard, dataset_nelbo, example_sizes, summarize
 from m2s.io import output_folder, write_json
 from m2s.presets import PRESETS
 from m2s.provenance import command, provenance
@@ -148,7 +148,7 @@ class Experiment:
             checkpoint.model, checkpoint.head, held_out, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world
         )
         assert checkpoint.tokenizer is not None
-        nelbo = summary(found, measured(held_out, checkpoint.tokenizer))
+        nelbo = summarize(found, example_sizes(held_out, checkpoint.tokenizer))
         records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         steps = [record for record in records if "loss" in record]
         return {
@@ -206,7 +206,7 @@ def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
     tokens = part[torch.arange(count)]
     counts = sum(np.bincount(shard, minlength=windows.vocab) for shard in windows._shards) + 1  # add-one smoothing
     unigram = -np.log(counts / counts.sum())[tokens.numpy()].mean()
-    size = float(measured(part, windows.tokenizer)["byte"].sum())
+    size = float(example_sizes(part, windows.tokenizer)["byte"].sum())
     return {
         "sources": [{key: source[key] for key in ("name", "sha256")} for source in windows.meta["sources"]],
         "tokenizer": windows.meta["tokenizer"]["kind"],
@@ -328,7 +328,7 @@ def run(options: argparse.Namespace, started: float) -> bool:
     return not any("error" in row for row in read_rows(options.out, entry).values())
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def format_table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the Markdown table: final NELBO, validations during training, gradient norms and speed.
 
     Args:
@@ -368,7 +368,7 @@ def write_table(options: argparse.Namespace) -> None:
     shared = read(path)
     found = {**known_rows(options, shared), **read_rows(options.out, entry)}
     rows = [found[name] for name in entry.rows if name in found]
-    print("\n".join(table(rows)))
+    print("\n".join(format_table(rows)))
     target = output_folder(options.results) / f"text-{options.entry}.json"
     write_json(target, {"command": command(), **shared, "rows": rows})
 

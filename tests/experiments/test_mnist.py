@@ -12,8 +12,10 @@ import torch
 
 import m2s
 from m2s.data import DATASETS
+from m2s.data.files import sha256
+from m2s.evaluation import inception
 from m2s.evaluation.fid import Statistics, frechet
-from m2s.report.methods import sheet
+from m2s.report.methods import plot_sample_sheet
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "mnist.py"
 LIMIT, STEPS, SIDE = 8, 4, 8
@@ -39,6 +41,7 @@ def mnist(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch.jit.save(torch.jit.script(Averages()), "net.pt")
+    monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(Path("net.pt"))})
     random = np.random.default_rng(0)
     arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
     small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
@@ -171,7 +174,9 @@ def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
     assert Path("out/mnist.png").exists() and not Path("out/samples.png").exists()
     Path("out/md4.npz").write_bytes(Path("first/md4.npz").read_bytes())
     drawn = []
-    monkeypatch.setattr("m2s.report.methods.sheet", lambda pictures: drawn.append(list(pictures)) or sheet(pictures))
+    monkeypatch.setattr(
+        "m2s.report.methods.plot_sample_sheet", lambda pictures: drawn.append(list(pictures)) or plot_sample_sheet(pictures)
+    )
     assert mnist.main(["out", "--table"]) == 0
     assert drawn == [["md4"]] and Path("out/samples.png").exists()
 
