@@ -17,6 +17,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import promote_to, to_float64
+from m2s.errors import UserTypeError
 from m2s.process import Process, RankOne, SiteCoefficients
 from m2s.process.base import select_rows
 from m2s.process.rank_one import mixing_vector as mixing_vector
@@ -45,6 +46,9 @@ def gather_at(prediction: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"]) -
     Args:
         prediction: Any values over the states, [*site, S].
         x_t: Current tokens, [*site].
+
+    Returns:
+        The entries, [*site, 1].
     """
     return prediction.gather(-1, x_t.long().unsqueeze(-1))
 
@@ -56,6 +60,9 @@ def scatter_at(prediction: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], 
         prediction: Any values over the states, [*site, S].
         x_t: Current tokens, [*site].
         value: The new entry.
+
+    Returns:
+        The copy, [*site, S].
     """
     return prediction.scatter(-1, x_t.long().unsqueeze(-1), value)
 
@@ -66,10 +73,32 @@ def apply_transition(distribution: Float[Tensor, "*site S"], kernel: Float[Tenso
     Args:
         distribution: p, [*site, S].
         kernel: P, one matrix for each example, [*b, S, S].
+
+    Returns:
+        The distribution after the transition, [*site, S].
     """
     batch = kernel.shape[:-2]
     sites = math.prod(distribution.shape[len(batch) : -1])
     return (distribution.reshape(*batch, sites, distribution.shape[-1]) @ kernel).reshape(distribution.shape)
+
+
+def validate_process(process: Process) -> None:
+    """Check that a process corrupts tokens, so that there are posteriors, scores and rates to convert.
+
+    Args:
+        process: The forward process.
+
+    Raises:
+        UserTypeError: `process` is no process, or that of next-token prediction.
+    """
+    validation.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")
+    if not process.has_transitions:
+        raise UserTypeError(
+            option="process",
+            value=process,
+            reason="next-token prediction corrupts nothing, so that there are no scores, no rates and nothing to convert",
+            hint="give a process such as m2s.Uniform(256, m2s.Linear())",
+        )
 
 
 def validate_inputs(name: str, prediction: Tensor, x_t: Tensor, t: Tensor, process: Process, open_ends: bool = False) -> None:
@@ -87,7 +116,7 @@ def validate_inputs(name: str, prediction: Tensor, x_t: Tensor, t: Tensor, proce
         TypeError: An argument has the wrong class or dtype.
         ValueError: Shapes do not fit, or tokens or times are out of range.
     """
-    validation.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")
+    validate_process(process)
     validation.tokens("x_t", x_t, process.states)
     validation.times("t", t, open_ends=open_ends)
     validation.align("t", t, x_t)
@@ -167,6 +196,9 @@ def safe_log(p: Tensor) -> Tensor:
 
     Args:
         p: Non-negative values.
+
+    Returns:
+        The logarithms, in the shape of `p`.
     """
     # The inner `where` keeps log away from 0: its infinite slope times a zero gradient would be NaN.
     return torch.where(p > 0, torch.log(p.where(p > 0, 1)), -torch.inf)
@@ -276,6 +308,7 @@ def bridge_matrix(x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Pr
     Returns:
         The matrices, [*site, S, K]. The columns of tokens z from which k cannot be reached are 0.
     """
+    validate_process(process)
     validation.tokens("x_t", x_t, process.states)
     kernel = process.transition_matrix(t)[..., : process.vocab, :]
     batch = kernel.shape[:-2]

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.conversions.bridge import bridge_matrix, scatter_at, site_coefficients, validate_inputs
+from m2s.conversions.bridge import bridge_matrix, scatter_at, site_coefficients, validate_inputs, validate_process
 from m2s.conversions.least_squares import plane_least_squares
 from m2s.dtypes import at_least_float32, promote_to
 from m2s.process import Process, RankOne
@@ -57,6 +57,9 @@ def signed_posterior(
         x_t: Current tokens k, [*site].
         t: Times in (0, 1), [*b].
         process: A forward process with rates.
+
+    Returns:
+        The signed posterior, [*site, S], in float32 or wider.
     """
     score = at_least_float32(score)
     t = promote_to(t, score)
@@ -127,8 +130,8 @@ def weighted_system(
     counted = process.rates_into(x_t, t) > 0
     bridge = torch.where(counted.unsqueeze(-1), bridge, 0)
     # A token from which k is reached with a probability below 1e-150 counts as unreachable: the squares of its column would
-    # overflow.
-    reachable = process.columns(x_t, t)[..., : process.vocab] > 1e-150
+    # overflow. In float32 its column may be infinite already, which would make LAPACK fail. Its entry of mu is about 0.
+    reachable = (process.columns(x_t, t)[..., : process.vocab] > 1e-150) & bridge.isfinite().all(-2)
     return torch.where(reachable.unsqueeze(-2), bridge, 0), torch.where(counted, score, 0), reachable
 
 
@@ -153,7 +156,7 @@ def box(
         >>> low, high = m2s.box(x_t, t, process)
         >>> outside = ((score < low) | (score > high)).any(-1)
     """
-    validation.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")
+    validate_process(process)
     validation.tokens("x_t", x_t, process.states)
     validation.times("t", t, open_ends=True)
     low, high = _matrix_box(x_t, t, process) if process.rank_one is None else _rank_one_box(x_t, t, process.rank_one)

@@ -20,11 +20,14 @@ def plane_least_squares(
     """
     anchor, pivot, directions, length = _directions(matrix, allowed)
     right = target.unsqueeze(-1) - pivot
+    # LAPACK fails on NaN and infinity. They give NaN here.
+    finite = right.isfinite().all(-2, keepdim=True) & directions.isfinite().all((-2, -1), keepdim=True)
+    right, directions = torch.where(finite, right, 0), torch.where(finite, directions, 0)
     if right.device.type == "cpu":  # gelsd keeps digits that the pseudo-inverse loses; other devices only have the latter
         solution = torch.linalg.lstsq(directions, right, driver="gelsd").solution
     else:
         solution = torch.linalg.pinv(directions) @ right
-    mu = solution.squeeze(-1) / length
+    mu = torch.where(finite.squeeze(-1), solution.squeeze(-1), torch.nan) / length
     mu = torch.where(allowed, mu, 0).scatter(-1, anchor, 0.0)
     return mu.scatter(-1, anchor, 1 - mu.sum(-1, keepdim=True))
 
@@ -38,9 +41,13 @@ def is_determined(
         matrix: The matrices, [*n, R, K].
         target: The right-hand sides, [*n, R].
         allowed: The unknowns that may be nonzero, [*n, K].
+
+    Returns:
+        Boolean, [*n].
     """
     _, _, directions, length = _directions(matrix, allowed)
     values = torch.linalg.svdvals(directions)
+    # Columns of unknowns that are not allowed are zero and come last: the singular value of the last unknown counts.
     unknowns = allowed.sum(-1, keepdim=True) - 1
     least = values.gather(-1, (unknowns - 1).clamp(0, values.shape[-1] - 1)).squeeze(-1)
     least = torch.where(unknowns.squeeze(-1) > values.shape[-1], 0, least)
@@ -56,7 +63,7 @@ def _directions(matrix: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor
     columns of a bridge divide by transition probabilities and differ by hundreds of orders of magnitude, so that the lengths
     must be taken out.
     """
-    anchor = allowed.to(torch.uint8).argmax(-1, keepdim=True)
+    anchor = allowed.to(torch.uint8).argmax(-1, keepdim=True)  # the first allowed token; torch has no argmax of Booleans
     pivot = matrix.gather(-1, anchor.unsqueeze(-2).expand(*matrix.shape[:-1], 1))
     directions = torch.where(allowed.unsqueeze(-2), matrix - pivot, 0)
     length = torch.linalg.vector_norm(directions, dim=-2)

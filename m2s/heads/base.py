@@ -121,7 +121,14 @@ class Head(ABC):
         return torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
 
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        """Return the tokens that the network sees while `x` is sampled: `x` itself, except for autoregressive heads."""
+        """Return the tokens that the network sees while `x` is sampled: `x` itself, except for autoregressive heads.
+
+        Args:
+            x: Tokens during sampling, [B, L].
+
+        Returns:
+            Tokens, [B, L].
+        """
         return x
 
     def _logits(self, output: Output, x_t: Tensor, t: Tensor) -> Tensor:

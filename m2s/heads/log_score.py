@@ -10,9 +10,10 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.bridge import scatter_at
 from m2s.dtypes import to_float64
+from m2s.errors import UnsupportedError, UserError
 from m2s.heads.unconstrained import UnconstrainedScore
 from m2s.ops.last_layer import Output
-from m2s.process import Process
+from m2s.process import Absorbing, Process
 
 
 class LogScore(UnconstrainedScore):
@@ -36,9 +37,9 @@ class LogScore(UnconstrainedScore):
     def __init__(self, process: Process, scale: Literal["none", "sigma"] = "none") -> None:
         super().__init__(process)
         if scale not in ("none", "sigma"):
-            raise ValueError(f'scale is {scale!r}, but it must be "none" or "sigma"')
+            raise UserError(option="scale", value=scale, expected="'none' or 'sigma'")
         if scale == "sigma" and not (process.rank_one is not None and process.rank_one.is_pure_mask):
-            raise TypeError(f'scale "sigma" is for m2s.Absorbing, not for {process}')
+            raise UnsupportedError("scale 'sigma'", process, process=Absorbing)
         self.scale = scale
 
     def __repr__(self) -> str:

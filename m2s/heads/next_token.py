@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import UnsupportedError
 from m2s.heads.base import Head
 from m2s.ops.last_layer import Output
 from m2s.process import Process
@@ -28,7 +29,14 @@ class Shifted(Process):
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
 
     def network_input(self, x: Int[Tensor, "*b L"]) -> Int[Tensor, "*b L"]:
-        """Return (start, x^1, ..., x^{L-1})."""
+        """Return (start, x^1, ..., x^{L-1}).
+
+        Args:
+            x: Tokens, [*b, L].
+
+        Returns:
+            The tokens shifted by one position after the start token `vocab`, [*b, L].
+        """
         return torch.nn.functional.pad(x[..., :-1], (1, 0), value=self.vocab)
 
     def corrupt(
@@ -75,8 +83,8 @@ class NextToken(Head):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         if not isinstance(process, Shifted):
-            raise TypeError(
-                f"next-token prediction needs the process m2s.heads.Shifted, where nothing is corrupted, not {process}"
+            raise UnsupportedError(
+                "next-token prediction", process, process=Shifted, hint="next-token prediction has no corruption"
             )
 
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:

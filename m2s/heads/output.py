@@ -59,9 +59,11 @@ def check_model(model: object, process: Process) -> None:
         process: The forward process.
 
     Raises:
-        TypeError: The model is an objective, which returns a loss.
+        TypeError: The model cannot be called, or is an objective, which returns a loss.
         ValueError: The table `model.embedding` has no row for the mask.
     """
+    if not callable(model):
+        raise TypeError(f"model is {model!r:.80}, expected a network that is called as model(x_t, t)")
     if hasattr(getattr(model, "head", None), "log_score") and callable(getattr(model, "loss", None)):
         raise TypeError(f"model is an m2s.{type(model).__name__}, which returns a loss: give the network, not the objective")
     rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)

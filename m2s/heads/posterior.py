@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from m2s import validation
 from m2s.conversions.bridge import apply_transition, gather_at, safe_log, scatter_at, site_coefficients
 from m2s.dtypes import to_float64
 from m2s.heads.base import Head
@@ -38,8 +39,7 @@ class Posterior(Head):
 
     def __init__(self, process: Process, offset: Literal["none", "exact"] = "none") -> None:
         super().__init__(process)
-        if offset not in ("none", "exact"):
-            raise ValueError(f'offset is {offset!r}, but it must be "none" or "exact"')
+        validation.choice("offset", offset, ("none", "exact"))
         self.offset = offset
 
     def __repr__(self) -> str:
@@ -91,7 +91,13 @@ class Posterior(Head):
         return torch.zeros_like(offset) if self.offset == "none" else offset
 
     def log_posterior(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return log mu, [*site, S]: -inf at the mask, and log e_k where the current token is certainly clean."""
+        """Return log mu, [*site, S]: -inf at the mask, and log e_k where the current token is certainly clean.
+
+        Args:
+            output: The network's output at (x_t, t), [*site, V].
+            x_t: Current tokens k, [*site].
+            t: Times, [*b].
+        """
         log_mu = torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
         log_mu = torch.nn.functional.pad(log_mu, (0, self.process.states - self.process.vocab), value=-torch.inf)
         rank_one = self.process.rank_one
@@ -128,9 +134,10 @@ class Posterior(Head):
         off = torch.where(reached, scatter_at(mu, x_t, 0.0).sum(-1) / divisor, 0)
         common = off + gather_at(mu, x_t).squeeze(-1) / site.stay
         linear = torch.where(reached, torch.log(site.alpha / divisor), 0).unsqueeze(-1) + log_mu
-        mixed = torch.where(site.clean > 0, torch.log((site.clean * common).where(site.clean > 0, 1)), -torch.inf)
-        clean = torch.logaddexp(linear[..., : process.vocab], mixed.unsqueeze(-1))
-        clean = torch.where(reached.unsqueeze(-1), clean, mixed.unsqueeze(-1))
+        mixes, linear = (site.clean > 0).unsqueeze(-1), linear[..., : process.vocab]
+        mixed = torch.log((site.clean * common).unsqueeze(-1).where(mixes, 1))
+        clean = torch.where(mixes, torch.logaddexp(linear, mixed), linear)  # the second derivative of logaddexp fails at -inf
+        clean = torch.where(reached.unsqueeze(-1), clean, mixed.where(mixes, -torch.inf))
         if process.mask is not None:
             last = torch.where(site.mask > 0, torch.log((site.mask * common).where(site.mask > 0, 1)), -torch.inf)
             clean = torch.cat([clean, last.unsqueeze(-1)], -1)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from m2s.conversions.bridge import apply_transition, gather_at, mixing_vector
 from m2s.dtypes import to_float64
-from m2s.heads import Head
+from m2s.errors import UnsupportedError
+from m2s.heads import Head, Posterior
 from m2s.heads.output import logits
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
@@ -42,20 +43,20 @@ def ct_elbo(
     """
     process = head.process
     if not (process.has_rates and head.has_posterior):
-        raise TypeError(f"the ELBO by reverse rates is for m2s.Posterior over a process with rates, not for {head}")
+        raise UnsupportedError("the ELBO by reverse rates", head, Posterior, "a process with rates")
     check_pair(process, x_0, x_t, t)
     values, time = logits(output, x_t, process.states), to_float64(t)
     posterior = head.posterior(values.to(time.dtype), x_t, time)
     into = process.rates_into(x_t, time)
     row = process.rows(x_0, time)
-    rate = into * _seen_from(posterior, x_t, time, process)
+    rate = into * _mean_likelihood_ratio(posterior, x_t, time, process)
     wanted = into * row / gather_at(row, x_t)
     counted = wanted > 0
     ratio = torch.log(rate.where(counted, 1)) - torch.log(wanted.where(counted, 1))
     return (rate - wanted - wanted * ratio).sum(-1).to(values.dtype)
 
 
-def _seen_from(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Float[Tensor, "*site S"]:
+def _mean_likelihood_ratio(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Float[Tensor, "*site S"]:
     """sum_z mu_z P_t(y|z) / P_t(k|z) for every y."""
     likelihood = process.columns(x_t, t)
     weight = posterior / likelihood.where(likelihood > 0, torch.inf)

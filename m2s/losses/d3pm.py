@@ -14,6 +14,7 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.bridge import apply_transition, gather_at, safe_log, scatter_at
 from m2s.dtypes import to_float64
+from m2s.errors import UnsupportedError
 from m2s.heads import Head
 from m2s.heads.output import logits
 from m2s.ops.last_layer import Output
@@ -88,7 +89,7 @@ def _chain(head: Head) -> Chain:
     """Return the chain of a head, or raise TypeError where the head is not a posterior over a chain."""
     process = head.process.chain
     if not head.has_posterior or process is None:
-        raise TypeError(f"the NELBO of a finite chain is for a posterior over m2s.Chain, not for {head}")
+        raise UnsupportedError("the NELBO of a finite chain", head, "a posterior", Chain)
     return process
 
 
@@ -109,8 +110,8 @@ def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor)
     log_mu = head.posterior_logits(values.to(t.dtype), x_t, t)
     seen = safe_log(process.columns(x_t, t)[..., : process.vocab])
     log_nu = torch.log_softmax(log_mu - seen.where(seen > -torch.inf, 0), -1)
-    before = process.before(t)
-    arrival, truth = process.arrivals(x_t, t), process.rows(x_0, before)
+    before = process.previous_time(t)
+    arrival, truth = process.last_step_columns(x_t, t), process.rows(x_0, before)
     others = torch.nn.functional.pad(scatter_at(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
     others = safe_log(apply_transition(others, process.transition_matrix(before)))
     certain = gather_at(log_nu, x_0) + torch.log(truth.where(truth > 0, 1))

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from m2s import validation
 from m2s.dtypes import to_float64
-from m2s.heads import Head
+from m2s.errors import UnsupportedError
+from m2s.heads import Head, Posterior
 from m2s.losses.objective import Loss, apply_weight
 from m2s.losses.score_entropy import score_entropy
 from m2s.process import Uniform
@@ -25,7 +26,7 @@ REACH, STEP = 12.0, 1 / 32  # nodes of the quadrature over a normal density: its
 LEAST, MOST = 1e-9, 30.0  # range of the signal-to-noise ratio in the table: alpha is about 0 and about 1 at its ends
 
 
-def transformed(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+def gaussian_to_uniform(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
     """Compute the operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise, in float64.
 
     alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), with phi and F the density and distribution function of a standard
@@ -55,8 +56,8 @@ def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
     return node, torch.exp(-(node**2) / 2) * (STEP / math.sqrt(2 * math.pi))
 
 
-def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
-    """Invert `transformed`: find the ratio r at which T gives alpha = 1 - beta.
+def signal_to_noise(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
+    """Invert `gaussian_to_uniform`: find the ratio r at which T gives alpha = 1 - beta.
 
     A table of log r over log(alpha / beta) gives the start, three Newton steps give the digits.
 
@@ -76,7 +77,7 @@ def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) 
     node, weight = _normal(wanted.device)
     for _ in range(3):
         ratio = log_ratio.exp()
-        kept, lost = transformed(ratio, vocab)
+        kept, lost = gaussian_to_uniform(ratio, vocab)
         at = node + ratio.unsqueeze(-1)
         density = (vocab - 2) * torch.special.log_ndtr(at) - at**2 / 2
         slope = vocab * (weight * density.exp()).sum(-1) / math.sqrt(2 * math.pi)  # dT/dr
@@ -88,11 +89,11 @@ def ratio_of(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) 
 def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log r on a grid, and log(alpha / beta) there."""
     log_ratio = torch.linspace(math.log(LEAST), math.log(MOST), 2048, dtype=torch.float64, device=device)
-    kept, lost = transformed(log_ratio.exp(), vocab)
+    kept, lost = gaussian_to_uniform(log_ratio.exp(), vocab)
     return log_ratio, torch.log(kept) - torch.log(lost)
 
 
-def latent(
+def gaussian_latent(
     process: Uniform, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], noise: Float[Tensor, "B L K"]
 ) -> Float[Tensor, "B L K"]:
     """Compute w = (r e_{x_0} + e) / sqrt(1 + r^2), whose argmax is distributed as P_t(.|x_0).
@@ -109,7 +110,9 @@ def latent(
     validation.tokens("x_0", x_0, process.vocab)
     validation.times("t", t, open_ends=True)
     time = to_float64(t)
-    ratio = validation.align("t", ratio_of(process.schedule.alpha(time), process.schedule.beta(time), process.vocab), x_0)
+    ratio = validation.align(
+        "t", signal_to_noise(process.schedule.alpha(time), process.schedule.beta(time), process.vocab), x_0
+    )
     signal = ratio.to(noise.dtype).expand(x_0.shape).unsqueeze(-1)
     return noise.scatter_add(-1, x_0.long().unsqueeze(-1), signal) / torch.sqrt(1 + signal**2)
 
@@ -151,7 +154,7 @@ def check_duo(model: nn.Module, head: Head) -> None:
         TypeError: One of the two does not fit; the message says which.
     """
     if not (isinstance(head, Head) and head.has_posterior and isinstance(head.process, Uniform)):
-        raise TypeError(f"DUO's curriculum is for m2s.Posterior over m2s.Uniform, not for {head}")
+        raise UnsupportedError("DUO's curriculum", head, Posterior, Uniform)
     if not isinstance(getattr(model, "embedding", None), nn.Embedding):
         raise TypeError(
             f"DUO's curriculum averages over a network's embedding, and this {type(model).__name__} has none; "
@@ -163,8 +166,7 @@ class Relaxed(nn.Module):
     """`m2s.Objective` with softened input: forward(x_0, t, tau) -> nats per site [B, L]. The loss is that of x_t, the argmax.
 
     The rows of the network's `embedding` are averaged by softmax(w / tau). At tau = 0 it is `m2s.Objective`, whose mean is
-    UDLM's
-    NELBO. For tau > 0 it is not an NELBO: it is for the first part of training.
+    UDLM's NELBO. For tau > 0 it is not an NELBO: it is for the first part of training.
 
     Args:
         model: The network, with an `embedding` as `m2s.models.DiT` has.
@@ -191,12 +193,26 @@ class Relaxed(nn.Module):
     def forward(
         self, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], tau: float, weight: Float[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B L"]:
+        """Compute the loss of every position at x_t = argmax(w), where the network sees softmax(w / tau).
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            t: A time for each example, [B].
+            tau: Temperature of the softmax; 0: the network sees x_t.
+            weight: The weight of each position, [B, L]; 0 for padding. None: all have weight 1.
+
+        Returns:
+            The weighted loss in nats per position, [B, L].
+
+        Raises:
+            ValueError: `tau` is negative or not finite.
+        """
         if not (math.isfinite(tau) and tau >= 0):
             raise ValueError(f"tau is {tau}, but it must be a number >= 0")
         assert isinstance(self.head.process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
         shape = (*x_0.shape, self.head.process.vocab)
         noise = torch.randn(shape, generator=self.generator, dtype=torch.get_default_dtype(), device=x_0.device)
-        w = latent(self.head.process, x_0, t, noise)
+        w = gaussian_latent(self.head.process, x_0, t, noise)
         x_t, seen = w.argmax(-1), t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
         with soft_embedding(self.model.embedding, torch.softmax(w / tau, -1)) if tau else contextlib.nullcontext():
             output = self.model(x_t, seen)

@@ -45,7 +45,7 @@ class Elbo:
 
     Args:
         nats: The NELBO, averaged over passes, [B].
-        standard_error: Its standard error over passes, [B]; NaN with a single pass.
+        standard_error: Its standard error over passes, [B]; NaN with a single pass, infinite where the NELBO is.
         integral: The integral, [B].
         prior: The prior term, [B].
         reconstruction: The reconstruction term, [B].
@@ -71,8 +71,14 @@ class Elbo:
         """
         if len(self.passes) > 1:
             means = self.passes.mean(1)
-            return float(means.mean()), float(means.std() / len(means) ** 0.5)
-        return float(self.nats.mean()), float(self.nats.std() / len(self.nats) ** 0.5)
+            return float(means.mean()), float(_standard_error(means))
+        return float(self.nats.mean()), float(_standard_error(self.nats))
+
+
+def _standard_error(values: Float[Tensor, "n *rest"]) -> Float[Tensor, "*rest"]:
+    """The standard error of the mean over the first axis; infinite where a value is."""
+    error = values.std(0) / len(values) ** 0.5
+    return torch.where(values.isinf().any(0), torch.inf, error)
 
 
 def prior_nats(
@@ -81,6 +87,7 @@ def prior_nats(
     x_0: Int[Tensor, "B *site"],
     end: float,
     shared: bool = False,
+    t_min: float = 1e-3,
 ) -> Float[Tensor, "B *site"]:
     """Return the prior term of the NELBO.
 
@@ -96,6 +103,7 @@ def prior_nats(
         x_0: Clean tokens, [B, L].
         end: T, the end of the integral.
         shared: Call the network on one example and use its output for all, where no condition distinguishes them.
+        t_min: A head that excludes t = 1 (`Head.open_start`) is evaluated at 1 - t_min. The term is exact for any mu.
 
     Returns:
         Nats per site, [B, L], float64.
@@ -106,7 +114,8 @@ def prior_nats(
         return process.prior_kl(x_0, t)
     masks = torch.full_like(x_0, process.states - 1)
     called = slice(0, 1) if shared else slice(None)
-    log_mu = head.last_step(network(masks[called], t[called]), masks[called], t[called]).expand(*x_0.shape, -1)
+    head_time = t.clamp(max=1 - t_min) if head.open_start else t
+    log_mu = head.last_step(network(masks[called], t[called]), masks[called], head_time[called]).expand(*x_0.shape, -1)
     rank_one = process.rank_one
     if rank_one is not None:  # its reference is the mask, so the closed form for absorbing noise holds
         survival = validation.align("t", rank_one.alpha(t), x_0)
@@ -151,8 +160,7 @@ class NelboTerms:
 
     def __post_init__(self) -> None:
         validation.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
-        if not 0 < self.t_min < 0.5:
-            raise ValueError(f"t_min is {self.t_min}, but it must lie in (0, 0.5)")
+        validation.in_interval("t_min", self.t_min, "(0, 0.5)")
         check_model(self.model, self.head.process)
 
     @property
@@ -161,31 +169,86 @@ class NelboTerms:
         return time_interval(self.head.process, self.t_min)
 
     def snap(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
-        """Return the times themselves, or the nearest steps of a finite chain."""
+        """Return the times themselves, or for a finite chain the ends of the steps into which they fall.
+
+        Args:
+            t: Drawn times, [B].
+
+        Returns:
+            Times, [B].
+        """
         return snap_times(self.head.process, t)
 
     def first_times(self, count: int, device: torch.device | None = None) -> Float[Tensor, "count"]:
-        """Return the time of the reconstruction, once for each example, float64."""
+        """Return the time of the reconstruction, once for each example, float64.
+
+        Args:
+            count: The number B of examples.
+            device: The device of the result; None: torch's default device.
+
+        Returns:
+            Times, [B], all equal.
+        """
         return self.snap(torch.full((count,), self.interval[0], dtype=torch.float64, device=device))
 
     def network(self, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Output:
-        """Call the network, with times clamped to [t_min, 1 - t_min]."""
+        """Call the network, with times clamped to [t_min, 1 - t_min].
+
+        Args:
+            x_t: Noisy tokens, [B, L].
+            t: Times, [B].
+            condition: The network's third argument, [B, ...]; None: it gets none.
+
+        Returns:
+            The network's output, [B, L, V], or `m2s.Unprojected`.
+        """
         network_time = t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
         with self.autocast():
             return call_model(self.model, self.head.process, x_t, network_time, condition)
 
     def integrand(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
-        """Return the loss at time t, nats per site."""
+        """Return the loss at time t, nats per site.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            x_t: Noisy tokens at time t, [B, L].
+            t: Times, [B].
+            condition: The network's third argument, [B, ...]; None: it gets none.
+
+        Returns:
+            The loss, [B, L]. Its mean over x_t and uniform t, times the length of `interval`, is the integral term of the
+            NELBO.
+        """
         return self.loss(self.head, self.network(x_t, t, condition), x_0, x_t, t)
 
     def log_likelihood(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
-        """Return log p(x_0^i | x_t) at the first time, nats per site: minus the reconstruction term."""
+        """Return log p(x_0^i | x_t) at the first time, nats per site: minus the reconstruction term.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            x_t: Noisy tokens at the first time, [B, L].
+            t: The first time of each example, [B], from `first_times`.
+            condition: The network's third argument, [B, ...]; None: it gets none.
+
+        Returns:
+            Log-probabilities, [B, L].
+        """
         log_posterior = self.head.last_step(self.network(x_t, t, condition), x_t, t)
         return log_posterior.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)
 
     def prior(self, x_0: Tensor, condition: Tensor | None = None, shared: bool = False) -> Float[Tensor, "B *site"]:
-        """Return the prior term, nats per site. `shared`: one call of the network for all examples (see `prior_nats`)."""
-        return prior_nats(self.head, lambda x_t, t: self.network(x_t, t, condition), x_0, self.interval[1], shared)
+        """Return the prior term, nats per site.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            condition: The network's third argument, [B, ...]; None: it gets none.
+            shared: One call of the network for all examples (see `prior_nats`).
+
+        Returns:
+            The prior term, [B, L], in float64.
+        """
+        end = self.interval[1]
+        return prior_nats(self.head, lambda x_t, t: self.network(x_t, t, condition), x_0, end, shared, self.t_min)
 
 
 @torch.no_grad()
@@ -223,6 +286,7 @@ def elbo(
         ValueError: A token, `t_min` or a shape is invalid.
     """
     validation.positive_int("passes", passes)
+    validation.generator("generator", generator)
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     validation.tokens("x_0", x_0, process.vocab)
@@ -246,5 +310,5 @@ def elbo(
 
     prior = total(terms.prior(x_0, condition))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
-    error = each.std(0) / passes**0.5 if passes > 1 else torch.full_like(prior, torch.nan)
+    error = _standard_error(each) if passes > 1 else torch.full_like(prior, torch.nan)
     return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)

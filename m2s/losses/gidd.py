@@ -6,7 +6,8 @@ from torch import Tensor
 
 from m2s.conversions.bridge import mixing_vector, site_coefficients
 from m2s.dtypes import to_float64
-from m2s.heads import Head, leave_one_out_from_posterior
+from m2s.errors import UnsupportedError
+from m2s.heads import Head, Posterior, leave_one_out_from_posterior
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
 
@@ -62,7 +63,7 @@ def _parts(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> t
     """Return the weight w and the divergence of GIDD's loss, each [*site]."""
     process = head.process.rank_one
     if process is None or not head.has_posterior:
-        raise TypeError(f"GIDD's loss is for m2s.Posterior over a rank-one process, not for {head}")
+        raise UnsupportedError("GIDD's loss", head, Posterior, "a rank-one process")
     check_pair(process, x_0, x_t, t)
     time, index = to_float64(t), x_t.long().unsqueeze(-1)
     nu = leave_one_out_from_posterior(head.posterior(output, x_t, t), x_t, t, process)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
-from m2s.heads import Head
+from m2s.errors import UnsupportedError
+from m2s.heads import Head, Posterior
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
 from m2s.process import Absorbing
@@ -53,6 +54,7 @@ def absorbing(head: Head) -> Absorbing:
     Raises:
         TypeError: The head has no posterior, or its process is not `m2s.Absorbing`.
     """
+    validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     if not (head.has_posterior and isinstance(head.process, Absorbing)):
-        raise TypeError(f"the masked objective is for m2s.Posterior over m2s.Absorbing, not for {head}")
+        raise UnsupportedError("the masked objective", head, Posterior, Absorbing)
     return head.process

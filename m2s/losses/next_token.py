@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import UnsupportedError
 from m2s.heads import Head, NextToken
 from m2s.ops.last_layer import Output
 
@@ -53,5 +54,5 @@ def zero_integral(
 def _head(head: Head) -> NextToken:
     """Return the head, or raise TypeError where it is not a next-token head."""
     if not isinstance(head, NextToken):
-        raise TypeError(f"the exact likelihood needs m2s.heads.NextToken, but the head is {head}: use m2s.elbo, an upper bound")
+        raise UnsupportedError("the exact likelihood", head, NextToken, hint="use m2s.elbo, an upper bound")
     return head

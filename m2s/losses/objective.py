@@ -44,7 +44,10 @@ def stratified_times(
         ValueError: The interval is empty or not inside [0, 1].
     """
     validation.positive_int("count", count)
-    if not 0 <= low < high <= 1:
+    validation.generator("generator", generator)
+    for name, value in (("low", low), ("high", high)):
+        validation.in_interval(name, value, "[0, 1]")
+    if not low < high:
         raise ValueError(f"the interval [{low}, {high}) of times must lie in [0, 1] and not be empty")
     u = torch.rand(count, generator=generator, dtype=torch.float64, device=device)
     order = torch.randperm(count, generator=generator, device=device)
@@ -82,8 +85,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
-        if not 0 < t_min < 0.5:
-            raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
+        validation.in_interval("t_min", t_min, "(0, 0.5)")
         check_model(model, head.process)
         self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
 
@@ -114,7 +116,11 @@ class Objective(nn.Module):
         return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
 
     def network_time(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
-        """Return the times that the network sees, [B]: clamped, and in torch's default dtype."""
+        """Return the times that the network sees, [B]: clamped, and in torch's default dtype.
+
+        Args:
+            t: Times, [B].
+        """
         return t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
 
 
@@ -169,6 +175,18 @@ class TrainingObjective(Objective):
     def score(
         self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, max_masked: int | None, *parts: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the sum and its terms from logits, or from hidden states and the last layer's weight and bias."""
+        """Compute the sum and its terms from logits, or from hidden states and the last layer's weight and bias.
+
+        Args:
+            x_0: Clean tokens, [B, L].
+            x_t: Noisy tokens, [B, L].
+            t: A time for each example, [B].
+            weight: The weight of each position, [B, L].
+            max_masked: As in `m2s.losses.weighted_sum`.
+            *parts: Logits [B, L, V]; or hidden states [B, L, D], weight [V, D] and bias [V] of the last layer.
+
+        Returns:
+            The sum, and its terms [B, L], which carry no gradient.
+        """
         output = parts[0] if len(parts) == 1 else Unprojected(*parts)
         return weighted_sum(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.dtypes import to_float64
+from m2s.errors import UnsupportedError
 from m2s.heads import FactorizedRate, Head
 from m2s.heads.output import logits
 from m2s.losses.score_entropy import check_pair
@@ -35,7 +36,7 @@ def path_kl(
     """
     process = head.process
     if not isinstance(head, FactorizedRate):
-        raise TypeError(f"the loss of paths is for m2s.FactorizedRate, not for {head}: use score-entropy")
+        raise UnsupportedError("the loss of paths", head, FactorizedRate, hint="use score-entropy")
     check_pair(process, x_0, x_t, t)
     values, index, time = logits(output, x_t, process.states), x_t.long().unsqueeze(-1), to_float64(t)
     into = process.rates_into(x_t, time)

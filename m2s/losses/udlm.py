@@ -6,7 +6,8 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
-from m2s.heads import Head, leave_one_out_from_posterior
+from m2s.errors import UnsupportedError
+from m2s.heads import Head, Posterior, leave_one_out_from_posterior
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
 from m2s.process import Uniform
@@ -32,7 +33,7 @@ def udlm(
     """
     process = head.process
     if not (isinstance(process, Uniform) and head.has_posterior):
-        raise TypeError(f"UDLM's loss is for m2s.Posterior over m2s.Uniform, not for {head}")
+        raise UnsupportedError("UDLM's loss", head, Posterior, Uniform)
     check_pair(process, x_0, x_t, t)
     count, schedule = process.vocab, process.schedule
     nu = leave_one_out_from_posterior(head.posterior(output, x_t, t), x_t, t, process)

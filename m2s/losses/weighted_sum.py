@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from m2s import validation
 from m2s.heads import Head, LogScore, Posterior
@@ -119,7 +118,6 @@ class _SelectRows(torch.autograd.Function):
         return rows.index_select(0, at.clamp(max=len(rows) - 1))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         # The indices are distinct, so a copy will do. The backward of indexing would sort them in order to add.
         (at,) = ctx.saved_tensors

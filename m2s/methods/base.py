@@ -10,13 +10,13 @@ from m2s.losses.registry import Loss
 from m2s.methods.build import (
     check_loss,
     check_unread,
+    explain,
     fill,
     make_head,
     make_loss,
     make_process,
     nelbo_loss,
     takes_schedule,
-    with_options,
 )
 from m2s.methods.config import AUTO, HeadConfig, ProcessConfig
 from m2s.process.registry import PROCESSES
@@ -141,17 +141,17 @@ class Method:
         check_unread(head, HeadConfig(offset="none", scale="none"))
         section = "process"
         try:
-            made_process = make_process(process, vocab)
+            built_process = make_process(process, vocab)
             section = "head"
-            made_head = make_head(head, made_process)
-        except UserError:
-            raise
+            built_head = make_head(head, built_process)
+        except UserError as error:
+            raise error.within(section) from None
         except (ValueError, TypeError) as error:
-            raise UserError(f"{section}: {with_options(str(error))}") from error
+            raise UserError(f"{section}: {explain(error)}") from error
         loss = make_loss(head)
-        check_loss(head.loss, made_head, loss)
+        check_loss(head.loss, built_head, loss)
         defaults = MethodDefaults(process, head, self.network_time, self.sampler)
-        return MethodParts(made_head, loss, nelbo_loss(head), defaults)
+        return MethodParts(built_head, loss, nelbo_loss(head), defaults)
 
 
 METHODS: Registry[Method] = Registry("method")

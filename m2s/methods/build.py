@@ -2,15 +2,14 @@
 
 import functools
 import inspect
-import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
 
-from m2s.errors import UserError
+from m2s.errors import UnsupportedError, UserError
 from m2s.heads import Head, Posterior
 from m2s.heads.registry import HEADS
 from m2s.losses.registry import LOSSES, Loss
@@ -155,9 +154,11 @@ def check_unread(config: Section, defaults: Section) -> None:
         if section == "process" and choice == "schedule" and not takes_schedule(config.kind):
             chosen = f"that of {config.kind}"
         if chosen not in names and value != getattr(defaults, name):
-            expected = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
             raise UserError(
-                f"{section}.{name} is {value}, which is for {section}.{choice} {expected}, not {chosen}: leave it out"
+                option=f"{section}.{name}",
+                value=value,
+                reason=f"it is for {section}.{choice} {_either(names)}, not {chosen}",
+                hint="leave it out",
             )
 
 
@@ -181,10 +182,12 @@ def check_loss(name: str, head: Head, loss: Loss) -> None:
         also = "" if head.has_posterior else ", with --head.kind posterior"
         if name not in usable:
             raise UserError(
-                f"head.loss is {name}, but a finite chain has no rates and needs a loss of m2s.losses.d3pm: give "
-                f"--head.loss {' or '.join(usable)}{also}"
+                option="head.loss",
+                value=name,
+                reason="a finite chain has no rates and needs a loss of m2s.losses.d3pm",
+                hint=f"give --head.loss {' or '.join(usable)}{also}",
             ) from error
-    raise UserError(f"head.loss is {name}: {with_options(str(error))}") from error
+    raise UserError(option="head.loss", value=name, reason=explain(error)) from error
 
 
 def _failure(loss: Loss, head: Head) -> Exception | None:
@@ -197,58 +200,39 @@ def _failure(loss: Loss, head: Head) -> Exception | None:
     return None
 
 
-def classes() -> dict[str, str]:
-    """Return the option that chooses each class of process and head, by the name of the class.
+def class_options() -> dict[type, str]:
+    """Return the option that chooses each class of process and head.
 
     The classes are the return annotations of the functions in the registries.
 
     Returns:
-        For example {"Uniform": "process.kind uniform", ...}.
+        For example {Uniform: "--process.kind uniform", ...}.
     """
-    found: dict[str, str] = {}
-    for option, registry in (("process.kind", PROCESSES), ("head.kind", HEADS)):
-        for name, names in _by_class(registry):
-            choice = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-            found[name] = f"{option} {choice}"
-    return found
+    names: dict[tuple[str, type], list[str]] = {}
+    registries: dict[str, Registry[Callable[..., Any]]] = {"--process.kind": PROCESSES, "--head.kind": HEADS}
+    for option, registry in registries.items():
+        for name, builder in registry.items():
+            cls = typing.get_type_hints(builder).get("return")
+            if isinstance(cls, type):
+                names.setdefault((option, cls), []).append(name)
+    return {cls: f"{option} {_either(known)}" for (option, cls), known in names.items()}
 
 
-def _by_class(registry: Registry[Callable[..., Any]]) -> Iterator[tuple[str, list[str]]]:
-    """The name of each class, as messages write it after "m2s.", and the names of the entries that build it."""
-    built: dict[str, list[str]] = {}
-    for name, builder in registry.items():
-        cls = typing.get_type_hints(builder).get("return")
-        if isinstance(cls, type):
-            public = cls.__name__ if cls.__module__ != "m2s.heads.next_token" else f"heads.{cls.__name__}"
-            built.setdefault(public, []).append(name)
-    yield from built.items()
+def _either(names: list[str]) -> str:
+    """Names as a choice: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def rename(message: str, word: Callable[[str, str], str]) -> str:
-    """Replace every class of the library in an error message.
+def explain(error: Exception) -> str:
+    """Return the message of an error about parts that do not fit together, with the options that choose supported classes.
 
     Args:
-        message: The message, which names classes such as m2s.Uniform.
-        word: Called with the class and with the option that chooses it. Returns the replacement.
+        error: The error of a head, a loss or a curriculum.
 
     Returns:
-        The new message.
+        The message, as in "UDLM's loss is for m2s.Posterior (--head.kind posterior) over ..., not for ...".
     """
-    known = classes()
-    pattern = rf"\bm2s\.({'|'.join(map(re.escape, known))})\b(?![(.])"
-    return re.sub(pattern, lambda found: word(found[0], f"--{known[found[1]]}"), message)
-
-
-def with_options(message: str) -> str:
-    """Add to every class of the library in an error message the option that chooses it.
-
-    Args:
-        message: The message.
-
-    Returns:
-        The new message.
-    """
-    return rename(message, lambda name, option: f"{name} ({option})")
+    return error.describe(class_options()) if isinstance(error, UnsupportedError) else str(error)
 
 
 def fill(config: Any, defaults: Any) -> dict[str, Any]:

@@ -127,7 +127,14 @@ class Process(ABC):
         )
 
     def is_mask(self, x: Int[Tensor, "*site"]) -> Bool[Tensor, "*site"]:
-        """Return where `x` is the mask; nowhere for a process without a mask."""
+        """Return where `x` is the mask; nowhere for a process without a mask.
+
+        Args:
+            x: Tokens, [*site].
+
+        Returns:
+            Boolean, [*site].
+        """
         return torch.zeros_like(x, dtype=torch.bool) if self.mask is None else x.long() == self.mask
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
@@ -136,6 +143,9 @@ class Process(ABC):
         Args:
             x_0: Clean tokens, [*site].
             t: Times, [*b], where *b is the start of *site.
+
+        Returns:
+            Probabilities of the states at time t, [*site, S], in the dtype of `t`.
         """
         validation.align("t", t, x_0)
         return select_rows(self.transition_matrix(t), x_0, -2)
@@ -146,6 +156,9 @@ class Process(ABC):
         Args:
             x_t: Current tokens, [*site].
             t: Times, [*b].
+
+        Returns:
+            P_t(x_t | z) of every state z, [*site, S], in the dtype of `t`.
         """
         validation.align("t", t, x_t)
         return select_rows(self.transition_matrix(t), x_t, -1)
@@ -159,6 +172,9 @@ class Process(ABC):
             x_t: Current tokens at time t, [*site].
             s: Earlier times, [*b].
             t: Times of `x_t`, [*b].
+
+        Returns:
+            P_{t|s}(x_t | z) of every state z, [*site, S], in the dtype of `t`.
         """
         return select_rows(self.step_transition_matrix(s, t), x_t, -1)
 
@@ -168,6 +184,9 @@ class Process(ABC):
         Args:
             x_t: Current tokens, [*site].
             t: Times, [*b].
+
+        Returns:
+            Rates, [*site, S], in the dtype of `t`.
         """
         validation.align("t", t, x_t)
         rates = select_rows(self.rates(t), x_t, -1)
@@ -178,6 +197,9 @@ class Process(ABC):
 
         If the mask is absorbing, it is the mask, also under a schedule with alpha_1 > 0 (`has_clean_tokens_at_end`). Otherwise
         it is the distribution at t = 1 of a clean token drawn uniformly: the uniform distribution for uniform noise.
+
+        Returns:
+            Probabilities, [S].
         """
         end = self.transition_matrix(torch.ones((), dtype=torch.float64))
         if self.mask is not None and bool(end[self.mask, self.mask] == 1):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
+from m2s.errors import UserError
 from m2s.process.base import Process
 
 ROUNDING = 1e-7  # rounding error of a time n/T in float32
@@ -38,7 +39,7 @@ class Chain(Process):
     """
 
     def __init__(self, matrices: Float[Tensor, "T S S"], mask: bool = False) -> None:
-        matrices = torch.as_tensor(matrices)
+        matrices = validation.float_matrices("matrices", matrices)
         if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] < 2 or not len(matrices):
             raise ValueError(f"matrices must be [steps, states, states], but the shape is {list(matrices.shape)}")
         if not matrices.dtype.is_floating_point:
@@ -67,17 +68,34 @@ class Chain(Process):
         return self
 
     def index(self, t: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-        """Return the step n that each time stands for: ceil(t T), with a tolerance for the rounding of n/T."""
+        """Return the step n that each time stands for: ceil(t T), with a tolerance for the rounding of n/T.
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            Integers from 0 to T, [*b].
+        """
         return torch.ceil((to_float64(t) - ROUNDING) * self.steps).long()
 
-    def before(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the time (n-1)/T of the step before that of t."""
+    def previous_time(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the time (n-1)/T of the step before that of t.
+
+        Args:
+            t: Times above 0, [*b].
+
+        Returns:
+            Times, [*b].
+        """
         return (self.index(t) - 1) / to_float64(t).new_full((), self.steps)
 
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return products [T+1, S, S] and one-step matrices [T, S, S] on a device.
 
         Copies are never freed: a recorded CUDA graph reads their memory for as long as it lives.
+
+        Args:
+            device: The device.
         """
         if device not in self._tables:
             self._tables[device] = (self.products.to(device), self.matrices.to(device))
@@ -95,8 +113,16 @@ class Chain(Process):
         products, _ = self.tables(t.device)
         return products.transpose(1, 2)[validation.align("t", self.index(t), x_t), x_t.long()].to(t.dtype)
 
-    def arrivals(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return the column Q_n(x_t | .) of the last step before t: the likelihood of each token at step n - 1."""
+    def last_step_columns(self, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Return the column Q_n(x_t | .) of the last step before t: the likelihood of each token at step n - 1.
+
+        Args:
+            x_t: Current tokens at step n, [*site].
+            t: Times above 0, [*b].
+
+        Returns:
+            Q_n(x_t | z) of every state z, [*site, S], in the dtype of `t`.
+        """
         _, matrices = self.tables(t.device)
         return matrices.transpose(1, 2)[validation.align("t", self.index(t), x_t) - 1, x_t.long()].to(t.dtype)
 
@@ -133,6 +159,9 @@ class Chain(Process):
             vocab: Number K of tokens.
             betas: Probability of replacement in each step, [T], such as `cosine_betas(1000)`.
             dtype: Dtype of the stored matrices.
+
+        Returns:
+            A chain of T = `len(betas)` steps with K states.
         """
         betas = _check_betas(betas)[:, None, None]
         return cls(((1 - betas) * torch.eye(vocab, dtype=torch.float64) + betas / vocab).to(dtype))
@@ -145,6 +174,9 @@ class Chain(Process):
             vocab: Number K of clean tokens; the mask is one state more.
             betas: Probability of masking in each step, [T], such as `even_betas(1000)`.
             dtype: Dtype of the stored matrices.
+
+        Returns:
+            A chain of T = `len(betas)` steps with K + 1 states.
         """
         betas = _check_betas(betas)[:, None, None]
         to_mask = torch.zeros(vocab + 1, vocab + 1, dtype=torch.float64)
@@ -163,6 +195,9 @@ class Chain(Process):
             vocab: Number K of levels.
             betas: Variance of each step, [T], such as `linear_betas(1000)`.
             dtype: Dtype of the stored matrices.
+
+        Returns:
+            A chain of T = `len(betas)` steps with K states.
         """
         betas = _check_betas(betas)[:, None, None]
         level = torch.arange(vocab, dtype=torch.float64)
@@ -224,9 +259,9 @@ def linear_betas(steps: int) -> Float[Tensor, "T"]:
     Returns:
         Betas, [T], float64.
     """
-    validation.positive_int("steps", steps)
     if steps < 20:
-        raise ValueError(f"steps is {steps}, but it must be at least 20: the last beta, 20/steps, is a probability")
+        hint = "the last beta, 20/steps, is a probability"
+        raise UserError(option="steps", value=steps, expected="at least 20", hint=hint)
     return torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * (1000 / steps)
 
 

@@ -38,7 +38,7 @@ def expm(rates: Float[Tensor, "S S"], sigma: Float[Tensor, "*b"]) -> Float[Tenso
     # A series of TERMS jumps reaches TERMS states far. Enough doublings join such paths between any two states, and make the
     # first step short.
     least = math.ceil(math.log2(max(states / TERMS, 1))) + 6
-    doublings = torch.ceil(torch.log2(jumps.clamp(min=1e-300) / SHORT)).clamp(min=0).long() + least
+    doublings = torch.ceil(torch.log2(jumps.clamp(min=1e-300) / SHORT)).clamp(min=0).long() + least  # also where jumps = 0
     out = torch.empty(len(flat), states, states, dtype=rates.dtype, device=rates.device)
     for count in doublings.unique().tolist():  # one batched product for all times with the same number of doublings
         chosen = doublings == count
@@ -72,5 +72,6 @@ def _double(off: Tensor, count: int, jumps: Tensor) -> Tensor:
     matrix = off + torch.diag_embed(1 - off.sum(-1))
     for _ in range(count - done):
         matrix = matrix @ matrix
+        # A squaring doubles the relative error of a row's sum: after some fifty of them no digit would be left.
         matrix = matrix / matrix.sum(-1, keepdim=True)
     return matrix

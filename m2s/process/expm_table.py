@@ -68,12 +68,17 @@ class ExpmTable:
         return None
 
     def __call__(self, sigma: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:
-        """Return expm(sigma Q) for times sigma >= 0, [*b], as [*b, S, S]."""
+        """Return expm(sigma Q) for times sigma >= 0, [*b], as [*b, S, S].
+
+        Args:
+            sigma: Total noise, [*b], not negative.
+        """
         states = self.tables[0].shape[-1]
         top = float(BASE ** len(self.tables))
         jumps = (sigma.reshape(-1).to(self.powers.dtype) * self.fastest).clamp(max=top - 1)  # beyond this it is the limit
         integer = torch.floor(jumps)
         fraction = (jumps - integer).unsqueeze(-1)
+        # xlogy(0, 0) is 0: at an integer number of jumps the term n = 0 is 1, and the others vanish.
         log_terms = torch.xlogy(self.count, fraction) - fraction - self.log_factorial
         matrix, digits = (log_terms.exp() @ self.powers).view(-1, states, states), integer.long()
         for table in self.tables:

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import UserError
 from m2s.process.rank_one import Mixing, RankOne
 
 
@@ -28,9 +29,9 @@ class Hybrid(RankOne):
 
     def __init__(self, vocab: int, p_uniform: float) -> None:
         validation.positive_int("vocab", vocab, low=2)
-        if not 0 <= p_uniform < 1:
-            uniform = "; for pure uniform noise use m2s.Uniform" if p_uniform == 1 else ""
-            raise ValueError(f"p_uniform is {p_uniform}, but it must lie in [0, 1){uniform}")
+        if not validation.is_number(p_uniform) or not 0 <= p_uniform < 1:
+            hint = "for pure uniform noise use m2s.Uniform" if validation.is_number(p_uniform) and p_uniform == 1 else None
+            raise UserError(option="p_uniform", value=p_uniform, expected="in [0, 1)", hint=hint)
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
         self.p_uniform = p_uniform
         self._b = 2 * p_uniform / (1 - p_uniform)

@@ -73,24 +73,60 @@ class RankOne(Process):
 
     @abstractmethod
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return alpha_t, the probability that a token is untouched."""
+        """Return alpha_t, the probability that a token is untouched.
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            alpha_t, [*b], in the dtype of `t`.
+        """
 
     @abstractmethod
     def mixing(self, t: Float[Tensor, "*b"]) -> Mixing:
-        """Return the mixing measure m_t."""
+        """Return the mixing measure m_t.
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            m_t(y) of a clean token y and m_t(mask), each [*b].
+        """
 
     @abstractmethod
     def mixing_rate(self, t: Float[Tensor, "*b"]) -> Mixing:
-        """Return the rates n_t = m_t' - (alpha_t'/alpha_t) m_t into each state."""
+        """Return the rates n_t = m_t' - (alpha_t'/alpha_t) m_t into each state.
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            n_t(y) of a clean token y and n_t(mask), each [*b].
+        """
 
     @abstractmethod
     def step(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> tuple[Tensor, Mixing]:
-        """Return A = alpha_t/alpha_s and q = m_t - A m_s of P_{t|s} = A I + 1 q^T, without cancellation in q."""
+        """Return A = alpha_t/alpha_s and q = m_t - A m_s of P_{t|s} = A I + 1 q^T, without cancellation in q.
+
+        Args:
+            s: Start times, [*b], at most `t`.
+            t: End times, [*b].
+
+        Returns:
+            A, [*b], and q of a clean token and of the mask, each [*b].
+        """
 
     def removed_noise(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> tuple[Tensor, Mixing]:
         """Return A and q of the noise that a reverse step from t to s removes: `step(s, t)`, and for s = 0 all of P_t.
 
         The two differ at s = 0 under a schedule with sigma(0) > 0, where P_{t|0} leaves the noise of t = 0 in place.
+
+        Args:
+            s: Times after the reverse step, [*b], at most `t`.
+            t: Times before the reverse step, [*b].
+
+        Returns:
+            A, [*b], and q of a clean token and of the mask, each [*b].
         """
         survival, mixing = self.step(s, t)
         clean, total = s <= 0, self.mixing(t)
@@ -223,8 +259,7 @@ class Scheduled(RankOne):
         if schedule is None:
             name = type(self).__name__
             raise TypeError(f"m2s.{name} needs a schedule, such as m2s.Linear(): m2s.{name}({vocab}, m2s.Linear())")
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {schedule!r}")
+        validation.instance("schedule", schedule, Schedule, "a schedule such as m2s.Linear()")
         self.vocab, self.schedule = vocab, schedule
 
     @abstractmethod

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import UserError
 from m2s.process.base import Process
 from m2s.process.expm import expm
 from m2s.process.expm_table import ExpmTable
@@ -34,8 +35,7 @@ class RateMatrix(Process):
     """
 
     def __init__(self, rates: Float[Tensor, "S S"], schedule: Schedule, mask: bool = False) -> None:
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {schedule!r}")
+        validation.instance("schedule", schedule, Schedule, "a schedule such as m2s.Linear()")
         self.generator = _check_rates(rates)
         self._generators = {self.generator.device: self.generator}
         self._recent: list[tuple[Tensor, Tensor]] = []  # the last few sigmas and their transition matrices
@@ -108,6 +108,9 @@ class RateMatrix(Process):
         Args:
             vocab: Number K of tokens.
             schedule: sigma_t.
+
+        Returns:
+            The process, with K states.
         """
         validation.positive_int("vocab", vocab, low=2)
         return cls(torch.full((vocab, vocab), 1 / vocab, dtype=torch.float64) - torch.eye(vocab, dtype=torch.float64), schedule)
@@ -119,6 +122,9 @@ class RateMatrix(Process):
         Args:
             vocab: Number K of clean tokens; the mask is one state more.
             schedule: sigma_t.
+
+        Returns:
+            The process, with K + 1 states.
         """
         validation.positive_int("vocab", vocab, low=2)
         rates = torch.zeros(vocab + 1, vocab + 1, dtype=torch.float64)
@@ -134,6 +140,12 @@ class RateMatrix(Process):
             birth: Rates upwards, [n].
             death: Rates downwards, [n].
             schedule: sigma_t.
+
+        Returns:
+            The process, with n + 1 states.
+
+        Raises:
+            ValueError: The vectors differ in length, or an entry is negative.
         """
         birth, death = torch.as_tensor(birth).double(), torch.as_tensor(death).double()
         if birth.ndim != 1 or birth.shape != death.shape:
@@ -159,10 +171,17 @@ class RateMatrix(Process):
             schedule: sigma_t.
             jump_width: Scale of the jumps, in levels.
             stationary_width: Standard deviation of pi, in levels.
+
+        Returns:
+            The process, with K states.
+
+        Raises:
+            ValueError: A width is not positive.
         """
         validation.positive_int("vocab", vocab, low=2)
-        if not (jump_width > 0 and stationary_width > 0):
-            raise ValueError(f"jump_width and stationary_width must be positive, but are {jump_width} and {stationary_width}")
+        for name, width in (("jump_width", jump_width), ("stationary_width", stationary_width)):
+            if not width > 0:  # an infinite width is allowed: the stationary distribution is then uniform
+                raise UserError(option=name, value=width, expected="positive")
         level = torch.arange(vocab, dtype=torch.float64)
         log_pi = -((level - (vocab - 1) / 2) ** 2) / (2 * stationary_width**2)
         distance = (level[:, None] - level[None, :]).abs()
@@ -177,11 +196,13 @@ class RateMatrix(Process):
 
 def _check_rates(rates: Tensor) -> Tensor:
     """Return a rate matrix in float64, with a diagonal that makes its rows sum to zero exactly."""
-    rates = torch.as_tensor(rates)
+    rates = validation.float_matrices("rates", rates)
     if rates.ndim != 2 or rates.shape[0] != rates.shape[1] or rates.shape[0] < 2:
         raise ValueError(f"rates must be a square matrix over at least two states, but its shape is {list(rates.shape)}")
     if not rates.dtype.is_floating_point:
         raise TypeError(f"rates must hold floats, but its dtype is {rates.dtype}")
+    # A diagonal that was summed in the given dtype is off by up to `states` roundings of the row's size.
+    tolerance = max(1e-9, min(1e-2, len(rates) * torch.finfo(rates.dtype).eps))
     rates = rates.double()
     if not rates.isfinite().all():
         raise ValueError(f"rates{list(validation.first_index(~rates.isfinite()))} is not finite")
@@ -190,8 +211,7 @@ def _check_rates(rates: Tensor) -> Tensor:
         at = validation.first_index(off < 0)
         raise ValueError(f"rates{list(at)} is {float(rates[at]):g}, but off-diagonal rates must not be negative")
     total = off.sum(-1)
-    # Relative to the size of the row: rates of 1e6 in float32 do not sum to zero exactly.
-    wrong = (total + rates.diagonal()).abs() > 1e-9 * total.clamp(min=1e-300).maximum(rates.diagonal().abs())
+    wrong = (total + rates.diagonal()).abs() > tolerance * total.clamp(min=1e-300).maximum(rates.diagonal().abs())
     if wrong.any():
         row = int(validation.first_index(wrong)[0])
         raise ValueError(f"row {row} of rates sums to {float(rates[row].sum()):g}, but the rows of a rate matrix sum to zero")

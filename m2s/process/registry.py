@@ -151,7 +151,12 @@ def hybrid(vocab: int, *, p_uniform: float = 0.1) -> Hybrid:
         ValueError: `p_uniform` is out of range.
     """
     if p_uniform == 1:
-        raise ValueError("p_uniform is 1, but then every token changes at t = 0: give --process.kind uniform in its place")
+        raise UserError(
+            option="p_uniform",
+            value=p_uniform,
+            reason="then every token changes at t = 0",
+            hint="give --process.kind uniform in its place",
+        )
     return Hybrid(vocab, p_uniform)
 
 
@@ -176,7 +181,11 @@ def gaussian(
         ValueError: There are too many levels, or a width is not positive.
     """
     if vocab > MAX_LEVELS:
-        raise ValueError(f"gaussian tabulates rates between at most {MAX_LEVELS} levels, but the data has {vocab} tokens")
+        raise UserError(
+            option="kind",
+            value="gaussian",
+            reason=f"it tabulates rates between at most {MAX_LEVELS} levels, and the data has {vocab} tokens",
+        )
     jump = 6 * vocab / 256 if jump_width is None else jump_width
     stationary = 2.0 * vocab if stationary_width is None else stationary_width
     process = RateMatrix.gaussian(vocab, schedule, jump, stationary)
@@ -241,5 +250,5 @@ def chain_gaussian(vocab: int, *, chain_steps: int = 100) -> Chain:
 def _at_least(low: int, steps: int) -> int:
     """Return `steps`, or raise UserError where there are fewer than `low`."""
     if steps < low:
-        raise UserError(f"process.chain_steps is {steps}, but it must be at least {low}")
+        raise UserError(option="chain_steps", value=steps, expected=f"at least {low}")
     return steps

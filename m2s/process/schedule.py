@@ -14,11 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-def _check_positive(name: str, value: float) -> None:
-    """Raise an error unless a parameter is a positive finite number."""
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value!r}, but it must be a positive number")
+from m2s import validation
+from m2s.errors import UserError
 
 
 class Schedule(ABC):
@@ -30,29 +27,71 @@ class Schedule(ABC):
 
     @abstractmethod
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return alpha_t, the probability that a token is untouched; accurate where it is near zero."""
+        """Return alpha_t, the probability that a token is untouched; accurate where it is near zero.
+
+        Args:
+            t: Times in [0, 1], [*b].
+
+        Returns:
+            alpha_t, [*b], in the dtype of `t`.
+        """
 
     @abstractmethod
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return beta_t = 1 - alpha_t, accurate where alpha_t is near one."""
+        """Return beta_t = 1 - alpha_t, accurate where alpha_t is near one.
+
+        Args:
+            t: Times in [0, 1], [*b].
+
+        Returns:
+            beta_t, [*b], in the dtype of `t`.
+        """
 
     @abstractmethod
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return sigma_t = -log alpha_t, the total noise."""
+        """Return sigma_t = -log alpha_t, the total noise.
+
+        Args:
+            t: Times in [0, 1], [*b].
+
+        Returns:
+            sigma_t, [*b], in the dtype of `t`. It is infinite where alpha_t = 0.
+        """
 
     @abstractmethod
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return sigma_t' = -alpha_t'/alpha_t, the noise rate."""
+        """Return sigma_t' = -alpha_t'/alpha_t, the noise rate.
+
+        Args:
+            t: Times in [0, 1], [*b].
+
+        Returns:
+            sigma_t', [*b], in the dtype of `t`. It is infinite where alpha_t = 0.
+        """
 
     @abstractmethod
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return 1 - alpha_t/alpha_s for s <= t, accurate for a short step.
 
         It is the probability that a token which is untouched at s is replaced between s and t.
+
+        Args:
+            s: Start times, [*b], at most `t`.
+            t: End times, [*b].
+
+        Returns:
+            1 - alpha_t/alpha_s, [*b], in the dtype of `t`.
         """
 
     def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return alpha_t', which is negative."""
+        """Return alpha_t', which is negative.
+
+        Args:
+            t: Times in [0, 1], [*b].
+
+        Returns:
+            alpha_t', [*b], in the dtype of `t`.
+        """
         return -self.sigma_prime(t) * self.alpha(t)
 
 
@@ -103,7 +142,7 @@ class Exponential(Schedule):
     horizon: float
 
     def __post_init__(self) -> None:
-        _check_positive("horizon", self.horizon)
+        validation.positive_number("horizon", self.horizon)
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return torch.exp(-self.horizon * t)
@@ -134,9 +173,8 @@ class LogLinear(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_positive("eps", self.eps)
-        if self.eps >= 1:
-            raise ValueError(f"eps is {self.eps}, but it must lie in (0, 1)")
+        validation.positive_number("eps", self.eps)
+        validation.in_interval("eps", self.eps, "(0, 1)")
 
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         return (1 - t) + self.eps * t  # 1 - (1 - eps) t would lose eps near t = 1
@@ -175,10 +213,10 @@ class Geometric(Schedule):
     sigma_max: float
 
     def __post_init__(self) -> None:
-        _check_positive("sigma_min", self.sigma_min)
-        _check_positive("sigma_max", self.sigma_max)
+        validation.positive_number("sigma_min", self.sigma_min)
+        validation.positive_number("sigma_max", self.sigma_max)
         if self.sigma_min >= self.sigma_max:
-            raise ValueError(f"sigma_min is {self.sigma_min}, but it must be below sigma_max = {self.sigma_max}")
+            raise UserError(option="sigma_min", value=self.sigma_min, expected=f"below sigma_max = {self.sigma_max}")
 
     @property
     def _growth(self) -> float:
@@ -219,10 +257,10 @@ class GeometricRate(Schedule):
     base: float = 100.0
 
     def __post_init__(self) -> None:
-        _check_positive("sigma_max", self.sigma_max)
-        _check_positive("base", self.base)
+        validation.positive_number("sigma_max", self.sigma_max)
+        validation.positive_number("base", self.base)
         if self.base <= 1:
-            raise ValueError(f"base is {self.base}, but it must be above 1")
+            raise UserError(option="base", value=self.base, expected="above 1")
 
     @property
     def _growth(self) -> float:
@@ -301,11 +339,9 @@ class Rescaled(Schedule):
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, Schedule):
-            raise TypeError(f"schedule must be a schedule such as m2s.Linear(), not {self.schedule!r}")
-        _check_positive("eps", self.eps)
-        if self.eps >= 0.5:
-            raise ValueError(f"eps is {self.eps}, but it must lie in (0, 0.5)")
+        validation.instance("schedule", self.schedule, Schedule, "a schedule such as m2s.Linear()")
+        validation.positive_number("eps", self.eps)
+        validation.in_interval("eps", self.eps, "(0, 0.5)")
 
     @property
     def _factor(self) -> float:

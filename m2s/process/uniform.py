@@ -32,6 +32,13 @@ class Uniform(Scheduled):
         return Mixing(mass / self.vocab, torch.zeros_like(mass))
 
     def rho(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return rho_t = (beta_t/K) / (alpha_t + beta_t/K), an off-diagonal entry of P_t over a diagonal one (before Eq. 7)."""
+        """Return rho_t = (beta_t/K) / (alpha_t + beta_t/K), an off-diagonal entry of P_t over a diagonal one (before Eq. 7).
+
+        Args:
+            t: Times, [*b].
+
+        Returns:
+            rho_t, [*b], in [0, 1]; computed without subtraction, so that it is accurate near t = 0.
+        """
         replaced = self.schedule.beta(t) / self.vocab
         return replaced / (self.schedule.alpha(t) + replaced)

@@ -11,7 +11,7 @@ from m2s.conversions.bridge import scatter_at, validate_inputs
 from m2s.conversions.inverse import weighted_system
 from m2s.conversions.least_squares import is_determined
 from m2s.ops.classify import is_fused, measure_scores
-from m2s.ops.classify.naive import distance, finite
+from m2s.ops.classify.measures import relative_distance, replace_nonfinite
 from m2s.process import Process
 from m2s.realizability.projection import project
 
@@ -139,13 +139,13 @@ def _measure_undetermined(
 
     There the signed posterior is one of many, so that its negative entries prove nothing.
     """
-    score = finite(scatter_at(score, x_t, 1.0))
+    score = replace_nonfinite(scatter_at(score, x_t, 1.0))
     undetermined = ~is_determined(*weighted_system(score, x_t, t, process))
     if undetermined.any():
         some = (score[undetermined], x_t[undetermined], t[undetermined], process)
         nearest = project(*some)
         lowest = lowest.masked_scatter(undetermined, nearest[..., : process.vocab].amin(-1))
-        off_plane = off_plane.masked_scatter(undetermined, distance(nearest, *some))
+        off_plane = off_plane.masked_scatter(undetermined, relative_distance(nearest, *some))
     return lowest, off_plane
 
 

@@ -13,6 +13,7 @@ from m2s.heads.output import padded_logits
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.last_layer_chunks import CHUNK, Layer
 from m2s.realizability.projection import project, project_log
+from m2s.transforms import is_transformed
 
 
 class Projected(Head):
@@ -81,8 +82,10 @@ class Projected(Head):
             return function(output, x_t, t)
         if output.hidden.shape[:-1] != x_t.shape or x_t.numel() * len(output.weight) <= CHUNK:
             return function(output, x_t, t)
+        if is_transformed() or (torch.is_grad_enabled() and (output.hidden.requires_grad or output.weight.requires_grad)):
+            return function(output, x_t, t)  # chunks have no gradient
         times = validation.align("t", t, x_t).expand(x_t.shape).reshape(-1)
-        # A projection has no gradient; autocast would round the float32 logits to bf16.
+        # Autocast would round the float32 logits to bf16.
         with torch.no_grad(), torch.autocast(x_t.device.type, enabled=False):
             layer, k = Layer.of(output), x_t.reshape(-1)
             found = None

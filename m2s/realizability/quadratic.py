@@ -12,6 +12,7 @@ from torch import Tensor
 from m2s.conversions.inverse import weighted_system
 from m2s.conversions.least_squares import plane_least_squares
 from m2s.process import Process
+from m2s.transforms import is_transformed
 
 LIMIT = 256  # tokens: the program factorises a K x K matrix for each site and iteration
 ITERATIONS = 60
@@ -33,6 +34,7 @@ def project_tabulated(
 
     Raises:
         ValueError: The process has more tokens.
+        RuntimeError: Inside `torch.func.vmap`.
     """
     if process.vocab > LIMIT:
         raise ValueError(
@@ -42,7 +44,15 @@ def project_tabulated(
         return torch.zeros_like(score)
     bridge, target, reachable = weighted_system(score.double(), x_t, t.double(), process)
     rows, vocab = bridge.shape[-2:]
-    mu = simplex_least_squares(bridge.reshape(-1, rows, vocab), target.reshape(-1, rows), reachable.reshape(-1, vocab))
+    try:
+        mu = simplex_least_squares(bridge.reshape(-1, rows, vocab), target.reshape(-1, rows), reachable.reshape(-1, vocab))
+    except RuntimeError as error:
+        if is_transformed() and "vmap" in str(error):  # the number of iterations depends on values
+            raise RuntimeError(
+                "the projection under a tabulated process does not run inside torch.func.vmap: it takes scores of any batch "
+                "shape, so call it without vmap"
+            ) from error
+        raise
     mu = mu.reshape(reachable.shape)
     return torch.nn.functional.pad(mu, (0, process.states - process.vocab)).to(score.dtype)
 
@@ -56,6 +66,9 @@ def simplex_least_squares(
         matrix: The matrices, [N, R, K].
         target: The right-hand sides, [N, R].
         allowed: The unknowns that may be positive, [N, K].
+
+    Returns:
+        mu, [N, K].
     """
     length = torch.linalg.vector_norm(matrix, dim=-2)
     usable = allowed & length.isfinite()
@@ -101,7 +114,7 @@ def _interior_point(columns: Tensor, target: Tensor, a: Tensor, usable: Tensor) 
         rd = torch.where(usable, (gram @ v.unsqueeze(-1)).squeeze(-1) - linear - a * multiplier - dual, 0.0)
         rp = (a * v).where(usable, 0.0).sum(-1, keepdim=True) - 1
         gap = (v * dual).where(usable, 0.0).sum(-1, keepdim=True) / n
-        if float(torch.maximum(torch.maximum(rd.abs().amax(), rp.abs().amax()), gap.amax())) < 1e-15:
+        if float(torch.maximum(torch.maximum(rd.abs().amax(), rp.abs().amax()), gap.amax()).detach()) < 1e-15:
             break
         diagonal = torch.where(usable, dual / v, 1.0)
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(diagonal + 1e-15))

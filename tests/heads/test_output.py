@@ -82,6 +82,9 @@ LAYERS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_error_for_weights_in_another_dtype_than_the_time(call: str, dtype: torch.dtype) -> None:
+    if dtype == torch.float64 and call in ("sample", "audit"):  # samplers give times in float64 to a network in float64
+        CALLS[call](Timed(nn.Linear(1, 5), 5).to(dtype))
+        return
     with pytest.raises(
         TypeError, match=r"given x_t in int64 and t in float32, .* cast t inside, t\.to\(weight\.dtype\), .*autocast"
     ):

@@ -514,7 +514,7 @@ def test_invalid_heads_times_and_schedules_raise() -> None:
     ("options", "words"),
     [
         (("--method", "d3pm-uniform", "--process.chain-steps", "2000"), "the first of 2000 steps"),
-        (("--method", "d3pm-gaussian", "--process.chain-steps", "10"), "process.chain_steps is 10, but"),
+        (("--method", "d3pm-gaussian", "--process.chain-steps", "10"), "--process.chain-steps is 10, but"),
         (("--method", "m2s", "--process.kind", "chain-uniform"), "a finite chain has no rates"),
         (("--method", "d3pm-uniform", "--head.kind", "log-score"), "a posterior over m2s.Chain"),
     ],

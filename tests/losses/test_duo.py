@@ -16,7 +16,7 @@ import m2s
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.losses import Relaxed, udlm
-from m2s.losses.duo import latent, ratio_of, soft_embedding, temperature, transformed
+from m2s.losses.duo import gaussian_latent, gaussian_to_uniform, signal_to_noise, soft_embedding, temperature
 from m2s.losses.noise import corrupt_by_counter, normals_by_counter
 from m2s.models import DiT, DiTConfig
 from m2s.training import train
@@ -53,7 +53,7 @@ def _in_float64():
 @pytest.mark.parametrize("vocab", [2, 3, 27, 256, 50_257])
 def test_operator_agrees_with_quadrature(vocab: int) -> None:
     ratios = [0.01, 0.5, 2.0, 4.0, 7.0]
-    alpha, beta = transformed(torch.tensor(ratios, dtype=torch.float64), vocab)
+    alpha, beta = gaussian_to_uniform(torch.tensor(ratios, dtype=torch.float64), vocab)
     for number, r in enumerate(ratios):
 
         def kept(v: float, r: float = r) -> float:
@@ -68,7 +68,7 @@ def test_operator_agrees_with_quadrature(vocab: int) -> None:
 def test_operator_for_two_tokens_has_a_closed_form() -> None:
     """alpha = erf(r / 2), and 1 - alpha = erfc(r / 2) keeps its relative accuracy where it is small."""
     r = torch.logspace(-4, 1, 40, dtype=torch.float64)
-    alpha, beta = transformed(r, 2)
+    alpha, beta = gaussian_to_uniform(r, 2)
     torch.testing.assert_close(alpha, torch.erf(r / 2), rtol=1e-11, atol=0)
     torch.testing.assert_close(beta, torch.erfc(r / 2), rtol=1e-11, atol=0)
 
@@ -79,7 +79,7 @@ def test_operator_agrees_with_simulation() -> None:
         w = rng.normal(size=(count, vocab))
         w[:, 0] += r
         same = (w.argmax(-1) == 0).mean()
-        alpha = float(transformed(torch.tensor(r), vocab)[0])
+        alpha = float(gaussian_to_uniform(torch.tensor(r), vocab)[0])
         probability = alpha + (1 - alpha) / vocab
         assert abs(same - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
 
@@ -87,9 +87,9 @@ def test_operator_agrees_with_simulation() -> None:
 @pytest.mark.parametrize("vocab", [2, 17, 50_257])
 def test_inverse_of_the_operator(vocab: int) -> None:
     t = torch.tensor([1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6], dtype=torch.float64)
-    r = ratio_of(1 - t, t, vocab)
+    r = signal_to_noise(1 - t, t, vocab)
     assert (r.diff() < 0).all()
-    alpha, beta = transformed(r, vocab)
+    alpha, beta = gaussian_to_uniform(r, vocab)
     torch.testing.assert_close(alpha, 1 - t, rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(beta, t, rtol=1e-9, atol=1e-13)
 
@@ -98,12 +98,12 @@ def test_argmax_has_the_distribution_of_the_process() -> None:
     rng, count = torch.Generator().manual_seed(0), 20_000
     for t in (0.1, 0.6, 0.95):
         time, x_0 = torch.full((count,), t, dtype=torch.float64), torch.full((count, 1), 3)
-        w = latent(PROCESS, x_0.T, time[:1], torch.randn(1, count, K, generator=rng))[0].double()
+        w = gaussian_latent(PROCESS, x_0.T, time[:1], torch.randn(1, count, K, generator=rng))[0].double()
         x_t = w.argmax(-1)
         # a and sqrt(1 - a^2), whose ratio T turns into alpha
         signal, noise = float(w[:, 3].mean()), float(w[:, :3].std())
         assert signal**2 + noise**2 == pytest.approx(1, abs=0.03)
-        kept = float(transformed(torch.tensor(signal / noise, dtype=torch.float64), K)[0])
+        kept = float(gaussian_to_uniform(torch.tensor(signal / noise, dtype=torch.float64), K)[0])
         assert kept == pytest.approx(float(PROCESS.alpha(time[0])), abs=0.02)
         wanted = count * PROCESS.rows(x_0[:1], time[:1])[0, 0].numpy()
         assert chisquare(np.bincount(x_t.flatten().numpy(), minlength=K), wanted).pvalue > 1e-4
@@ -116,7 +116,7 @@ def test_low_temperature_gives_the_loss_of_udlm(tau: float) -> None:
     model, head = network(), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.randint(K, (4, L), generator=torch.Generator().manual_seed(1)), torch.tensor([0.05, 0.4, 0.7, 0.97])
     found = Relaxed(model, head, udlm, generator=torch.Generator().manual_seed(2))(x_0, t, tau)
-    x_t = latent(PROCESS, x_0, t, noise(2, 4)).argmax(-1)
+    x_t = gaussian_latent(PROCESS, x_0, t, noise(2, 4)).argmax(-1)
     assert (x_t != x_0).any() and (x_t == x_0).any()
     wanted = udlm(head, model(x_t, t), x_0, x_t, t)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
@@ -131,7 +131,7 @@ def test_network_input_is_the_mean_embedding() -> None:
     """Against a network whose embedding holds the weighted means. At high temperature the input is the uniform mean."""
     model, head = network(3), m2s.Posterior(PROCESS, "exact")
     x_0, t = torch.tensor([[0, 1, 2, 3, 4, 0]]), torch.tensor([0.6])
-    w = latent(PROCESS, x_0, t, noise(5, 1))
+    w = gaussian_latent(PROCESS, x_0, t, noise(5, 1))
     distribution = torch.softmax(w / 0.3, -1)
     # One token per site, whose embedding is the mean of that site.
     other = network(3, L)
@@ -198,9 +198,9 @@ def test_unsupported_heads_networks_and_temperatures_raise() -> None:
         with pytest.raises(ValueError, match="tau is"):
             Relaxed(model, head)(x_0, t, tau)
     with pytest.raises(ValueError, match="vocab"):
-        transformed(t, 1)
+        gaussian_to_uniform(t, 1)
     with pytest.raises(ValueError, match="negative"):
-        transformed(-t, 3)
+        gaussian_to_uniform(-t, 3)
 
 
 # --- in the trainer ---------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_trainer_relaxes_tokens_in_the_first_half_of_training(tmp_path, network)
         found = trainer.gradient(local)[0]
         x_0, seed = local.batch.x_0.long(), config.run.seed
         if tau:
-            w = latent(head.process, x_0, local.t, normals_by_counter(local.rows, x_0.shape[1], K, seed, step))
+            w = gaussian_latent(head.process, x_0, local.t, normals_by_counter(local.rows, x_0.shape[1], K, seed, step))
             x_t, distribution = w.argmax(-1), torch.softmax(w / tau, -1)
         else:
             x_t = corrupt_by_counter(head.process, x_0, local.t, local.rows, seed, step)
@@ -289,6 +289,6 @@ def test_two_processes_give_the_losses_of_one(tmp_path, parallel) -> None:
 def test_curriculum_is_rejected_without_uniform_noise_or_embedding(tmp_path, changes, word) -> None:
     source = random_rows()
     source.shape = (2, 2)
-    with pytest.raises(UserError, match=r"head\.curriculum is duo: .*" + word):
+    with pytest.raises(UserError, match=r"head\.curriculum is 'duo', but .*" + word):
         train(small(tmp_path / "run", **{**DUO, "head__curriculum": "duo", **changes}), source)
     assert not (tmp_path / "run").exists()

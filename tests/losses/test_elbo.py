@@ -225,6 +225,26 @@ def test_elbo_of_a_geometric_schedule_needs_reconstruction() -> None:
     assert oracle.distribution @ found.reconstruction.numpy() == pytest.approx(reconstruction, rel=0.2)
 
 
+def test_elbo_of_a_projected_score_where_clean_tokens_remain_at_the_end() -> None:
+    """A log-linear schedule asks for t = 1, which has no projection. A realizable score has the NELBO of its posterior."""
+    process, x_0 = m2s.Absorbing(5, m2s.LogLinear(eps=0.05)), torch.tensor([[0, 1, 2], [4, 3, 4]])
+    posterior = m2s.Posterior(process)
+
+    def logits(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(-1, 1, 6).expand(*x_t.shape, 6)
+
+    def log_score(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return posterior.log_score(logits(x_t, t), x_t, t)
+
+    def terms(network, head: m2s.Head) -> m2s.losses.Elbo:
+        return m2s.elbo(network, head, x_0, passes=20, generator=torch.Generator().manual_seed(0))
+
+    found, expected = terms(log_score, m2s.Projected(m2s.LogScore(process))), terms(logits, posterior)
+    assert (expected.prior > 0.1).all()
+    for name in ("integral", "prior", "reconstruction"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
+
+
 def test_prior_decreases_with_the_horizon_of_an_exponential_schedule() -> None:
     """SPEC 1: at horizon 1 and K = 256 the prior KL is 1.40 nats, 2.0 bits a site; it falls as the horizon grows."""
     x_0, end, values = torch.arange(256), torch.tensor(1.0), []
@@ -310,3 +330,16 @@ def test_stratified_times(low: float, high: float) -> None:
             assert float(moment) == pytest.approx(1 / (power + 1), abs=5 / math.sqrt(4000) / 2)
     variance = scaled.mean(-1).var() * 12 * n**3
     assert float(variance) == pytest.approx(1, rel=0.1)
+
+
+def test_an_infinite_nelbo_has_an_infinite_standard_error() -> None:
+    """It was NaN, which is the documented value for a single pass."""
+    estimate = m2s.Elbo(*[torch.zeros(2)] * 5, passes=torch.tensor([[torch.inf, 1.0], [1.0, 3.0]]))
+    assert estimate.mean() == (torch.inf, torch.inf)
+    process = m2s.Absorbing(2, m2s.Geometric(1e-3, 20.0))
+
+    def certain(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:  # never predicts token 1
+        return torch.tensor([1e4, -1e4, 0.0]).expand(*x_t.shape, 3)
+
+    found = m2s.elbo(certain, m2s.Projected(m2s.LogScore(process)), torch.ones(1, 4, dtype=torch.long), passes=3)
+    assert found.nats.isinf().all() and found.standard_error.isinf().all()

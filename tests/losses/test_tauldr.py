@@ -167,7 +167,7 @@ def test_train_rejects_invalid_options(tmp_path, options, word, capsys) -> None:
 
 
 def test_too_many_levels_raise() -> None:
-    with pytest.raises(ValueError, match=r"at most 512 levels, but the data has 50257"):
+    with pytest.raises(ValueError, match=r"at most 512 levels, and the data has 50257"):
         make_process(ProcessConfig(kind="gaussian", schedule="linear"), 50_257)
 
 

@@ -9,7 +9,7 @@ from m2s.heads.registry import HEADS
 from m2s.losses import chain_kl, masked_cross_entropy, score_entropy
 from m2s.losses.registry import LOSSES, has_fused_form
 from m2s.methods import METHODS, HeadConfig, Method, ProcessConfig
-from m2s.methods.build import classes, readers
+from m2s.methods.build import class_options, readers
 from m2s.process.registry import PROCESSES, SCHEDULES
 
 VOCAB = 7
@@ -75,23 +75,28 @@ def test_which_choices_read_an_option() -> None:
 
 
 def test_the_option_of_every_class() -> None:
-    found = classes()
-    assert found["Uniform"] == "process.kind uniform" and found["heads.Shifted"] == "process.kind none"
-    assert found["Chain"] == "process.kind chain-uniform, chain-absorbing or chain-gaussian"
-    assert found["LogScore"] == "head.kind log-score" and found["heads.NextToken"] == "head.kind next-token"
+    found = class_options()
+    assert found[m2s.Uniform] == "--process.kind uniform" and found[m2s.heads.Shifted] == "--process.kind none"
+    assert found[m2s.Chain] == "--process.kind chain-uniform, chain-absorbing or chain-gaussian"
+    assert found[m2s.LogScore] == "--head.kind log-score" and found[m2s.heads.NextToken] == "--head.kind next-token"
 
 
 @pytest.mark.parametrize(
     ("method", "process", "head", "message"),
     [
-        ("sedd", {}, {"offset": "exact"}, "head.offset is exact, which is for head.kind posterior or ordinal, not log-score"),
-        ("m2s", {"kind": "unifrom"}, {}, "process.kind is 'unifrom': there is no process 'unifrom': did you mean uniform"),
-        ("m2s", {"schedule": "linaer"}, {}, "there is no schedule 'linaer': did you mean linear"),
-        ("m2s", {}, {"kind": "posteror"}, "there is no head 'posteror': did you mean posterior"),
-        ("m2s", {}, {"loss": "score-entrpy"}, "there is no loss 'score-entrpy': did you mean score-entropy"),
-        ("gidd", {"p_uniform": 2.0}, {}, "process: p_uniform is 2.0"),
-        ("m2s", {}, {"loss": "masked"}, r"over m2s.Absorbing \(--process.kind absorbing\), not for"),
-        ("tauldr", {"options": ("jump_width=-1",)}, {}, "process: "),
+        ("sedd", {}, {"offset": "exact"}, "head.offset is 'exact', but it is for head.kind posterior or ordinal, not log"),
+        ("m2s", {"kind": "unifrom"}, {}, "process.kind is 'unifrom', but there is no process of that name: did you mean uni"),
+        ("m2s", {"schedule": "linaer"}, {}, "process.schedule is 'linaer', but there is no schedule of that name: did you"),
+        ("m2s", {}, {"kind": "posteror"}, "head.kind is 'posteror', but there is no head of that name: did you mean posterior"),
+        (
+            "m2s",
+            {},
+            {"loss": "score-entrpy"},
+            "head.loss is 'score-entrpy', but there is no loss of that name: did you mean sc",
+        ),
+        ("gidd", {"p_uniform": 2.0}, {}, r"process.p_uniform is 2.0, but it must be in \[0, 1\)"),
+        ("m2s", {}, {"loss": "masked"}, r"'masked', but the masked .* over m2s.Absorbing \(--process.kind absorbing\), not"),
+        ("tauldr", {"options": ("jump_width=-1",)}, {}, "process.jump_width is -1.0, but it must be pos"),
     ],
 )
 def test_errors_name_the_option(method: str, process: dict, head: dict, message: str) -> None:

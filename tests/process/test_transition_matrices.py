@@ -147,3 +147,17 @@ def test_corruption_frequencies(name: str, t: float) -> None:
     pair = np.bincount(x_t[:, 0] * process.states + x_t[:, 1], minlength=process.states**2)
     joint = np.outer(oracle.noise.kernel(t)[0], oracle.noise.kernel(t)[1]).ravel() * count
     assert chisquare(pair[joint > 5], joint[joint > 5] * pair[joint > 5].sum() / joint[joint > 5].sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "states"), [(torch.float32, 10), (torch.float32, 50), (torch.bfloat16, 5)])
+def test_rates_whose_diagonal_was_rounded(dtype: torch.dtype, states: int) -> None:
+    """The rows of a rate matrix in a narrow dtype sum to zero up to its rounding. A row that is wrong by more is an error."""
+    rates = torch.rand(states, states, generator=torch.Generator().manual_seed(states)).to(dtype)
+    rates.fill_diagonal_(0)
+    rates = rates - torch.diag(rates.sum(-1))
+    assert rates.double().sum(-1).abs().max() > 1e-7
+    process = m2s.RateMatrix(rates, m2s.Linear())
+    assert process.generator.sum(-1).abs().max() < 1e-14
+    rates[1, 1] *= 1.02
+    with pytest.raises(ValueError, match="row 1 of rates sums to"):
+        m2s.RateMatrix(rates, m2s.Linear())
