@@ -77,7 +77,20 @@ class Condition(nn.Module):
     def forward(
         self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None, condition: Int[Tensor, "B"] | None
     ) -> Float[Tensor, "B C"] | None:
-        """Return the conditioning vectors [B, width] of times t [B] and labels [B], or None."""
+        """Return the conditioning vectors, or None if the network sees neither time nor class.
+
+        Args:
+            x_t: Tokens, [B, L]. Only their number B and their device are used.
+            t: Times in [0, 1], [B]; ignored by a network that does not see the time, where None is allowed.
+            condition: Class labels, [B], from 0 to `classes`, where `classes` means "no label"; None: no labels.
+
+        Returns:
+            Vectors, [B, width].
+
+        Raises:
+            TypeError: `t` is None, but the network sees the time.
+            ValueError: `condition` is given, but there are no classes; or there is not one value per example.
+        """
         parts: list[Tensor] = []
         with torch.autocast(x_t.device.type, enabled=False):  # bfloat16 cannot tell t = 0.500 from t = 0.501
             if self.time is not None:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from m2s import validation
+from m2s.errors import UserError
 from m2s.models.condition import Condition
 from m2s.models.rotary import angles
 from m2s.ops.dense import dense
-from m2s.ops.embedding import embed
 from m2s.ops.gelu import linear_gelu
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.norm import add_norm, is_fused
@@ -70,24 +70,27 @@ class DiTConfig:
 
     def __post_init__(self) -> None:
         validation.positive_int("states", self.states, low=2)
+        for name in ("time", "causal", "label_after_silu", "norm_bias"):
+            validation.boolean(name, getattr(self, name))
         if self.clock is not None:
             validation.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
             if not self.time:
-                raise ValueError(f"clock is {self.clock}, but time is False: a network that sees no time has no clock")
+                raise UserError(
+                    option="clock", value=self.clock, reason="time is False", hint="a network that sees no time has no clock"
+                )
         for name in ("width", "depth", "heads", "condition_width"):
             validation.positive_int(name, getattr(self, name))
         for name in ("classes", "length"):
             if getattr(self, name) is not None:
                 validation.positive_int(name, getattr(self, name))
         if self.label_after_silu and self.classes is None:
-            raise ValueError("label_after_silu is True, but classes is None: there is no class embedding to add")
+            hint = "there is no class embedding to add"
+            raise UserError(option="label_after_silu", value=True, reason="the network has no classes", hint=hint)
         if self.width % (2 * self.heads):
-            raise ValueError(
-                f"width is {self.width}, but it must be a multiple of 2 heads = {2 * self.heads}: rotary positions turn pairs"
-            )
+            expected = f"a multiple of 2 heads = {2 * self.heads}"
+            raise UserError(option="width", value=self.width, expected=expected, hint="rotary positions turn pairs of features")
         for name in ("dropout", "label_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but it must lie in [0, 1)")
+            validation.in_interval(name, getattr(self, name), "[0, 1)")
 
     @property
     def rows(self) -> int:
@@ -96,9 +99,17 @@ class DiTConfig:
 
     @classmethod
     def preset(cls, size: str, states: int, **options: Any) -> "DiTConfig":
-        """A named size: tiny (4 x 128 x 4), small (12 x 768 x 12) or medium (24 x 1024 x 16)."""
-        if size not in SIZES:
-            raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
+        """Return the configuration of a named size: tiny, small or medium.
+
+        Args:
+            size: "tiny" (4 blocks, width 128, 4 heads), "small" (12 x 768 x 12) or "medium" (24 x 1024 x 16).
+            states: The number of input states, `process.states`.
+            **options: Other fields of `DiTConfig`. They take precedence over the values of the size.
+
+        Raises:
+            ValueError: `size` is unknown, or an option is invalid.
+        """
+        validation.choice("size", size, SIZES)
         return cls(states, **{**SIZES[size], **options})
 
 
@@ -114,7 +125,7 @@ def layer_norm(config: DiTConfig) -> nn.LayerNorm:
     return layer
 
 
-def set_to_zero(*layers: nn.Module) -> None:
+def zero_init(*layers: nn.Module) -> None:
     """Initialize all parameters of some layers at zero.
 
     Args:
@@ -125,33 +136,24 @@ def set_to_zero(*layers: nn.Module) -> None:
             nn.init.zeros_(parameter)
 
 
-class Embedding(nn.Embedding):
-    """torch.nn.Embedding whose gradient is computed by a kernel where the fused backend is used."""
-
-    def forward(self, tokens: Int[Tensor, "*sites"]) -> Float[Tensor, "*sites D"]:
-        return embed(tokens, self.weight, is_fused(self.weight))
-
-
 class Dense(nn.Linear):
-    """torch.nn.Linear whose products and gradients use kernels where the fused backend is used.
-
-    `bf16_weight` is a copy of the weight in bf16 that the optimizer keeps up to date (`m2s.training.bf16_weights`). Where it
-    exists the
-    forward pass reads it, so that the weight is not converted in every step.
-    """
-
-    bf16_weight: Tensor | None = None
+    """torch.nn.Linear whose products and gradients use kernels where the fused backend is used."""
 
     def forward(self, x: Float[Tensor, "*rows D"], fused: bool = False) -> Float[Tensor, "*rows W"]:
-        return dense(x, self.weight, self.bias, fused, self.bf16_weight)
+        """Return x W^T + b.
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the bf16 copy, which no optimizer would keep up to date in a copy of the layer."""
-        return {**self.__dict__, "bf16_weight": None}
+        Args:
+            x: Input features, [*rows, D].
+            fused: Whether fused kernels may be used.
+
+        Returns:
+            Output features, [*rows, W].
+        """
+        return dense(x, self.weight, self.bias, fused)
 
 
-def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
-    """Tell whether a fused operation may read the layer's weight and bias directly instead of calling the layer.
+def is_unwrapped_dense(layer: nn.Module) -> TypeGuard[Dense]:
+    """Return whether a fused operation may read the layer's weight and bias directly instead of calling the layer.
 
     That is not so for a layer that was replaced, wrapped (LoRA) or has hooks.
 
@@ -161,7 +163,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[Dense]:
     return type(layer) is Dense and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
-def called(layer: nn.Module, x: Tensor, fused: bool) -> Tensor:
+def apply_layer(layer: nn.Module, x: Tensor, fused: bool) -> Tensor:
     """Call a layer, with the choice of kernels where it is a `Dense`.
 
     Args:
@@ -189,9 +191,17 @@ class Modulation(nn.Module):
         super().__init__()
         self.count = count
         self.linear = nn.Linear(condition_width, count * width)
-        set_to_zero(self.linear)
+        zero_init(self.linear)
 
     def forward(self, c: Float[Tensor, "B C"]) -> tuple[Tensor, ...]:
+        """Return the vectors that modulate a block.
+
+        Args:
+            c: Conditioning vectors, [B, C].
+
+        Returns:
+            `count` tensors, [B, 1, width] each.
+        """
         return self.linear(c).unsqueeze(1).chunk(self.count, -1)
 
 
@@ -213,15 +223,32 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
     ) -> Float[Tensor, "B L D"]:
+        """Attend between the positions of each example.
+
+        Without a cache, x holds all L positions. With a cache, x holds the L positions `at`. Their keys and values are written
+        into the cache, and each position attends to the cached positions up to itself.
+
+        Args:
+            x: Normalized features, [B, L, D].
+            cos: Cosines of the rotary angles from `m2s.models.rotary.angles`, [L, head width]. With a cache, one row for each
+                entry of `at`, [B L, head width].
+            sin: The second result of `angles`, in the shape of `cos`.
+            fused: Whether fused kernels may be used.
+            cache: Keys and values of this layer, [2, B, heads, length, head width], changed in place; None: no cache.
+            at: Positions of the entries of x, [B, L]; None without a cache.
+
+        Returns:
+            The attention branch, before its gate, [B, L, D].
+        """
         if cache is None or at is None:
-            if is_plain(self.qkv):
-                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused, self.qkv.bf16_weight)
+            if is_unwrapped_dense(self.qkv):
+                q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused)
             else:
-                q, k, v = rotary(called(self.qkv, x, fused), cos, sin, self.heads)
+                q, k, v = rotary(apply_layer(self.qkv, x, fused), cos, sin, self.heads)
             mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
-            mixed = self._extended(called(self.qkv, x, fused), cos, sin, cache, at)
-        return called(self.out, mixed.transpose(1, 2).flatten(-2), fused)
+            mixed = self._extended(apply_layer(self.qkv, x, fused), cos, sin, cache, at)
+        return apply_layer(self.out, mixed.transpose(1, 2).flatten(-2), fused)
 
     def _extended(
         self,
@@ -261,7 +288,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
         self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
         if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
-            set_to_zero(self.attention.out, self.mlp[2])
+            zero_init(self.attention.out, self.mlp[2])
 
     def forward(
         self,
@@ -275,6 +302,23 @@ class Block(nn.Module):
         cache: Tensor | None,
         at: Tensor | None,
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
+        """Add the previous branch to x, then compute attention and MLP.
+
+        Args:
+            x: Residual stream without the previous branch, [B, L, D].
+            branch: The previous block's last branch, [B, L, D]; None in the first block.
+            gate: The factor of `branch`, [B, 1, D]; None: 1.
+            c: Conditioning vectors, [B, C]; None for a network without time and classes.
+            cos: Cosines of the rotary angles from `m2s.models.rotary.angles`, [L, head width]. With a cache, one row for each
+                entry of `at`, [B L, head width].
+            sin: The second result of `angles`, in the shape of `cos`.
+            fused: Whether fused kernels may be used.
+            cache: Keys and values of this layer, [2, B, heads, length, head width], changed in place; None: no cache.
+            at: Positions of the entries of x, [B, L]; None without a cache.
+
+        Returns:
+            The residual stream [B, L, D] without the MLP branch, the MLP branch [B, L, D], and its gate [B, 1, D] or None.
+        """
         parts = (None,) * 6 if self.modulation is None else self.modulation(c)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused, self.norm1.bias)
@@ -284,9 +328,9 @@ class Block(nn.Module):
 
     def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
         first, gelu, last = self.mlp
-        if is_plain(first):
-            return called(last, linear_gelu(y, first.weight, first.bias, fused, first.bf16_weight), fused)
-        return called(last, gelu(called(first, y, fused)), fused)
+        if is_unwrapped_dense(first):
+            return apply_layer(last, linear_gelu(y, first.weight, first.bias, fused), fused)
+        return apply_layer(last, gelu(apply_layer(first, y, fused)), fused)
 
 
 class DiT(nn.Module):
@@ -297,8 +341,7 @@ class DiT(nn.Module):
     time-free network accepts t and ignores it.
 
     With `cache` (from `new_cache`), x_t holds only the tokens of the positions `at`, [B, n]. Their keys and values are
-    written into the
-    cache, and each of them attends to the cached positions up to itself.
+    written into the cache, and each of them attends to the cached positions up to itself.
 
     Args:
         config: The configuration.
@@ -310,7 +353,7 @@ class DiT(nn.Module):
         self.unprojected = False
         conditioned = config.time or config.classes is not None
         width = config.width
-        self.embedding = Embedding(config.rows, width)
+        self.embedding = nn.Embedding(config.rows, width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.condition = Condition(
             config.condition_width,
@@ -326,15 +369,21 @@ class DiT(nn.Module):
         self.norm = layer_norm(config)
         self.modulation = Modulation(config.condition_width, width, 2) if conditioned else None
         self.head = nn.Linear(width, config.rows)
-        set_to_zero(self.head)
+        zero_init(self.head)
 
     def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
         """Return an empty cache of keys and values for all layers, in the dtype of the network.
 
+        Args:
+            samples: The number B of sequences.
+            length: The number L of positions of a complete sequence.
+
         Returns:
-            Zeros [depth, 2, samples, heads, length, head width]; None where keys and values depend on more than the tokens
-            up to
-            a position (a bidirectional network, or one with time input), and for a subclass with its own forward.
+            Zeros [depth, 2, B, heads, L, head width]; None where keys and values depend on more than the tokens up to a
+            position (a bidirectional network, or one with time input), and for a subclass with its own forward.
+
+        Raises:
+            ValueError: `length` exceeds `config.length`.
         """
         config, weight = self.config, self.embedding.weight
         if config.time or not config.causal or type(self).forward is not DiT.forward:
@@ -358,7 +407,22 @@ class DiT(nn.Module):
         cache: Float[Tensor, "depth 2 B heads length head"] | None = None,
         at: Int[Tensor, "B L"] | None = None,
     ) -> Output:
-        """Return the logits of all states at every position, or `m2s.Unprojected`."""
+        """Return the logits of all states at every position, or `m2s.Unprojected`.
+
+        Args:
+            x_t: Noisy tokens, [B, L], below `config.states`. With a cache, the tokens of the positions `at` only.
+            t: Times in [0, 1], [B]. A time-free network ignores them and allows None.
+            condition: Class labels, [B]; None: no labels.
+            cache: Keys and values from `new_cache`, [depth, 2, B, heads, length, head width], changed in place; None: no cache.
+            at: Positions of the tokens in `x_t`, [B, L]; required with a cache.
+
+        Returns:
+            Logits [B, L, rows] in float32 or wider, rows >= `config.states`; or `m2s.Unprojected` if `unprojected` is set.
+
+        Raises:
+            ValueError: A token, a shape or the length is invalid, or only one of `cache` and `at` is given.
+            TypeError: `t` is None, but the network sees the time.
+        """
         validation.tokens("x_t", x_t, self.config.states)
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")

@@ -9,27 +9,33 @@ from torch import Tensor, nn
 
 from m2s import validation
 from m2s.ops.last_layer import Output, Unprojected
+from m2s.transforms import is_transformed
 
 # A tensor, its data and its version. The data are held so that nothing else comes to lie at their address.
 _Kept = tuple[Tensor, Tensor, int]
 
 
-class _Move(torch.autograd.Function):
-    """x with the entry `source` of a dimension moved to `target`. The gradient is moved back: nothing is added up."""
+def _move(x: Tensor, dim: int, source: int, target: int) -> Tensor:
+    """x with the entry `source` of a dimension moved to `target`."""
+    low, high = min(source, target), max(source, target)
+    before, after = x.narrow(dim, 0, low), x.narrow(dim, high + 1, x.shape[dim] - high - 1)
+    moved = x.narrow(dim, source, 1)
+    if source < target:
+        return torch.cat([before, x.narrow(dim, low + 1, high - low), moved, after], dim)
+    return torch.cat([before, moved, x.narrow(dim, low, high - low), after], dim)
+
+
+class _MoveEntry(torch.autograd.Function):
+    """`_move`. The gradient is moved back: nothing is added up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, source: int, target: int) -> Tensor:
         ctx.way = dim, target, source
-        low, high = min(source, target), max(source, target)
-        before, after = x.narrow(dim, 0, low), x.narrow(dim, high + 1, x.shape[dim] - high - 1)
-        moved = x.narrow(dim, source, 1)
-        if source < target:
-            return torch.cat([before, x.narrow(dim, low + 1, high - low), moved, after], dim)
-        return torch.cat([before, moved, x.narrow(dim, low, high - low), after], dim)
+        return _move(x, dim, source, target)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Move.apply(upstream, *ctx.way), None, None, None
+        return _MoveEntry.apply(upstream, *ctx.way), None, None, None
 
 
 class MaskAt(nn.Module):
@@ -124,6 +130,14 @@ class MaskAt(nn.Module):
         return self._moved(output, output.ndim - 1)
 
     def train(self, mode: bool = True) -> "MaskAt":
+        """Set training or evaluation mode, and drop the reordered last layer.
+
+        Args:
+            mode: True for training, False for evaluation.
+
+        Returns:
+            The module itself.
+        """
         self._kept = None
         super().train(mode)
         return self
@@ -133,11 +147,16 @@ class MaskAt(nn.Module):
         return {**self.__dict__, "_kept": None}
 
     def extra_repr(self) -> str:
+        """Return the id of the mask and the number of clean tokens, for `repr`."""
         return f"mask={self.mask}, vocab={self.vocab}"
 
     def _moved(self, x: Tensor, dim: int) -> Tensor:
         """x with what belongs to the mask behind the clean tokens."""
-        moved: Tensor = x if self.mask == self.vocab else _Move.apply(x, dim, self.mask, self.vocab)
+        if self.mask == self.vocab:
+            return x
+        if is_transformed():  # torch.func differentiates the plain function
+            return _move(x, dim, self.mask, self.vocab)
+        moved: Tensor = _MoveEntry.apply(x, dim, self.mask, self.vocab)
         return moved
 
     def _wide_enough(self, columns: int) -> None:
@@ -150,7 +169,8 @@ class MaskAt(nn.Module):
 
     def _last_layer(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Weight [columns, D] and bias [columns] of the last layer, reordered."""
-        if torch.compiler.is_compiling():  # part of the graph, which cannot ask whether a tensor changed
+        # part of the graph, which cannot ask whether a tensor changed; or of a derivative that a stored layer would cut off
+        if torch.compiler.is_compiling() or is_transformed():
             return self._reordered(weight, bias)
         parts = [weight] if bias is None else [weight, bias]
         learns = torch.is_grad_enabled() and any(part.requires_grad for part in parts)

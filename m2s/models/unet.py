@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d, interpolate, pad, scaled_dot_product_att
 
 from m2s import validation
 from m2s.dtypes import at_least_float32
+from m2s.errors import UserError
 from m2s.models.condition import Condition
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -62,9 +63,11 @@ class UNetConfig:
     sinusoids: Literal["cos-first", "sin-first"] = "cos-first"
 
     def __post_init__(self) -> None:
+        for name in ("mask", "time"):
+            validation.boolean(name, getattr(self, name))
         validation.positive_int("states", self.states, low=2 + self.mask)
         if len(self.shape) not in (2, 3):
-            raise ValueError(f"shape is {self.shape}, but it must be (height, width) or (height, width, channels)")
+            raise UserError(option="shape", value=self.shape, expected="(height, width) or (height, width, channels)")
         for name in ("width", "layers"):
             validation.positive_int(name, getattr(self, name))
         for name in ("shape", "multipliers"):
@@ -73,26 +76,27 @@ class UNetConfig:
         if self.classes is not None:
             validation.positive_int("classes", self.classes)
         if self.width % 4:
-            raise ValueError(f"width is {self.width}, but it must be a multiple of 4: channels are normalised in groups of 4")
+            hint = "channels are normalized in groups of 4"
+            raise UserError(option="width", value=self.width, expected="a multiple of 4", hint=hint)
         if self.groups is not None:
             validation.positive_int("groups", self.groups)
             if self.width % self.groups:
-                raise ValueError(f"groups is {self.groups}, but it must divide width = {self.width}")
-        if self.sinusoids not in ("cos-first", "sin-first"):
-            raise ValueError(f'sinusoids is {self.sinusoids!r}, but it must be "cos-first" or "sin-first"')
+                raise UserError(option="groups", value=self.groups, expected=f"a divisor of width = {self.width}")
+        validation.choice("sinusoids", self.sinusoids, ("cos-first", "sin-first"))
         if not self.multipliers:
-            raise ValueError("multipliers is empty, but there must be at least one resolution")
+            raise UserError(option="multipliers", value=(), expected="at least one number, for one resolution")
         factor = 2 ** (len(self.multipliers) - 1)
         if any(side % factor for side in self.shape[:2]):
-            raise ValueError(
-                f"shape is {self.shape}, but {len(self.multipliers)} resolutions need sides that are multiples of {factor}: "
-                "give fewer multipliers, or pad the images"
+            raise UserError(
+                option="multipliers",
+                value=self.multipliers,
+                reason=f"{len(self.multipliers)} resolutions need images with sides that are multiples of {factor}, not "
+                f"{self.shape}",
+                hint="give fewer, or pad the images",
             )
-        if self.input not in ("embedding", "level"):
-            raise ValueError(f'input is {self.input!r}, but it must be "embedding" or "level"')
+        validation.choice("input", self.input, ("embedding", "level"))
         for name in ("dropout", "label_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but it must lie in [0, 1)")
+            validation.in_interval(name, getattr(self, name), "[0, 1)")
         if self.rows is not None:
             validation.positive_int("rows", self.rows, low=self.states)
         if self.columns is not None:
@@ -110,13 +114,23 @@ class UNetConfig:
 
     @classmethod
     def preset(cls, size: str, states: int, shape: tuple[int, ...], **options: Any) -> "UNetConfig":
-        """A named size: tiny (8 x 8 digits on a CPU), mnist (width 64, three resolutions) or md4 (MD4's for CIFAR-10)."""
-        if size not in SIZES:
-            raise ValueError(f"size is {size!r}, but it must be one of {', '.join(SIZES)}")
+        """Return the configuration of a named size: tiny, mnist or md4.
+
+        Args:
+            size: "tiny" (width 32, for 8 x 8 digits on a CPU), "mnist" (width 64, three resolutions) or "md4" (MD4's network
+                for CIFAR-10).
+            states: The number of input states, `process.states`.
+            shape: (height, width) or (height, width, channels) of an image.
+            **options: Other fields of `UNetConfig`. They take precedence over the values of the size.
+
+        Raises:
+            ValueError: `size` is unknown, or an option is invalid.
+        """
+        validation.choice("size", size, SIZES)
         return cls(states, shape, **{**SIZES[size], **options})
 
 
-class Normalise(nn.GroupNorm):
+class GroupNormFloat32(nn.GroupNorm):
     """GroupNorm in float32.
 
     A compiler for a GPU gets the formula instead of torch's kernel, which would move channels first; convolutions want them
@@ -131,6 +145,14 @@ class Normalise(nn.GroupNorm):
         super().__init__(min(32, channels // 4) if groups is None else groups, channels, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Normalise each group of channels of each image.
+
+        Args:
+            x: Features, [B, C, H, W].
+
+        Returns:
+            Normalised features, scaled and shifted per channel, [B, C, H, W].
+        """
         if not (x.is_cuda and torch.compiler.is_compiling()):
             return super().forward(x)
         groups = at_least_float32(x).unflatten(1, (self.num_groups, -1))
@@ -165,15 +187,15 @@ class Residual(nn.Module):
         outputs: Output channels.
         condition_width: Features of the conditioning vector; None: there is none.
         dropout: Dropout before the second convolution.
-        groups: Groups of the GroupNorms, as in `Normalise`.
+        groups: Groups of the GroupNorms, as in `GroupNormFloat32`.
     """
 
     def __init__(
         self, inputs: int, outputs: int, condition_width: int | None, dropout: float, groups: int | None = None
     ) -> None:
         super().__init__()
-        self.norm1, self.conv1 = Normalise(inputs, groups), convolution(inputs, outputs)
-        self.norm2, self.conv2 = Normalise(outputs, groups), convolution(outputs, outputs, zero=True)
+        self.norm1, self.conv1 = GroupNormFloat32(inputs, groups), convolution(inputs, outputs)
+        self.norm2, self.conv2 = GroupNormFloat32(outputs, groups), convolution(outputs, outputs, zero=True)
         self.dropout = nn.Dropout(dropout)
         self.skip = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
         self.condition = None if condition_width is None else nn.Linear(condition_width, outputs, bias=False)
@@ -181,6 +203,15 @@ class Residual(nn.Module):
             nn.init.zeros_(self.condition.weight)
 
     def forward(self, x: Float[Tensor, "B C H W"], c: Float[Tensor, "B D"] | None) -> Float[Tensor, "B E H W"]:
+        """Apply the residual block.
+
+        Args:
+            x: Features, [B, inputs, H, W].
+            c: Conditioning vectors, [B, condition_width]; None without them.
+
+        Returns:
+            Features, [B, outputs, H, W].
+        """
         h = self.conv1(silu(self.norm1(x)))
         if self.condition is not None:
             h = h + self.condition(c)[:, :, None, None]
@@ -192,16 +223,24 @@ class Attention(nn.Module):
 
     Args:
         channels: The number of channels.
-        groups: Groups of the GroupNorm, as in `Normalise`.
+        groups: Groups of the GroupNorm, as in `GroupNormFloat32`.
     """
 
     def __init__(self, channels: int, groups: int | None = None) -> None:
         super().__init__()
-        self.norm = Normalise(channels, groups)
+        self.norm = GroupNormFloat32(channels, groups)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """Attend between all pixels of each image.
+
+        Args:
+            x: Features, [B, C, H, W].
+
+        Returns:
+            x plus the attention branch, [B, C, H, W].
+        """
         q, k, v = self.qkv(self.norm(x).flatten(2).transpose(1, 2)).unsqueeze(1).chunk(3, -1)
         mixed = self.out(scaled_dot_product_attention(q, k, v).squeeze(1))
         return x + mixed.transpose(1, 2).unflatten(2, x.shape[2:])
@@ -219,6 +258,14 @@ class Up(nn.Module):
         self.conv = convolution(channels, channels)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C 2*H 2*W"]:
+        """Double the resolution.
+
+        Args:
+            x: Features, [B, C, H, W].
+
+        Returns:
+            Features, [B, C, 2 H, 2 W].
+        """
         return self.conv(interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
@@ -263,13 +310,26 @@ class UNet(nn.Module):
                 channels = size
             if i > 0:
                 self.up.append(Up(channels))
-        self.norm = Normalise(channels, config.groups)
+        self.norm = GroupNormFloat32(channels, config.groups)
         self.last = convolution(channels, config.channels * (config.columns or config.states), zero=True)
 
     def forward(
         self, x_t: Int[Tensor, "B L"], t: Float[Tensor, "B"] | None = None, condition: Int[Tensor, "B"] | None = None
     ) -> Float[Tensor, "B L V"]:
-        """Return the logits of all states at every site."""
+        """Return the logits of all states at every site.
+
+        Args:
+            x_t: Noisy tokens, [B, L], below `config.states`: pixels row by row, channels last.
+            t: Times in [0, 1], [B]. A network without time input ignores them and allows None.
+            condition: Class labels, [B]; None: no labels.
+
+        Returns:
+            Logits, [B, L, max(columns, states)], in float32 or wider. A state without a column has the logit 0.
+
+        Raises:
+            ValueError: A token or a shape is invalid.
+            TypeError: `t` is None, but the network sees the time.
+        """
         validation.tokens("x_t", x_t, self.config.states)
         if x_t.ndim != 2 or x_t.shape[1] != math.prod(self.config.shape):
             raise ValueError(

@@ -12,7 +12,7 @@ from m2s.ops.last_layer import Output, Unprojected
 from m2s.process import Process
 from m2s.samplers.base import Move, NamedSampler
 from m2s.samplers.capabilities import AUTOREGRESSIVE, Need
-from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, network_time, predict, report_step
+from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
 from m2s.samplers.prediction import Prediction
 
 
@@ -52,8 +52,12 @@ def _generate(run: SamplingRun, batch: MicroBatch, calls: int, bar: "tqdm[None]"
     for number in range(calls):
         move = Move(ends[number], ends[number + 1])
         site = batch.x.eq(process.mask).long().argmax(-1)  # 0 where nothing is left to draw
-        shown, time = options.head.network_input(batch.x), network_time(move.t, options.t_min)
-        prediction = predict(run, batch, [network(shown, time, site) for network in networks], move.t)
+        shown, time = options.head.network_input(batch.x), run.network_time(move.t)
+        outputs = [network(shown, time, site) for network in networks]
+        if number in (0, calls - 1):
+            drawn = torch.zeros_like(batch.free).scatter_(1, site.unsqueeze(-1), True) & batch.x.eq(process.mask)
+            check_outputs(run, batch, outputs, drawn, "last" if number else "first")
+        prediction = predict(run, batch, outputs, move.t)
         x_t = batch.x
         batch.set_free(_draw_at(prediction, site, batch.noise(options.seed, number + 1)("token")))
         report_step(run, batch, number, calls, move, x_t, prediction)
@@ -67,7 +71,7 @@ def _draw_at(prediction: Prediction, site: Int[Tensor, "M"], u: Tensor) -> Int[T
     """Draw the token at one site of each sample. A sample without a token to draw stays."""
     x = prediction.x_t.long()
     at = site + torch.arange(len(x), device=x.device) * x.shape[1]
-    token = prediction[at].draw(u.reshape(-1)[at]).token
+    token = prediction[at].draw_token(u.reshape(-1)[at]).token
     left = prediction.masked.any(-1)
     return x.scatter(1, site.unsqueeze(-1), torch.where(left, token, x.reshape(-1)[at]).unsqueeze(-1))
 

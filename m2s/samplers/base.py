@@ -113,7 +113,7 @@ class Sampler(NamedSampler):
             Clean tokens, [B, L].
         """
         if prediction.needs_one_draw:
-            return prediction.draw(noise("token")).token
+            return prediction.draw_token(noise("token")).token
         token, negative = prediction.map(_denoise, noise("token"))
         prediction.notes["negative_mass"] = negative
         return token
@@ -158,12 +158,21 @@ class StepSampler(Sampler):
 
     @abstractmethod
     def unguided_weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return weights of the next token at every site, [*site, S], without guidance of steps; negative ones count as 0."""
+        """Return weights of the next token at every site, [*site, S], without guidance of steps; negative ones count as 0.
+
+        Args:
+            part: The prediction at time t, at all or some sites [*site].
+            s: Time at the end of the step, at most t: [B], or [*site] where `part` holds single sites.
+        """
 
     def weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         """Return weights of the next token at every site, [*site, S].
 
         Where guidance combines steps they are p_c^g p_u^(1-g) of the positive parts (D-CFG of UDLM).
+
+        Args:
+            part: The prediction at time t, at all or some sites [*site].
+            s: Time at the end of the step, as in `unguided_weights`.
         """
         if not part.guides_step:
             return self.unguided_weights(part, s)

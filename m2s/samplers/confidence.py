@@ -41,7 +41,7 @@ class Confidence(Sampler):
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         assert move.reveal is not None
-        drawn = prediction.draw(noise("token"))
+        drawn = prediction.draw_token(noise("token"))
         sharpens = prediction.logits_processor.sharpens
         probability = prediction.without_sharpening().probability(drawn.token) if sharpens else drawn.probability
         confidence = torch.log(probability)

@@ -88,7 +88,11 @@ class Diagnostics:
         stats.classes = [a + b for a, b in zip(stats.classes, counts.tolist(), strict=True)]
 
     def total(self, name: str) -> Any:
-        """Return a count of `WeightStats`, summed over all steps."""
+        """Return a count of `WeightStats`, summed over all steps.
+
+        Args:
+            name: A field of `WeightStats` that holds a number, such as "jumps".
+        """
         return sum(getattr(stats, name) for stats in self.steps)
 
     def __repr__(self) -> str:

@@ -52,7 +52,11 @@ class Trajectory:
         self._states: dict[int, list[Tensor]] = {}  # of each sample, [L] each
 
     def __call__(self, step: StepEvent) -> None:
-        """Record the state after a step, and before it for the first step of a window."""
+        """Record the state after a step, and before it for the first step of a window.
+
+        Args:
+            step: The step, as `m2s.sample` passes it to a callback.
+        """
         for row, sample in enumerate(step.samples.tolist()):
             states = self._states.setdefault(sample, [torch.full((step.length,), -1)])
             if step.number == 0:

@@ -44,7 +44,7 @@ class FirstHitting(Sampler):
         """Reveal as many random masked sites as the plan says."""
         assert move.reveal is not None
         chosen = first_sites(noise("order"), prediction.masked, move.reveal)
-        return torch.where(chosen, prediction.draw(noise("token")).token, prediction.x_t.long())
+        return torch.where(chosen, prediction.draw_token(noise("token")).token, prediction.x_t.long())
 
 
 def first_sites(

@@ -1,6 +1,5 @@
 """Tau-leaping with the corrector of Campbell et al. (2022): further leaps by forward plus reverse rates."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +43,8 @@ class ForwardBackward(Sampler):
 
     def __post_init__(self) -> None:
         validation.positive_int("corrections", self.corrections)
-        if not (math.isfinite(self.leap) and self.leap > 0):
-            raise ValueError(f"leap is {self.leap}, but it must be a positive number")
-        if not 0 < self.entry <= 1:
-            raise ValueError(f"entry is {self.entry}, but it must lie in (0, 1]")
+        validation.positive_number("leap", self.leap)
+        validation.in_interval("entry", self.entry, "(0, 1]")
 
     def check_supported(self, head: Head) -> None:
         super().check_supported(head)

@@ -1,7 +1,7 @@
 """A network prepared for many calls: in bf16, compiled, or with its last layer left to the draw."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ LARGE = 4096  # states from which on the last layer is left to the draw, which m
 
 
 class InferenceModel(nn.Module):
-    """A network as a sampler calls it. It shares the weights of `model` and changes none of its attributes for good.
+    """A network as a sampler calls it. It shares the weights of `model` and changes none of its attributes.
 
     Args:
         model: The network.
@@ -24,9 +24,9 @@ class InferenceModel(nn.Module):
 
     def __init__(self, model: nn.Module, states: int, bf16: bool = False, compiled: bool = False) -> None:
         super().__init__()
-        self.model, self.bf16 = model, bf16
-        self.unprojects = hasattr(model, "unprojected") and states >= LARGE
-        call: Callable[..., Output] = torch.compile(model.forward, dynamic=False) if compiled else model
+        unprojects = hasattr(model, "unprojected") and states >= LARGE
+        self.model, self.bf16 = _without_last_layer(model) if unprojects else model, bf16
+        call: Callable[..., Output] = torch.compile(self.model.forward, dynamic=False) if compiled else self.model
         self._call = [call]  # in a list, so that a module is not registered as a second copy of the weights
 
     def new_cache(self, samples: int, length: int) -> Tensor | None:
@@ -58,18 +58,18 @@ class InferenceModel(nn.Module):
             Logits, [B, L, >= S], or `m2s.Unprojected`.
         """
         given = (x_t, t) if condition is None else (x_t, t, condition)
-        with self._last_layer(), torch.autocast(x_t.device.type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(x_t.device.type, torch.bfloat16, enabled=self.bf16):
             return self._call[0](*given, **cached)
 
-    @contextlib.contextmanager
-    def _last_layer(self) -> Iterator[None]:
-        """Leave out the last layer for the duration of a call."""
-        if not self.unprojects:
-            yield
-            return
-        before = self.model.unprojected
-        self.model.unprojected = True  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            self.model.unprojected = before
+
+def _without_last_layer(model: nn.Module) -> nn.Module:
+    """A copy of a network that returns `m2s.Unprojected`. It shares weights and layers.
+
+    Setting `unprojected` of the network itself for the time of a call would also change calls that other threads make.
+    """
+    copied = copy.copy(model)
+    if "unprojected" not in vars(model):  # an adapter, such as `m2s.models.MaskAt`, which passes it on to its network
+        inner = {name: child for name, child in model._modules.items() if child is not None and hasattr(child, "unprojected")}
+        copied._modules = {**model._modules, **{name: _without_last_layer(child) for name, child in inner.items()}}
+    copied.unprojected = True  # type: ignore[assignment]
+    return copied

@@ -1,6 +1,7 @@
 """`m2s.sample`: draw samples from a network."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from m2s.samplers.autoregressive import generate_autoregressive
 from m2s.samplers.base import NamedSampler
 from m2s.samplers.diagnostics import Diagnostics
 from m2s.samplers.events import StepEvent
-from m2s.samplers.micro_batch import SamplingRun, Window, micro_batches
+from m2s.samplers.micro_batch import SamplingRun, Window, micro_batches, time_dtype
 from m2s.samplers.options import MICRO_BATCH, SamplingOptions
 from m2s.samplers.reverse_process import simulate_reverse_process
 
@@ -58,7 +59,8 @@ def sample(
 
     Args:
         model: Any callable `model(x_t, t, condition=None)` with x_t [M, L] and t [M], which returns logits [M, L, >= S] or
-            `m2s.Unprojected`. It is called without gradients and in evaluation mode.
+            `m2s.Unprojected`. It is called without gradients, in evaluation mode and without the caller's autocast. t is
+            float32, or float64 where all parameters are; for a function without parameters it has torch's default dtype.
         head: What the output means, such as `m2s.Posterior(process)`.
         shape: (n, L), the number of samples and their length.
         steps: Calls of the network for each sample. `analytic` makes one more, the samplers with a corrector more. In
@@ -95,7 +97,8 @@ def sample(
     Raises:
         TypeError: An argument has the wrong type, or the sampler does not support the head. Raised before the network is
             called.
-        ValueError: An argument is out of range, or the network's output has the wrong shape.
+        ValueError: An argument is out of range, the network's output has the wrong shape, or its first or last output is NaN
+            or infinite.
 
     Example:
         >>> head = m2s.Posterior(m2s.Absorbing(27, m2s.Linear()))
@@ -128,7 +131,6 @@ def sample(
     return sample_with_options(model, options, callback, diagnostics, device, progress)
 
 
-@torch.no_grad()
 def sample_with_options(
     model: Callable[..., Output],
     options: SamplingOptions,
@@ -159,10 +161,31 @@ def sample_with_options(
     check_model(model, options.head.process)
     device = _device_of(model) if device is None else torch.device(resolve_device(str(device)))
     probe_triton(device)
-    run = SamplingRun(model, options, callback, Diagnostics() if diagnostics else None, device)
-    with evaluation_mode(model):
+    run = SamplingRun(model, options, callback, Diagnostics() if diagnostics else None, device, time_dtype(model))
+    with evaluation_mode(model), independent_of_caller(device):
         tokens = _fill_windows(run, progress)
     return tokens if run.log is None else (tokens, run.log)
+
+
+@contextlib.contextmanager
+def independent_of_caller(device: torch.device) -> Iterator[None]:
+    """Compute without gradients and without the caller's autocast and inference mode.
+
+    Autocast would round the network's output, and so change samples. Tensors that are made in inference mode cannot be used in
+    training. A process caches some of its tables, so it would hold such tensors after sampling.
+
+    Args:
+        device: Where the network is called.
+
+    Yields:
+        None.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for kind in {device.type, "cpu"}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
@@ -170,13 +193,14 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
     options = run.options
     fill = generate_autoregressive if options.head.generates_left_to_right else simulate_reverse_process
     n, length = options.shape
-    clamp = torch.full((n, length), -1) if options.clamp is None else options.clamp.long().cpu()
+    # The device is named, because the caller may have set another default.
+    clamp = torch.full((n, length), -1, device="cpu") if options.clamp is None else options.clamp.long().cpu()
     tokens = clamp.clone()
     firsts = range(0, n, options.batch_size or n)
     several = len(firsts) > 1  # then the bar counts batches, otherwise steps
     for first in tqdm(firsts, desc="sampling", unit="batch", disable=not progress or not several):
         rows = slice(first, min(first + firsts.step, n))
-        samples = torch.arange(options.start + rows.start, options.start + rows.stop)
+        samples = torch.arange(options.start + rows.start, options.start + rows.stop, device="cpu")
         condition = None if options.condition is None else options.condition[rows]
         for number, span in enumerate(options.windows()):
             window = Window(samples, tokens[rows, span], condition, number, span)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from m2s import validation
+from m2s.errors import UserError
 from m2s.heads.output import call_model
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.last_layer import Output, Unprojected
@@ -33,6 +34,7 @@ class SamplingRun:
         callback: Called after every step of every micro-batch, or None.
         log: Where to count what happens, or None.
         device: Where the network is called.
+        time_dtype: The dtype of the times that the network is given.
     """
 
     model: Callable[..., Output]
@@ -40,6 +42,18 @@ class SamplingRun:
     callback: Callable[[StepEvent], None] | None
     log: Diagnostics | None
     device: torch.device
+    time_dtype: torch.dtype = torch.float32
+
+    def network_time(self, t: Tensor) -> Tensor:
+        """Return the time that the network sees: inside [t_min, 1 - t_min], where it was trained.
+
+        Args:
+            t: Time, [M].
+
+        Returns:
+            Times, [M].
+        """
+        return t.clamp(self.options.t_min, 1 - self.options.t_min).to(self.time_dtype)
 
 
 @dataclass(frozen=True)
@@ -90,15 +104,28 @@ class MicroBatch:
         self.free: Bool[Tensor, "M W"] = clamp < 0
 
     def noise(self, seed: int, step: int) -> CounterNoise:
-        """Return the uniforms of a step of these samples."""
+        """Return the uniforms of a step of these samples.
+
+        Args:
+            seed: Seed of the run.
+            step: Number of the step.
+        """
         return CounterNoise(seed, self.samples, self.clamp.shape[1], step, self.window.number)
 
     def conditions(self, guidance: float) -> list[Tensor | None]:
-        """Return the conditions with which the network is called: one, and with guidance also none."""
+        """Return the conditions with which the network is called: one, and with guidance also none.
+
+        Args:
+            guidance: The guidance weight; 1: no guidance.
+        """
         return [self.condition] if guidance == 1 else [self.condition, None]
 
     def set_free(self, tokens: Int[Tensor, "M W"]) -> None:
-        """Write new tokens to the free sites."""
+        """Write new tokens to the free sites.
+
+        Args:
+            tokens: New tokens of all sites, [M, W]. Those of clamped sites are ignored.
+        """
         self.x = torch.where(self.free, tokens, self.clamp)
 
 
@@ -117,7 +144,7 @@ def micro_batches(window: Window, size: int, device: torch.device) -> Iterator[M
     for first in range(low - low % size, high, size):
         begin, end = max(low, first), min(high, first + size)
         real, rows = slice(begin - first, end - first), slice(begin - low, end - low)
-        clamp = torch.zeros(size, window.clamp.shape[1], dtype=torch.long)
+        clamp = window.clamp.new_zeros(size, window.clamp.shape[1])
         clamp[real] = window.clamp[rows]
         condition = None
         if window.condition is not None:
@@ -141,22 +168,26 @@ def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tenso
     Returns:
         The prediction at all sites of the window, [M, W].
     """
-    without = outputs[1] if len(outputs) > 1 else None
+    unconditional = outputs[1] if len(outputs) > 1 else None
     time = t.clamp(max=1 - run.options.t_min) if open_start else t
-    return Prediction(run.options.head, outputs[0], batch.x, time, run.options.logits_processor, without, batch.free)
+    return Prediction(run.options.head, outputs[0], batch.x, time, run.options.logits_processor, unconditional, batch.free)
 
 
-def network_time(t: Tensor, t_min: float) -> Tensor:
-    """Return the time that the network sees: inside [t_min, 1 - t_min], where it was trained.
+def time_dtype(model: object) -> torch.dtype:
+    """Return the dtype of the times that a network is given. For a network with parameters, torch's default does not matter.
 
     Args:
-        t: Time, [M].
-        t_min: The smallest time.
+        model: The network.
 
     Returns:
-        Times in the default dtype, [M].
+        float64 for a module all of whose floating-point parameters are float64, and float32 for other modules with
+        parameters. A function computes in a dtype that is not known, so it is given torch's default dtype.
     """
-    return t.clamp(t_min, 1 - t_min).to(torch.get_default_dtype())
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    kinds = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    if not kinds:
+        return torch.get_default_dtype()
+    return torch.float64 if kinds == {torch.float64} else torch.float32
 
 
 def call_network(
@@ -191,6 +222,40 @@ def call_network(
     else:
         validation.probabilities("the network's output", output, x_t, states, wider=True)
     return output
+
+
+def check_outputs(run: SamplingRun, batch: MicroBatch, outputs: list[Output], sites: Bool[Tensor, "M W"], call: str) -> None:
+    """Check that the network's output is finite where tokens are drawn from it.
+
+    Reading the values waits for a GPU. So this is done for the first and the last call of each micro-batch only: weights that
+    diverged give NaN in every call. A logit of minus infinity is valid, because it rules a token out.
+
+    Args:
+        run: The call of `m2s.sample`.
+        batch: The micro-batch.
+        outputs: The outputs of its calls.
+        sites: The sites to check, [M, W].
+        call: Which call it is, for the message: "first" or "last".
+
+    Raises:
+        UserError: A site has NaN or plus infinity, or a posterior has no token that is not ruled out.
+    """
+    states = run.options.head.process.states
+    for output in outputs:
+        # The maximum is NaN where an entry is. Columns past `states` have no meaning.
+        rows = output.hidden.abs().amax(-1) if isinstance(output, Unprojected) else output[..., :states].amax(-1)
+        bad = rows.isnan() | rows.isposinf()
+        if run.options.head.has_posterior:
+            bad |= rows.isneginf()
+        bad = (bad & sites)[batch.real]
+        if bool(bad.any()):
+            index = validation.first_index(bad)
+            sample, site = int(batch.samples[batch.real][index[0]]), index[1] + (batch.window.span.start or 0)
+            raise UserError(
+                f"the network's output at sample {sample}, site {site} in the {call} call is {float(rows[batch.real][index]):g}"
+                ", so nothing can be drawn from it: its weights diverged in training, or its precision is too low. "
+                "m2s.checked() finds the first such call"
+            )
 
 
 def report_step(

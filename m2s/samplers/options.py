@@ -1,6 +1,5 @@
 """The options of `m2s.sample`, checked when they are built and not again after that."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import UserError, UserTypeError
 from m2s.heads import Head, LogScore
 from m2s.realizability import Projected
 from m2s.samplers.base import NamedSampler, StepSampler
@@ -51,8 +51,9 @@ class SamplingOptions:
         t_min: The network sees times in [t_min, 1 - t_min] only.
 
     Raises:
-        TypeError: An argument has the wrong type, or the sampler does not support the head.
-        ValueError: An argument is out of range.
+        TypeError: The sampler does not support the head.
+        UserTypeError: An argument has the wrong type, or cannot be combined with another.
+        UserError: An argument is out of range.
     """
 
     head: Head
@@ -77,6 +78,11 @@ class SamplingOptions:
     t_min: float = 1e-3
 
     def __post_init__(self) -> None:
+        if isinstance(self.guidance, bool) or not validation.is_number(self.guidance):
+            raise UserError(option="guidance", value=self.guidance, expected="a finite number")
+        if not validation.is_number(self.temperature) or not self.temperature > 0:
+            hint = "for the most likely token use top_k 1"
+            raise UserError(option="temperature", value=self.temperature, expected="positive", hint=hint)
         self._check_head()
         self._check_numbers()
         self._check_condition()
@@ -86,7 +92,7 @@ class SamplingOptions:
         list(self.windows())  # raises where window or overlap is invalid
 
     @cached_property
-    def chosen(self) -> NamedSampler:
+    def sampler_object(self) -> NamedSampler:
         """The sampler object."""
         return find_sampler(default_sampler(self.effective_head) if self.sampler == "auto" else self.sampler)
 
@@ -96,7 +102,8 @@ class SamplingOptions:
         guide = self.guide if self.head.has_posterior or self.guide == "step" else "rates"
         # A next-token head has not seen the site, so that posterior and leave-one-out distribution are the same.
         on = "posterior" if self.head.generates_left_to_right else self.on
-        return LogitsProcessor(self.temperature, self.top_k, self.top_p, on, self.guidance, guide)
+        # float: torch converts an int to int64, which 10**20 does not fit.
+        return LogitsProcessor(float(self.temperature), self.top_k, self.top_p, on, float(self.guidance), guide)
 
     @cached_property
     def effective_head(self) -> Head:
@@ -109,13 +116,13 @@ class SamplingOptions:
         length = self.shape[1]
         if self.window is None:
             if self.overlap is not None:
-                raise ValueError("overlap is for sequences longer than a window: give window too")
+                raise UserError(option="overlap", value=self.overlap, reason="there is no window", hint="give window too")
             yield slice(0, length)
             return
         validation.positive_int("window", self.window, low=2)
         overlap = self.window // 2 if self.overlap is None else self.overlap
         if isinstance(overlap, bool) or not isinstance(overlap, int) or not 0 <= overlap < self.window:
-            raise ValueError(f"overlap is {overlap!r}, but it must lie in 0..{self.window - 1}, below the window")
+            raise UserError(option="overlap", value=overlap, expected=f"an int in 0..{self.window - 1}, below the window")
         begin = 0
         while begin == 0 or begin + overlap < length:
             yield slice(begin, min(begin + self.window, length))
@@ -126,12 +133,12 @@ class SamplingOptions:
         validation.instance("head", self.head, Head, "a head such as m2s.Posterior(process)")
         if isinstance(self.head, Projected) and self.head.process.chain is not None:
             raise TypeError("m2s.Projected needs rates, and a finite chain has none: use m2s.Posterior")
-        self.chosen.check_supported(self.head)
+        self.sampler_object.check_supported(self.head)
 
     def _check_numbers(self) -> None:
         """Everything that is one number, or a name."""
         if not isinstance(self.shape, tuple | list | torch.Size) or len(self.shape) != 2:
-            raise ValueError(f"shape is {self.shape!r}, but it must be (number of samples, length)")
+            raise UserError(option="shape", value=self.shape, expected="(number of samples, length)")
         for name, value in zip(("shape[0]", "shape[1]"), self.shape, strict=True):
             validation.positive_int(name, value)
         validation.positive_int("steps", self.steps)
@@ -139,62 +146,63 @@ class SamplingOptions:
         validation.positive_int("micro_batch", self.micro_batch)
         if self.batch_size is not None:
             validation.positive_int("batch_size", self.batch_size)
-        if not isinstance(self.grid, str) or self.grid not in GRIDS:
-            raise ValueError(f"there is no grid {self.grid!r}: choose from {', '.join(GRIDS)}")
+        validation.instance("grid", self.grid, str, "the name of a time grid")
+        GRIDS.find(self.grid, "grid")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed is {self.seed!r}, but it must be an int in [0, 2^64)")
+            raise UserError(option="seed", value=self.seed, expected="an int in [0, 2^64)")
         if self.start + self.shape[0] > 1 << 32:
-            raise ValueError(f"start + n is {self.start + self.shape[0]}, but samples are numbered below 2^32")
-        if not 0 < self.t_min < 0.5:
-            raise ValueError(f"t_min is {self.t_min}, but it must lie between 0 and 1/2")
+            reason = f"start + n is {self.start + self.shape[0]}, and samples are numbered below 2^32"
+            raise UserError(option="start", value=self.start, reason=reason)
+        validation.in_interval("t_min", self.t_min, "(0, 0.5)")
 
     def _check_condition(self) -> None:
         """There is one condition for each sample."""
         if self.condition is None:
             return
         if not isinstance(self.condition, Tensor) or self.condition.ndim == 0:
-            raise TypeError(f"condition must be a torch.Tensor with a row for each sample, not {self.condition!r}")
+            expected = f"a torch.Tensor with a row for each sample, not {self.condition!r}"
+            raise UserTypeError(option="condition", expected=expected)
         if len(self.condition) != self.shape[0]:
-            raise ValueError(f"condition has {len(self.condition)} rows, but {self.shape[0]} samples were asked for")
+            message = f"condition has {len(self.condition)} rows, but {self.shape[0]} samples were asked for"
+            raise UserError(message, option="condition")
 
     def _check_sharpening(self) -> None:
-        """Temperature, top-k and top-p are valid."""
-        if not self.temperature > 0:
-            raise ValueError(
-                f"temperature is {self.temperature}, but it must be positive; for the most likely token use top_k=1"
-            )
+        """Top-k and top-p are valid."""
         if self.top_k is not None:
             validation.positive_int("top_k", self.top_k)
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, but it must lie in (0, 1]")
-        _check_choice("on", self.on, ("posterior", "leave_one_out"))
+        validation.in_interval("top_p", self.top_p, "(0, 1]")
+        validation.choice("on", self.on, ("posterior", "leave_one_out"))
 
     def _check_guidance(self) -> None:
         """Guidance is valid, and the sampler and the sharpening can be combined with it."""
-        _check_choice("guide", self.guide, ("posterior", "rates", "step"))
-        if isinstance(self.guidance, bool) or not isinstance(self.guidance, int | float) or not math.isfinite(self.guidance):
-            raise ValueError(f"guidance is {self.guidance!r}, but it must be a finite number")
+        validation.choice("guide", self.guide, ("posterior", "rates", "step"))
         if self.guidance != 1 and self.condition is None:
-            raise ValueError(f"guidance is {self.guidance}, but there is no condition: give condition too")
+            raise UserError(option="guidance", value=self.guidance, reason="there is no condition", hint="give condition too")
         if self.effective_head is not self.head:
             try:
-                self.chosen.check_supported(self.effective_head)
+                self.sampler_object.check_supported(self.effective_head)
             except TypeError as error:
                 raise TypeError(f"guidance on rates makes an unconstrained score of every head: {error}") from None
         guides_step = self.guidance != 1 and self.guide == "step"
-        if guides_step and not isinstance(self.chosen, StepSampler):
-            raise TypeError(
-                f"guide='step' combines distributions of one step, which sampler {self.chosen.name!r} does not compute: use "
-                "sampler='bayes' or 'ancestral', for an unconstrained score 'analytic'; or guide='posterior' or 'rates'"
+        if guides_step and not isinstance(self.sampler_object, StepSampler):
+            raise UserTypeError(
+                option="guide",
+                value=self.guide,
+                reason=f"sampler {self.sampler_object.name!r} does not compute distributions of one step to combine",
+                hint="use sampler 'bayes' or 'ancestral', or 'analytic' for an unconstrained score; or another guide",
             )
         if not self.logits_processor.sharpens:
             return
         if guides_step:
-            raise TypeError("temperature, top_k and top_p sharpen a posterior, and guide='step' combines steps: leave them out")
+            reason = "temperature, top_k and top_p sharpen a posterior, and this combines steps"
+            raise UserTypeError(option="guide", value=self.guide, reason=reason, hint="leave them out")
         if not self.head.has_posterior or self.logits_processor.guide == "rates":
-            raise TypeError(
-                "temperature, top_k and top_p sharpen a posterior, and an unconstrained score (or guidance on rates) has none: "
-                "use m2s.Projected(head)"
+            option = next(name for name in ("temperature", "top_k", "top_p") if getattr(self, name) not in (1, None))
+            raise UserTypeError(
+                option=option,
+                value=getattr(self, option),
+                reason="it sharpens a posterior, and an unconstrained score (or guidance on rates) has none",
+                hint="use m2s.Projected(head)",
             )
 
     def _check_clamp(self) -> None:
@@ -202,19 +210,13 @@ class SamplingOptions:
         if self.clamp is None:
             return
         if not isinstance(self.clamp, Tensor) or self.clamp.dtype.is_floating_point or self.clamp.dtype == torch.bool:
-            raise TypeError("clamp must be a torch.Tensor of integers: tokens, and -1 at sites to be drawn")
+            raise UserTypeError(option="clamp", expected="a torch.Tensor of integers: tokens, and -1 at sites to be drawn")
         if self.clamp.shape != tuple(self.shape):
-            raise ValueError(f"clamp has shape {list(self.clamp.shape)}, but the samples have shape {list(self.shape)}")
+            message = f"clamp has shape {list(self.clamp.shape)}, but the samples have shape {list(self.shape)}"
+            raise UserError(message, option="clamp")
         vocab = self.head.process.vocab
         bad = (self.clamp.long() < -1) | (self.clamp.long() >= vocab)
         if bad.any():
             at = validation.first_index(bad)
-            raise ValueError(
-                f"clamp{list(at)} is {int(self.clamp[at])}, but it must be a token in 0..{vocab - 1}, or -1 to be drawn"
-            )
-
-
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    """`value` is one of the known names."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, but it must be one of {', '.join(map(repr, known))}")
+            expected = f"a token in 0..{vocab - 1}, or -1 to be drawn"
+            raise UserError(f"clamp{list(at)} is {int(self.clamp[at])}, but it must be {expected}", option="clamp")

@@ -88,20 +88,20 @@ def poisson_jumps(
     return prediction.map(all_jumps, jumps, *(noise(number) for number in range(int(jumps.max()))))[0], jumps
 
 
-def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"], most: int) -> Int[Tensor, "*n"]:
+def poisson(mean: Float[Tensor, "*n"], u: Float[Tensor, "*n"], max_count: int) -> Int[Tensor, "*n"]:
     """Draw Poisson numbers by inverting the distribution function.
 
     Args:
         mean: Means, [*n].
         u: Uniforms in [0, 1), [*n].
-        most: Larger numbers are cut off here.
+        max_count: Larger numbers are cut off here.
 
     Returns:
-        The number of n < `most` with P(N <= n) <= u, [*n].
+        The number of n < `max_count` with P(N <= n) <= u, [*n].
     """
     term = torch.exp(-mean)
     below, count = term.clone(), torch.zeros_like(u, dtype=torch.long)
-    for n in range(1, most + 1):
+    for n in range(1, max_count + 1):
         # Rounding may leave the sum of all terms below a u near 1: stop where the terms are negligible.
         more = (u >= below) & ((term > NEGLIGIBLE) | (n <= mean))
         if not more.any():

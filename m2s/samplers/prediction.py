@@ -45,7 +45,7 @@ class Prediction:
         x_t: Current tokens, [*site].
         t: Time, [B], [N] or a scalar.
         logits_processor: Temperature, top-k, top-p and guidance.
-        without: The output without the condition, where guidance combines two; otherwise None.
+        unconditional: The output without the condition, where guidance combines two; otherwise None.
         free: True at the sites that are not clamped, [*site]; None where all are free.
 
     Attributes:
@@ -60,10 +60,10 @@ class Prediction:
         x_t: Int[Tensor, "*site"],
         t: Float[Tensor, "*b"],
         logits_processor: LogitsProcessor = LogitsProcessor(),  # noqa: B008
-        without: Output | None = None,
+        unconditional: Output | None = None,
         free: Bool[Tensor, "*site"] | None = None,
     ) -> None:
-        self.head, self.process, self.output, self.without = head, head.process, output, without
+        self.head, self.process, self.output, self.unconditional = head, head.process, output, unconditional
         self.x_t, self.t, self.logits_processor, self.free = x_t, to_float64(t), logits_processor, free
         self.notes: dict[str, Tensor] = {}
 
@@ -72,12 +72,12 @@ class Prediction:
     @property
     def has_posterior(self) -> bool:
         """Whether there is a posterior to draw from: not for an unconstrained score, and not after guidance of rates."""
-        return self.head.has_posterior and (self.without is None or self.logits_processor.guide != "rates")
+        return self.head.has_posterior and (self.unconditional is None or self.logits_processor.guide != "rates")
 
     @property
     def guides_step(self) -> bool:
         """Whether guidance combines the distributions of one step."""
-        return self.without is not None and self.logits_processor.guide == "step"
+        return self.unconditional is not None and self.logits_processor.guide == "step"
 
     @property
     def needs_one_draw(self) -> bool:
@@ -91,7 +91,7 @@ class Prediction:
             float32 = self.output.hidden.dtype != torch.float64
         else:
             float32 = self.output.dtype == torch.float32
-        plain = type(self.head) is Posterior and self.without is None and not self.logits_processor.sharpens
+        plain = type(self.head) is Posterior and self.unconditional is None and not self.logits_processor.sharpens
         return float32 and plain and self.needs_one_draw and uses_triton(self.x_t)
 
     # -------------------------------------------------------------------------------------------------- parts of a prediction
@@ -99,15 +99,19 @@ class Prediction:
     def __getitem__(self, at: slice | Tensor) -> "Prediction":
         """Return the prediction at some sites, [N]; `at` indexes the sites of all samples, flattened."""
         t = validation.align("t", self.t, self.x_t).expand(self.x_t.shape).reshape(-1)[at]
-        output, without = self._outputs(lambda x: x.reshape(-1, x.shape[-1])[at])
-        return Prediction(self.head, output, self.x_t.reshape(-1)[at], t, self.logits_processor, without)
+        output, unconditional = self._map_outputs(lambda x: x.reshape(-1, x.shape[-1])[at])
+        return Prediction(self.head, output, self.x_t.reshape(-1)[at], t, self.logits_processor, unconditional)
 
     def samples(self, at: slice) -> "Prediction":
-        """Return the prediction of some samples, [b, L], with their notes."""
-        output, without = self._outputs(lambda x: x[at])
+        """Return the prediction of some samples, [b, L], with their notes.
+
+        Args:
+            at: A slice of the samples.
+        """
+        output, unconditional = self._map_outputs(lambda x: x[at])
         free = None if self.free is None else self.free[at]
         t = self.t[at] if self.t.ndim else self.t
-        part = Prediction(self.head, output, self.x_t[at], t, self.logits_processor, without, free)
+        part = Prediction(self.head, output, self.x_t[at], t, self.logits_processor, unconditional, free)
         part.notes = {name: value[at] for name, value in self.notes.items()}
         return part
 
@@ -136,17 +140,17 @@ class Prediction:
 
     def split_guidance(self) -> tuple["Prediction", "Prediction"]:
         """Return the prediction with the condition and the one without, both without guidance."""
-        assert self.without is not None
+        assert self.unconditional is not None
         alone = replace(self.logits_processor, guidance=1.0)
         conditional, unconditional = (
-            Prediction(self.head, output, self.x_t, self.t, alone) for output in (self.output, self.without)
+            Prediction(self.head, output, self.x_t, self.t, alone) for output in (self.output, self.unconditional)
         )
         return conditional, unconditional
 
     def without_sharpening(self) -> "Prediction":
         """Return the same prediction without temperature, top-k and top-p. Samplers rank sites by it."""
         plain = replace(self.logits_processor, temperature=1.0, top_k=None, top_p=1.0)
-        return Prediction(self.head, self.output, self.x_t, self.t, plain, self.without, self.free)
+        return Prediction(self.head, self.output, self.x_t, self.t, plain, self.unconditional, self.free)
 
     # --------------------------------------------------------------------------------------------------- what is known of x_t
 
@@ -155,21 +159,21 @@ class Prediction:
         """True where the current token is the mask, [*site]."""
         return torch.eq(self.x_t, -1 if self.process.mask is None else self.process.mask)
 
-    def known(self) -> Bool[Tensor, "*site"]:
+    def known_clean(self) -> Bool[Tensor, "*site"]:
         """Return where the current token is certainly the clean one, m_t(k) = 0, [*site].
 
         False everywhere for a process that is not rank-one: there the transition matrix gives the posterior its zeros. See
-        `certain`.
+        `certainly_clean`.
         """
         rank_one = self.process.rank_one
         if rank_one is None:
             return torch.zeros_like(self.x_t, dtype=torch.bool)
         return rank_one.at(self.x_t, self.t).m_k == 0
 
-    def certain(self) -> Bool[Tensor, "*site"]:
+    def certainly_clean(self) -> Bool[Tensor, "*site"]:
         """Return where the current token is certainly the clean one, for any process: P_t(k|z) = 0 for all z != k, [*site]."""
         if self.process.rank_one is not None:
-            return self.known()
+            return self.known_clean()
         others = scatter_at(self.process.columns(self.x_t, self.t), self.x_t, 0.0)[..., : self.process.vocab]
         return (others == 0).all(-1) & ~self.masked
 
@@ -185,8 +189,8 @@ class Prediction:
             raise TypeError(f"{self.head} has no posterior to draw from: use m2s.Projected({self.head})")
         processor = self.logits_processor
         logits = self.head.posterior_logits(self.output, self.x_t, self.t)
-        if self.without is not None:
-            logits = guided_logits(logits, self.head.posterior_logits(self.without, self.x_t, self.t), processor.guidance)
+        if self.unconditional is not None:
+            logits = guided_logits(logits, self.head.posterior_logits(self.unconditional, self.x_t, self.t), processor.guidance)
         if not processor.sharpens:
             return logits
         if processor.on == "posterior":
@@ -199,10 +203,14 @@ class Prediction:
         """Return mu = Pr(X_0 = . | X_t) at every site, [*site, S]; 0 at the mask."""
         mu = torch.softmax(self.log_weights(), -1)
         mu = torch.nn.functional.pad(mu, (0, self.process.states - self.process.vocab))
-        return torch.where(self.known().unsqueeze(-1), scatter_at(torch.zeros_like(mu), self.x_t, 1.0), mu)
+        return torch.where(self.known_clean().unsqueeze(-1), scatter_at(torch.zeros_like(mu), self.x_t, 1.0), mu)
 
     def probability(self, token: Int[Tensor, "*site"]) -> Float[Tensor, "*site"]:
-        """Return mu of one token at every site, [*site]."""
+        """Return mu of one token at every site, [*site].
+
+        Args:
+            token: A token for each site, [*site].
+        """
         return self.map(lambda part, token: (gather_at(part.posterior(), token).squeeze(-1),), token)[0]
 
     def leave_one_out(self) -> Float[Tensor, "*site S"]:
@@ -214,8 +222,11 @@ class Prediction:
 
         Logits are computed in their own precision and then widened: the score of a near-certain posterior needs float64.
         """
-        output, without = _widened(self.output), None if self.without is None else _widened(self.without)
-        return Prediction(self.head, output, self.x_t, self.t, self.logits_processor, without)._score()
+        output, unconditional = (
+            _logits_float64(self.output),
+            None if self.unconditional is None else _logits_float64(self.unconditional),
+        )
+        return Prediction(self.head, output, self.x_t, self.t, self.logits_processor, unconditional)._score()
 
     def denoising_weights(self) -> Float[Tensor, "*site S"]:
         """Return weights of the clean tokens for the last step, [*site, S]; 0 at the mask.
@@ -230,7 +241,7 @@ class Prediction:
             return guided_step(conditional, unconditional, self.logits_processor.guidance)
         weights = denoising_weights(self.score(), self.x_t, self.t, self.process)
         if self.process.rank_one is None:
-            weights = torch.where(self._determined().unsqueeze(-1), weights, self.last_step().to(weights.dtype))
+            weights = torch.where(self._score_is_determined().unsqueeze(-1), weights, self.last_step().to(weights.dtype))
         return self._without_mask(weights)
 
     def last_step(self) -> Float[Tensor, "*site S"]:
@@ -248,7 +259,7 @@ class Prediction:
 
     # ------------------------------------------------------------------------------------------------------- draws and steps
 
-    def draw(self, u: Float[Tensor, "*site"], other: bool = False) -> TokenDraw:
+    def draw_token(self, u: Float[Tensor, "*site"], other: bool = False) -> TokenDraw:
         """Draw one token from the posterior at every site.
 
         Args:
@@ -279,7 +290,7 @@ class Prediction:
         counter = noise.counter("token", "jump", "route") if type(noise) is CounterNoise else None
         vocab, mask, k = self.process.vocab, self.process.mask, self.x_t.long()
         if counter is None or not self.fuses:
-            drawn = self.draw(noise("token"), routes.other)
+            drawn = self.draw_token(noise("token"), routes.other)
             return routes.take(drawn, k, noise("jump"), noise("route"), vocab, mask)
         from m2s.ops.reverse_step import triton  # triton is optional
 
@@ -295,7 +306,7 @@ class Prediction:
 
     # ---------------------------------------------------------------------------------------------------------------- private
 
-    def _outputs(self, function: Callable[[Tensor], Tensor]) -> tuple[Output, Output | None]:
+    def _map_outputs(self, function: Callable[[Tensor], Tensor]) -> tuple[Output, Output | None]:
         """Apply a function to the per-site tensor of both outputs, logits or hidden states."""
 
         def apply(output: Output) -> Output:
@@ -303,7 +314,7 @@ class Prediction:
                 return Unprojected(function(output.hidden), output.weight, output.bias)
             return function(output)
 
-        return apply(self.output), None if self.without is None else apply(self.without)
+        return apply(self.output), None if self.unconditional is None else apply(self.unconditional)
 
     def _log_likelihood(self) -> Float[Tensor, "*site K"]:
         """log P_t(k|z) up to a constant: log mu - log nu."""
@@ -316,11 +327,13 @@ class Prediction:
 
     def _score(self) -> Float[Tensor, "*site S"]:
         """The score, in the precision of the output."""
-        if self.head.has_posterior and (self.logits_processor.sharpens or (self.without is not None and self.has_posterior)):
+        if self.head.has_posterior and (
+            self.logits_processor.sharpens or (self.unconditional is not None and self.has_posterior)
+        ):
             return score_from_posterior(self.posterior(), self.x_t, self.t, self.process)
         log_score = self.head.log_score(self.output, self.x_t, self.t)
-        if self.without is not None:
-            unconditional = self.head.log_score(self.without, self.x_t, self.t)
+        if self.unconditional is not None:
+            unconditional = self.head.log_score(self.unconditional, self.x_t, self.t)
             log_score = guided_logits(log_score, unconditional, self.logits_processor.guidance)
         return log_score.exp()
 
@@ -328,7 +341,7 @@ class Prediction:
         """True at k and at candidates with a rate into k. The others have no weight in the loss: their output is arbitrary."""
         return scatter_at(self.process.rates_into(self.x_t, self.t), self.x_t, 1.0) > 0
 
-    def _determined(self) -> Bool[Tensor, "*site"]:
+    def _score_is_determined(self) -> Bool[Tensor, "*site"]:
         """Whether the score is trained at every clean token that may have become the current one."""
         vocab = self.process.vocab
         trained = self._has_trained_score()[..., :vocab]
@@ -341,13 +354,13 @@ class Prediction:
     def _offset(self) -> Float[Tensor, "N"]:
         """What is added to the logit of the current token; infinite where that is certainly the clean one."""
         assert isinstance(self.head, Posterior)
-        return self.head.offset_at_current_token(self.x_t, self.t).masked_fill(self.known(), torch.inf).reshape(-1)
+        return self.head.offset_at_current_token(self.x_t, self.t).masked_fill(self.known_clean(), torch.inf).reshape(-1)
 
     def _draw(self, u: Float[Tensor, "*site"], other: bool) -> TokenDraw:
         """`draw` of a part of the sites, from its logits."""
         vocab = self.process.vocab
         logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
-        offset = torch.where(self.known().reshape(-1), torch.inf, 0.0)
+        offset = torch.where(self.known_clean().reshape(-1), torch.inf, 0.0)
         drawn = cpu.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
         return TokenDraw(*(value.reshape(u.shape) for value in drawn))
 
@@ -371,7 +384,7 @@ class Prediction:
         return tuple(torch.cat(column).reshape(x_t.shape) for column in zip(*parts, strict=True))
 
 
-def _widened(output: Output) -> Tensor:
+def _logits_float64(output: Output) -> Tensor:
     """The logits, computed in their own precision and converted to float64."""
     logits = output.project() if isinstance(output, Unprojected) else output
     return logits.to(float64_dtype(logits))

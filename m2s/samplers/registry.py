@@ -1,9 +1,10 @@
 """Find and build samplers by name."""
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
+from m2s import validation
+from m2s.errors import UserError
 from m2s.samplers.base import SAMPLERS, NamedSampler
 from m2s.samplers.capabilities import default_sampler
 
@@ -20,7 +21,7 @@ def find_sampler(sampler: str | NamedSampler) -> NamedSampler:
         The sampler object.
 
     Raises:
-        ValueError: There is no sampler of that name.
+        UserError: There is no sampler of that name.
     """
     return sampler if isinstance(sampler, NamedSampler) else make_sampler(sampler)
 
@@ -36,16 +37,14 @@ def make_sampler(name: str, **options: Any) -> NamedSampler:
         The sampler.
 
     Raises:
-        ValueError: There is no such sampler, or it has no such option.
+        UserError: There is no such sampler, it has no such option, or the option's value is out of range.
     """
-    if not isinstance(name, str) or name not in SAMPLERS:
-        near = difflib.get_close_matches(str(name), SAMPLERS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"there is no sampler {name!r}{hint}: choose from {', '.join(SAMPLERS)}")
+    validation.instance("sampler", name, str, "the name of a sampler, or a sampler such as m2s.samplers.Bayes()")
+    kind = SAMPLERS.find(name, "sampler")
     for option, value in options.items():
-        readers = [known for known, kind in SAMPLERS.items() if option in {field.name for field in fields(kind)}]
+        readers = [known for known, one in SAMPLERS.items() if option in {field.name for field in fields(one)}]
         if name not in readers:
-            raise ValueError(
-                f"{option} is {value}, but sampler {name!r} does not read it, only {', '.join(readers)}: leave it out"
-            )
-    return SAMPLERS[name](**options)
+            known = f", only {', '.join(readers)}" if readers else ""
+            reason = f"sampler {name!r} does not read it{known}"
+            raise UserError(option=option, value=value, reason=reason, hint="leave it out")
+    return kind(**options)

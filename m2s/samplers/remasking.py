@@ -30,8 +30,7 @@ class Remasking(Sampler):
     """Fraction, in [0, 1], of the largest remasking probability that keeps the marginals."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise ValueError(f"strength is {self.strength}, but it must lie in [0, 1]")
+        validation.in_interval("strength", self.strength, "[0, 1]")
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         process, k = prediction.process.rank_one, prediction.x_t.long()
@@ -43,5 +42,5 @@ class Remasking(Sampler):
         again = self.strength * largest
         reveal = (alpha_s - (1 - again) * alpha_t) / masked_t.where(masked_t > 0, 1)
         u = noise("route")
-        revealed = torch.where(u < reveal, prediction.draw(noise("token")).token, k)
+        revealed = torch.where(u < reveal, prediction.draw_token(noise("token")).token, k)
         return torch.where(prediction.masked, revealed, torch.where(u < again, torch.full_like(k, process.states - 1), k))

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from m2s.ops.categorical import draw_categorical
 from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, network_time, predict, report_step
+from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
 from m2s.samplers.prediction import Prediction
 
 AFTER_LAST_STEP = 0xFFFFFFF0  # the step number of the noise for masks that are drawn after the last step
@@ -66,7 +66,8 @@ def _step(run: SamplingRun, each: _Reverse, number: int) -> None:
     batch, plan, sampler, head = each.batch, each.plan, _sampler(run), run.options.head
     move = Move(plan.t[number], plan.s[number], None if plan.reveal is None else plan.reveal[number])
     noise = batch.noise(run.options.seed, number + 1)
-    prediction = _call_and_predict(run, batch, move.t, sampler.open_start or head.open_start)
+    call = "first" if number == 0 else "last" if number == len(plan.t) - 1 else ""
+    prediction = _call_and_predict(run, batch, move.t, sampler.open_start or head.open_start, call)
     some, every = each.reaches_zero[number]
     if every:
         x_s = sampler.last_step(prediction, noise)
@@ -92,24 +93,28 @@ def _draw_remaining_masks(run: SamplingRun, batch: MicroBatch) -> None:
     if not bool(left.any()):
         return
     t = torch.full((len(batch.x),), options.t_min, dtype=torch.float64, device=run.device)
-    prediction = _call_and_predict(run, batch, t, open_start=False)
+    prediction = _call_and_predict(run, batch, t, open_start=False, call="last")
     u = batch.noise(options.seed, AFTER_LAST_STEP)("last")
     (token,) = prediction.map(lambda part, u: (draw_categorical(part.last_step(), u),), u)
     batch.x = torch.where(left, token, batch.x)
 
 
-def _call_and_predict(run: SamplingRun, batch: MicroBatch, t: Float[Tensor, "M"], open_start: bool) -> Prediction:
-    """Call the network at the current state, with guidance also without the condition."""
+def _call_and_predict(
+    run: SamplingRun, batch: MicroBatch, t: Float[Tensor, "M"], open_start: bool, call: str = ""
+) -> Prediction:
+    """Call the network at the current state, with guidance also without the condition. Check a "first" or "last" call."""
     options = run.options
-    head, time = options.head, network_time(t, options.t_min)
+    head, time = options.head, run.network_time(t)
     outputs = [
         call_network(run.model, head.process, head.network_input(batch.x), time, condition)
         for condition in batch.conditions(options.guidance)
     ]
+    if call:
+        check_outputs(run, batch, outputs, batch.free, call)
     return predict(run, batch, outputs, t, open_start)
 
 
 def _sampler(run: SamplingRun) -> Sampler:
     """The chosen sampler, which `SamplingOptions` has checked to be one of the reverse process."""
-    assert isinstance(run.options.chosen, Sampler)
-    return run.options.chosen
+    assert isinstance(run.options.sampler_object, Sampler)
+    return run.options.sampler_object

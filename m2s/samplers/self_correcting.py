@@ -1,6 +1,5 @@
 """Self-correction (GIDD; von Ruette et al. 2025): after sampling, replace tokens that the network considers unlikely."""
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -49,10 +48,8 @@ class SelfCorrecting(Sampler):
         validation.instance("predictor", self.predictor, Sampler, "a sampler such as m2s.samplers.Bayes()")
         validation.positive_int("corrections", self.corrections)
         validation.positive_int("sites", self.sites)
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature is {self.temperature}, but it must be a positive number")
-        if not 0 < self.time < 1:
-            raise ValueError(f"time is {self.time}, but it must lie between 0 and 1")
+        validation.positive_number("temperature", self.temperature)
+        validation.in_interval("time", self.time, "(0, 1)")
 
     def check_supported(self, head: Head) -> None:
         super().check_supported(head)

@@ -17,7 +17,7 @@ from exact_steps import unchecked
 from m2s.models import DiT, DiTConfig, UNet, UNetConfig, build, describe
 from m2s.models.condition import sinusoids
 from m2s.models.rotary import angles
-from m2s.models.unet import Normalise
+from m2s.models.unet import GroupNormFloat32
 from m2s.ops import use_backend
 from m2s.ops.rotary.naive import rotate
 
@@ -254,7 +254,7 @@ def test_norm_biases_are_optional_and_start_at_one() -> None:
     extra = fresh.state_dict().keys() - plain.state_dict().keys()
     assert extra == {"norm.bias", *(f"blocks.{i}.norm{j}.bias" for i in range(2) for j in (1, 2))}
     assert all((fresh.state_dict()[name] == 1).all() for name in extra)
-    with pytest.raises(ValueError, match="label_after_silu is True, but classes is None"):
+    with pytest.raises(ValueError, match="label_after_silu is True, but the network has no classes"):
         replace(DIT, label_after_silu=True)
 
 
@@ -367,15 +367,15 @@ def test_number_of_groups() -> None:
 
 @pytest.mark.usefixtures("without_shape_hook")
 def test_invalid_groups_and_sinusoids_raise() -> None:
-    with pytest.raises(ValueError, match=r"groups is 3, but it must divide width = 8"):
+    with pytest.raises(ValueError, match=r"groups is 3, but it must be a divisor of width = 8"):
         replace(UNET, groups=3)
-    with pytest.raises(ValueError, match='sinusoids is \'sin\', but it must be "cos-first" or "sin-first"'):
+    with pytest.raises(ValueError, match="sinusoids is 'sin', but it must be one of 'cos-first', 'sin-first'"):
         replace(UNET, sinusoids="sin")
 
 
 def test_every_group_is_normalised_separately() -> None:
     features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
-    norm = Normalise(8, groups=8).double()
+    norm = GroupNormFloat32(8, groups=8).double()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     centred = features - features.mean((2, 3), keepdim=True)
@@ -431,14 +431,17 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "label too large": (lambda: conditional(x, t, label + 2), ValueError, r"condition\[2\] is 4, .* 0\.\.3"),
     "labels of the wrong number": (lambda: conditional(x, t, label[:2]), ValueError, r"condition has shape \[2\]"),
     "odd heads": (lambda: DiTConfig(K, width=30, heads=4), ValueError, "width is 30, .* multiple of 2 heads = 8"),
-    "no such size": (lambda: DiTConfig.preset("huge", K), ValueError, "size is 'huge', .* tiny, small, medium"),
-    "no such U-Net": (lambda: UNetConfig.preset("huge", K, (8, 8)), ValueError, "size is 'huge', .* tiny, mnist, md4"),
+    "no such size": (lambda: DiTConfig.preset("huge", K), ValueError, "size is 'huge', .* 'tiny', 'small', 'medium'"),
+    "no such U-Net": (lambda: UNetConfig.preset("huge", K, (8, 8)), ValueError, "size is 'huge', .* 'tiny', 'mnist', 'md4'"),
     "sides that do not halve": (
         lambda: UNetConfig(K, (28, 30), multipliers=(1, 1, 1)),
         ValueError,
-        r"shape is \(28, 30\), .* multiples of 4",
+        r"multipliers is \(1, 1, 1\), .* multiples of 4, not \(28, 30\)",
     ),
     "too many dimensions": (lambda: UNetConfig(K, (2, 2, 2, 2)), ValueError, r"shape is .* \(height, width\)"),
+    "causal": (lambda: DiTConfig(K, causal=[True]), TypeError, r"causal is \[True\], but it must be True or False"),
+    "time": (lambda: DiTConfig(K, time=1), TypeError, "time is 1, but it must be True or False"),
+    "mask": (lambda: UNetConfig(K, shape=(4, 4), mask="yes"), TypeError, "mask is 'yes', but it must be True or False"),
     "dropout": (lambda: DiTConfig(K, dropout=1.0), ValueError, r"dropout is 1\.0, .*\[0, 1\)"),
     "too few rows": (lambda: UNetConfig(K, (4, 4), rows=5), ValueError, "rows is 5, but it must be at least 13"),
     "unknown kind": (lambda: build({"kind": "mlp"}), ValueError, "kind is 'mlp', .* dit, unet"),

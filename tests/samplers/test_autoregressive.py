@@ -16,7 +16,7 @@ from torch import Tensor
 import m2s
 from m2s.cli import main
 from m2s.errors import UserError
-from m2s.evaluation.bpd import dataset_nelbo, summary, table
+from m2s.evaluation.bpd import dataset_nelbo, format_table, summarize
 from m2s.heads import NextToken, Shifted
 from m2s.hub.config import from_dict, to_dict
 from m2s.losses import next_token_nll, zero_integral
@@ -102,11 +102,11 @@ def test_the_elbo_is_the_likelihood() -> None:
     measured = dataset_nelbo(model, HEAD, x_0, passes=5, batch_size=7)
     assert measured.exact and measured.term("bound").shape == (1, len(x_0))
     torch.testing.assert_close(measured.term("bound")[0], exact)
-    result = summary(measured, {})
+    result = summarize(measured, {})
     assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(float(exact.mean()) / L))
     assert result["bound"]["nats"]["error"] is None
     assert result["bound"]["nats"]["rows_error"] == pytest.approx(float(exact.std()) / len(exact) ** 0.5 / L, rel=1e-6)
-    text = "\n".join(table(result, "token", exact=True))
+    text = "\n".join(format_table(result, "token", exact=True))
     assert "exactly" in text and "integral" not in text and "perplexity" in text
 
 
@@ -435,7 +435,7 @@ def test_head_process_loss_and_sampler_belong_together() -> None:
     for loss in (next_token_nll, zero_integral):
         with pytest.raises(TypeError, match=r"m2s\.heads\.NextToken"):
             loss(posterior, torch.zeros(1, 2, K), x, x, t)
-    with pytest.raises(TypeError, match="where nothing is corrupted"):
+    with pytest.raises(TypeError, match="next-token prediction has no corruption"):
         NextToken(posterior.process)
     with pytest.raises(TypeError, match="has no score"):
         m2s.score_entropy(HEAD, torch.zeros(1, 2, K + 1), x, HEAD.process.corrupt(x, t), t)
@@ -475,11 +475,11 @@ def test_a_transformer_replaces_the_u_net() -> None:
     ("changes", "word"),
     [
         ({"network__time": "yes"}, "an autoregressive model has no time"),
-        ({"process__kind": "uniform"}, "where nothing is corrupted"),
-        ({"head__kind": "posterior"}, "head.loss is likelihood"),
+        ({"process__kind": "uniform"}, "next-token prediction has no corruption"),
+        ({"head__kind": "posterior"}, "head.loss is 'likelihood', but the exact likelihood is for m2s.heads.NextToken"),
         ({"head__loss": "score-entropy"}, "has no score"),
         ({"network__clock": "sigma"}, "has no schedule"),
-        ({"head__offset": "exact"}, "head.offset is exact, which is for head.kind posterior or ordinal, not next-token"),
+        ({"head__offset": "exact"}, "head.offset is 'exact', but it is for head.kind posterior or ordinal, not next-token"),
     ],
 )
 def test_invalid_combinations_raise(tmp_path, changes, word) -> None:

@@ -153,7 +153,7 @@ def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, othe
     u = torch.tensor([[*ENDS, *(torch.arange(1, 8) / 8).tolist(), 0.9999]], dtype=torch.float64)
     logits = 2 * torch.randn(1, u.shape[1], size, dtype=dtype)
     x_t = torch.randint(size, u.shape)
-    drawn = uniform_prediction(logits, x_t).draw(u, other=other)
+    drawn = uniform_prediction(logits, x_t).draw_token(u, other=other)
     mu = softmax64(logits)
     own = mu.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
     rest = mu.scatter(-1, x_t.unsqueeze(-1), 0.0)
@@ -178,7 +178,7 @@ def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype
     x_t = torch.tensor([[0, 17, 255, 299]])
     logits.scatter_(-1, x_t.unsqueeze(-1), lead)
     prediction = uniform_prediction(logits, x_t)
-    drawn, other = prediction.draw(u), prediction.draw(u, other=True)
+    drawn, other = prediction.draw_token(u), prediction.draw_token(u, other=True)
     rest = logits.double().scatter(-1, x_t.unsqueeze(-1), -torch.inf)
     off = torch.sigmoid(torch.logsumexp(rest, -1) - lead)
     assert torch.equal(drawn.token, x_t) and (drawn.probability == 1).all() and (drawn.mu_k == 1).all()
@@ -196,7 +196,7 @@ def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
     for place, own, dtype in itertools.product(range(K), range(K), (torch.float32, torch.float64)):
         logits = torch.full((1, len(ENDS), K), -torch.inf, dtype=dtype)
         logits[..., place] = level
-        drawn = uniform_prediction(logits, torch.full(u.shape, own)).draw(u)
+        drawn = uniform_prediction(logits, torch.full(u.shape, own)).draw_token(u)
         assert (drawn.token == place).all(), f"token {place} under the current token {own}"
         assert (drawn.probability == 1).all()
         assert (drawn.mu_k == float(own == place)).all() and (drawn.off == float(own != place)).all()
@@ -208,7 +208,7 @@ def test_top_1_is_the_most_likely_token_at_any_temperature(temperature: float) -
     logits = torch.log_softmax(3 * torch.randn(1, 40, K), -1) - 3
     best = logits.argmax(-1)
     for own in (best, (best + 1) % K):
-        drawn = uniform_prediction(logits, own, LogitsProcessor(temperature=temperature, top_k=1)).draw(
+        drawn = uniform_prediction(logits, own, LogitsProcessor(temperature=temperature, top_k=1)).draw_token(
             torch.rand(1, 40, dtype=torch.float64)
         )
         assert torch.equal(drawn.token, best)
@@ -221,7 +221,7 @@ def test_masks_are_never_drawn_and_revealed_tokens_are_known(process: str) -> No
     x_t = torch.tensor([[K, K, K, K, 0, 1, 3, K - 1]])
     logits = torch.randn(1, 8, K + 1)
     logits[..., K] = 50.0  # the logit of the mask has no meaning
-    drawn = Prediction(m2s.Posterior(chosen), logits, x_t, torch.tensor([0.4])).draw(u)
+    drawn = Prediction(m2s.Posterior(chosen), logits, x_t, torch.tensor([0.4])).draw_token(u)
     mu = softmax64(logits[..., :K])
     assert (drawn.token < K).all()
     assert (drawn.mu_k[0, :4] == 0).all() and (drawn.off[0, :4] == 1).all()
@@ -237,7 +237,7 @@ def test_masked_sites_have_no_current_token_to_exclude() -> None:
     """With `other` a masked site is drawn from its full posterior, including the last clean token."""
     u = ((torch.arange(400, dtype=torch.float64) + 0.5) / 400).unsqueeze(0)
     x_t, logits = torch.full((1, 400), K), torch.zeros(1, 400, K + 1)
-    drawn = Prediction(m2s.Posterior(PROCESSES["absorbing"]), logits, x_t, torch.tensor([0.4])).draw(u, other=True)
+    drawn = Prediction(m2s.Posterior(PROCESSES["absorbing"]), logits, x_t, torch.tensor([0.4])).draw_token(u, other=True)
     assert drawn.token.flatten().bincount(minlength=K).tolist() == [80] * 5
 
 
@@ -253,7 +253,7 @@ def test_hidden_states_are_projected_in_chunks(size: int, monkeypatch: pytest.Mo
     process = m2s.Uniform(size, m2s.Linear())
     for head in (m2s.Posterior(process), m2s.Posterior(process, offset="exact")):
         lazy, eager = (
-            Prediction(head, output, x_t, torch.tensor([0.3, 0.8])).draw(u)
+            Prediction(head, output, x_t, torch.tensor([0.3, 0.8])).draw_token(u)
             for output in (m2s.Unprojected(hidden, weight, bias), by_rows.unflatten(0, (2, 24)))
         )
         assert all(torch.equal(a, b) for a, b in zip(lazy, eager, strict=True))
@@ -274,7 +274,7 @@ def test_a_prediction_and_a_categorical_draw_agree(size: int, seed: int, spread:
     distribution = softmax64(logits)
     if other:
         distribution = distribution.scatter(-1, x_t.unsqueeze(-1), 0.0)
-    drawn = uniform_prediction(logits, x_t).draw(u, other=other)
+    drawn = uniform_prediction(logits, x_t).draw_token(u, other=other)
     possible = distribution.sum(-1) > 1e-290
     distribution = distribution / distribution.sum(-1, keepdim=True)
     above = distribution.cumsum(-1).gather(-1, drawn.token.unsqueeze(-1)).squeeze(-1)

@@ -272,4 +272,4 @@ def test_the_command_line_has_them(tmp_path, capsys) -> None:
         assert tokens.shape == (2, 64) and 0 <= tokens.min() <= tokens.max() < 17
     with pytest.raises(SystemExit) as error:
         main(["sample", str(run), "--n", "2", "--sampler", "adaptiv", "--out", str(tmp_path / "x.npz"), *quick])
-    assert error.value.code == 2 and "did you mean 'adaptive'" in capsys.readouterr().err
+    assert error.value.code == 2 and "did you mean adaptive?" in capsys.readouterr().err

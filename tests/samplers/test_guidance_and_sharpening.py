@@ -41,9 +41,9 @@ def test_guidance(name: str, kind: str, g: float) -> None:
     head, steps = HEADS[kind](process), [(0.9, 0.7), (0.5, 0.0)]
     offset = kind == "offset"
     problem = sites(name, head, steps, kinds=(0, 2))
-    problem.without = sites(name, head, steps, kinds=(1, 3)).output
+    problem.unconditional = sites(name, head, steps, kinds=(1, 3)).output
     problem.logits_processor = LogitsProcessor(guidance=g)
-    with_without = replace(problem, output=np.stack([problem.output, problem.without], 1))
+    with_without = replace(problem, output=np.stack([problem.output, problem.unconditional], 1))
 
     def both(output: np.ndarray, k: np.ndarray, t: float) -> np.ndarray:
         mu = guided(*(forms.posterior(process, output[:, i], k, t, offset) for i in (0, 1)), g)
@@ -66,8 +66,8 @@ def test_guidance(name: str, kind: str, g: float) -> None:
     same(problem.distribution(Euler(), ["route", "token"]), expected(partial(on_rates, head), with_without), problem)
     free = m2s.LogScore(process)
     problem = replace(sites(name, free, steps, kinds=(0, 2)), logits_processor=LogitsProcessor(guidance=g, guide="rates"))
-    problem.without = sites(name, free, steps, kinds=(1, 3)).output
-    with_without = replace(problem, output=np.stack([problem.output, problem.without], 1))
+    problem.unconditional = sites(name, free, steps, kinds=(1, 3)).output
+    with_without = replace(problem, output=np.stack([problem.output, problem.unconditional], 1))
     same(problem.distribution(Euler(), ["route", "token"]), expected(partial(on_rates, free), with_without), problem)
 
 
@@ -92,8 +92,8 @@ def test_guidance_of_steps(name: str, kind: str, g: float) -> None:
 
     def check(head: m2s.Head, sampler: Sampler, form: Callable[..., np.ndarray]) -> None:
         problem = replace(sites(name, head, steps, kinds=(0, 2)), logits_processor=LogitsProcessor(guidance=g, guide="step"))
-        problem.without = sites(name, head, steps, kinds=(1, 0)).output
-        with_without = replace(problem, output=np.stack([problem.output, problem.without], 1))
+        problem.unconditional = sites(name, head, steps, kinds=(1, 0)).output
+        with_without = replace(problem, output=np.stack([problem.output, problem.unconditional], 1))
         same(problem.distribution(sampler, ["token"]), expected(expected_of(form), with_without), problem)
 
     def bayes(output: np.ndarray, k: np.ndarray, t: float, s: float) -> np.ndarray:

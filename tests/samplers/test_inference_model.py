@@ -80,7 +80,7 @@ def test_fused_kernels_raise_where_they_cannot_run(tmp_path, monkeypatch, capsys
         with pytest.raises(SystemExit) as stop:
             main([*command, "--kernels", "fused"])
         said = capsys.readouterr().err
-        assert stop.value.code == 2 and said.count("\n") == 1 and "kernels is fused, but " in said
+        assert stop.value.code == 2 and said.count("\n") == 1 and "--kernels is 'fused', but " in said
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -50,13 +50,25 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "negative steps": (call(steps=-3), ValueError, r"steps is -3"),
     "fractional steps": (call(steps=2.0), TypeError, r"steps must be an int, not float"),
     "steps is a bool": (call(steps=True), TypeError, r"steps must be an int, not bool"),
-    "unknown sampler": (call(sampler="nearest"), ValueError, r"no sampler 'nearest'.*bayes, euler, analytic, tau_leaping"),
-    "misspelt sampler": (call(sampler="bayess"), ValueError, r"did you mean 'bayes'\?.*bayes, euler"),
-    "misspelt longer sampler": (call(sampler="tau-leaping"), ValueError, r"did you mean 'tau_leaping'\?"),
-    "sampler is no name": (call(sampler=None), ValueError, r"no sampler None.*bayes, euler"),
+    "unknown sampler": (
+        call(sampler="nearest"),
+        ValueError,
+        r"sampler is 'nearest', but there is no.*bayes, euler, analytic, tau_leaping",
+    ),
+    "misspelt sampler": (call(sampler="bayess"), ValueError, r"sampler is 'bayess', .*did you mean bayes\?"),
+    "misspelt longer sampler": (call(sampler="tau-leaping"), ValueError, r"did you mean tau_leaping"),
+    "sampler is no name": (
+        call(sampler=None),
+        TypeError,
+        r"sampler must be the name of a sampler, or a sampler such as .*, not None",
+    ),
     "sampler is a list": (call(sampler=["bayes"]), (ValueError, TypeError), r"sampler"),
-    "sampler is a class": (call(sampler=Bayes), ValueError, r"no sampler <class"),
-    "unknown grid": (call(grid="quadratic"), ValueError, r"no grid 'quadratic': choose from linear, cosine"),
+    "sampler is a class": (call(sampler=Bayes), TypeError, r"sampler must be the name of a sampler.*not <class"),
+    "unknown grid": (
+        call(grid="quadratic"),
+        ValueError,
+        r"grid is 'quadratic', but there is no grid of that name: choose from linear, cosine",
+    ),
     "grid is a list": (call(grid=[1.0, 0.5, 0.0]), (ValueError, TypeError), r"grid"),
     "head is a process": (call(PROCESSES["uniform"]), TypeError, r"head must be a head such as m2s.Posterior"),
     "model is nothing": (call(model=None), TypeError, r"model"),
@@ -153,13 +165,15 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "guide": (call(guide="scores"), ValueError, r"guide is 'scores'.*'posterior', 'rates', 'step'"),
     "on": (call(on="score"), ValueError, r"on is 'score'.*'posterior', 'leave_one_out'"),
-    "temperature of zero": (call(temperature=0.0), ValueError, r"temperature is 0\.0.*positive.*top_k=1"),
+    "temperature of zero": (call(temperature=0.0), ValueError, r"temperature is 0\.0.*positive.*top_k 1"),
     "negative temperature": (call(temperature=-1.0), ValueError, r"temperature is -1\.0"),
+    "temperature is infinite": (call(temperature=10**400), ValueError, r"temperature is 1000"),
+    "temperature is text": (call(temperature="1"), ValueError, r"temperature is '1'"),
     "temperature is no number": (call(temperature=math.nan), ValueError, r"temperature is nan"),
     "temperature of an unconstrained score": (
         call(unconstrained, sampler="euler", temperature=0.5),
         TypeError,
-        r"temperature, top_k and top_p sharpen a posterior.*m2s.Projected\(head\)",
+        r"temperature is 0\.5, but it sharpens a posterior.*m2s.Projected\(head\)",
     ),
     "top_k of zero": (call(top_k=0), ValueError, r"top_k is 0"),
     "top_k is a float": (call(top_k=2.0), TypeError, r"top_k must be an int, not float"),
@@ -304,7 +318,7 @@ class Resample(Sampler):
     """A user's option."""
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Tensor:
-        clean = prediction.draw(noise("token")).token
+        clean = prediction.draw_token(noise("token")).token
         alpha = prediction.process.alpha(move.s).unsqueeze(-1)
         for number in range(self.times):
             other = (noise(2 * number) * prediction.process.vocab).long()
@@ -375,3 +389,8 @@ def test_sampling_changes_neither_the_model_nor_global_settings(fails: bool) -> 
         assert flags() == settings
         assert {name: dict(vars(module)) for name, module in model.named_modules()} == attributes
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_numbers_may_be_integers_that_int64_does_not_hold() -> None:
+    drawn = [m2s.sample(Rounding(K), head, (3, L), steps=2, seed=4, temperature=value) for value in (10**30, 1e30)]
+    assert torch.equal(*drawn)

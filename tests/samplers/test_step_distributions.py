@@ -66,7 +66,7 @@ def test_draw_over_blocks_of_256(other: bool, monkeypatch: pytest.MonkeyPatch) -
     problem = Sites(m2s.Posterior(process), output, k, half, half, half)
 
     def token(rows: np.ndarray, u: dict) -> np.ndarray:
-        return problem.prediction(rows).draw(tensor(u["token"][:, None]), other).token.squeeze(-1).numpy()
+        return problem.prediction(rows).draw_token(tensor(u["token"][:, None]), other).token.squeeze(-1).numpy()
 
     wanted = np.where((forms.one_hot(k, vocab) > 0) & other, 0.0, forms.softmax(output))
     found = exact_steps.exact_distribution(token, 4, vocab, ["token"])
