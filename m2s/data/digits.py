@@ -1,7 +1,6 @@
 """Handwritten digits of 8 x 8 pixels and 17 levels. They are part of the package; digits.txt names authors and license."""
 
 import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from m2s.data.files import BadData, read_bytes
 from m2s.data.image_set import ImageSet
 from m2s.data.images import Arrays
+from m2s.npz import read_npz
 
 
 def read(folder: Path) -> Arrays:
@@ -20,17 +20,22 @@ def read(folder: Path) -> Arrays:
         folder: The folder of digits.npz.
 
     Returns:
-        Training images [1541, 8, 8] and labels, then test images and labels.
+        Training images [1541, 64] and labels, then test images and labels.
 
     Raises:
         BadData: The file is damaged.
     """
     path = folder / "digits.npz"
     try:
-        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
-            images, labels = file["images"], file["labels"]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        file = read_npz(io.BytesIO(read_bytes(path)), ["images", "labels"], limit=1 << 20)
+    except BadData:
+        raise
+    except (ValueError, OSError) as error:
         raise BadData(f"{path} is damaged ({error}): install m2s again") from error
+    images, labels = file["images"], file["labels"]
+    fits = images.shape[1:] == (64,) and labels.shape == (len(images),) and labels.dtype.kind in "iu"
+    if not fits or images.dtype != np.uint8 or images.max(initial=0) > 16 or labels.max(initial=0) > 9:
+        raise BadData(f"{path} holds images {images.dtype} {list(images.shape)}, expected uint8 [n, 64]: install m2s again")
     test = np.arange(len(images)) % 7 == 6
     return images[~test], labels[~test], images[test], labels[test]
 

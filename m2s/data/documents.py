@@ -213,6 +213,8 @@ def read_jsonl(path: Path, field: str = TEXT) -> Iterator[Document]:
                 text.encode()
             except json.JSONDecodeError as error:
                 raise BadData(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno})") from None
+            except RecursionError:
+                raise BadData(f"{path}, line {number}: not JSON (nested too deeply)") from None
             except (KeyError, TypeError):
                 raise BadData(f"{path}, line {number}: expected an object whose field {field!r} is a string") from None
             except UnicodeEncodeError as error:

@@ -35,10 +35,15 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
         texts = "\0".join(tokenizer.decode([index]) for index in range(vocab))
     except (OSError, ImportError, ValueError) as error:
         raise UserError(str(error)) from error
-    return {"tokenizer": named(tokenizer), "vocab": vocab, "end": end, "tokenizer_sha256": sha256(texts.encode()).hexdigest()}
+    return {
+        "tokenizer": tokenizer_description(tokenizer),
+        "vocab": vocab,
+        "end": end,
+        "tokenizer_sha256": sha256(texts.encode()).hexdigest(),
+    }
 
 
-def named(tokenizer: Tokenizer | None) -> dict[str, Any]:
+def tokenizer_description(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the class and arguments of a tokenizer, without the path of its file.
 
     Args:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from m2s.errors import UserError
 
+MAX_BYTES = 1 << 30
+"""The greatest size of a file of images. Those of MNIST and CIFAR-10 are below 50 MB."""
+
 
 class BadData(UserError):
     """A data file is missing or damaged. The message names the file, what was expected and what to do."""
@@ -34,22 +37,47 @@ def sha256(path: Path) -> str:
         raise BadData(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def read_bytes(path: Path) -> bytes:
+def inside(folder: Path, name: object) -> Path:
+    """Return the path of a file that a description in a folder names. It must be in that folder.
+
+    Args:
+        folder: The folder.
+        name: The name, as the description has it.
+
+    Returns:
+        The path.
+
+    Raises:
+        BadData: It is not a name, or leads out of the folder, also through a symbolic link.
+    """
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name or name == "..":
+        raise BadData(
+            f"{folder} names the file {str(name)[:200]!r}, expected a name without folders: it was not written by m2s"
+        )
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BadData(f"{path} is a link out of its folder, which is not followed: copy the file into {folder}")
+    return path
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Read a file, and decompress it if its name ends in .gz.
 
     Args:
         path: The file.
+        limit: The greatest number of bytes, decompressed.
 
     Returns:
         The contents, at least one byte.
 
     Raises:
-        BadData: The file is missing, empty or damaged.
+        BadData: The file is missing, empty, damaged or too large.
     """
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz" and data:
-            data = gzip.decompress(data)
+        with gzip.open(path) if path.suffix == ".gz" and path.stat().st_size else path.open("rb") as file:
+            data = file.read(limit + 1)  # a small .gz can decompress to any size
+        if len(data) > limit:
+            raise BadData(f"{path} has more than {limit:,} bytes, which no file of this kind has: get it again")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadData(f"{path} is a damaged or incomplete gzip file ({error}): get it again") from error
     except OSError as error:

@@ -39,7 +39,7 @@ HUB_TEXTS = {
 
 
 def load_splits(repository: str, config: str | None = None, revision: str | None = None) -> Any:
-    """Load a data set through the package `datasets`.
+    """Load a data set through the package `datasets`, without running a script of its repository.
 
     Args:
         repository: OWNER/NAME.
@@ -54,14 +54,22 @@ def load_splits(repository: str, config: str | None = None, revision: str | None
         BadData: The data set could not be loaded.
     """
     try:
-        from datasets import load_dataset
+        import datasets
     except ImportError as error:
-        raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install datasets") from error
+        raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install 'datasets>=4'") from error
+    # Before version 4 a data set could be a script. Later versions have no such argument.
+    scripts = {} if _major(datasets) >= 4 else {"trust_remote_code": False}
     try:
-        return load_dataset(repository, config, revision=revision)
+        return datasets.load_dataset(repository, config, revision=revision, **scripts)
     except Exception as error:  # no network, an unknown name, a script that must not run: any exception type can occur
         reason = " ".join(str(error).split())
         raise BadData(f"{repository} could not be loaded from the hub ({type(error).__name__}: {reason})") from error
+
+
+def _major(package: object) -> int:
+    """The first number of a package's version; 0 where it has none."""
+    first = str(getattr(package, "__version__", "0")).partition(".")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def hub_images(images: ImageSet) -> Arrays:
@@ -109,7 +117,14 @@ class HubSplit:
     split: str | None
 
     def read(self, skip: int) -> Iterator[tuple[str, str]]:
-        """Yield the text and the place of each document after the first `skip`."""
+        """Yield the text and the place of each document after the first `skip`.
+
+        Args:
+            skip: The number of documents to leave out at the beginning.
+
+        Yields:
+            The text, "" for an empty one, and its place such as "row 1".
+        """
         for index in range(skip, len(self.texts)):
             yield self.texts[index][self.column] or "", f"row {index + 1}"
 

@@ -50,7 +50,19 @@ class ImageSet:
     home: Path | None = None
 
     def __call__(self, folder: str | None, length: int, hub: bool) -> Source:
-        """Open the images for training. The length of an example is the number of pixels, so `length` has no effect."""
+        """Open the images for training.
+
+        Args:
+            folder: The folder of the files; None for `self.folder`.
+            length: Not used: the length of an example is the number of pixels.
+            hub: Download from the Hugging Face hub in place of reading files.
+
+        Returns:
+            The training and validation examples.
+
+        Raises:
+            BadData: A file is missing or damaged.
+        """
         return ImageSource(self.load(folder, hub))
 
     @property
@@ -59,7 +71,11 @@ class ImageSet:
         return self.home or root() / self.name
 
     def locate(self, folder: Path) -> dict[str, Path]:
-        """Return the paths of the files that exist in `folder`, by file name without suffix."""
+        """Return the paths of the files that exist in `folder`, by file name without suffix.
+
+        Args:
+            folder: The folder. Its subfolders `inside` are searched too.
+        """
         found: dict[str, Path] = {}
         for name, end, inside in itertools.product(self.sha256, self.endings, self.inside):
             path = folder / inside / (name + end)
@@ -68,7 +84,11 @@ class ImageSet:
         return found
 
     def missing(self, folder: Path) -> list[str]:
-        """Return the canonical names of the files that `folder` does not have."""
+        """Return the canonical names of the files that `folder` does not have.
+
+        Args:
+            folder: The folder.
+        """
         found = self.locate(folder)
         return [name + self.endings[0] for name in self.sha256 if name not in found]
 
@@ -97,14 +117,28 @@ class ImageSet:
         return Images(self.name, images[0], labels[0], images[1], labels[1], self.shape, self.vocab)
 
     def require(self, folder: Path) -> None:
-        """Raise BadData, with a download address, where a file is missing in `folder`."""
+        """Raise an error, with a download address, where a file is missing in `folder`.
+
+        Args:
+            folder: The folder.
+
+        Raises:
+            BadData: A file is missing.
+        """
         missing = self.missing(folder)
         if missing:
             hub = f', or from the hub (--data.hub, or m2s.data.load("{self.name}", hub=True))' if self.hub else ""
             raise BadData(f"{self.name}: {folder} has no {', '.join(missing)}: get them from {self.origin}{hub}")
 
     def verify(self, folder: Path) -> None:
-        """Compare the SHA-256 of every file (decompressed, for .gz) with the canonical one; raise BadData if it differs."""
+        """Compare the SHA-256 of every file (decompressed, for .gz) with the canonical one.
+
+        Args:
+            folder: The folder.
+
+        Raises:
+            BadData: A file is missing, has no known SHA-256, or differs.
+        """
         self.require(folder)
         for name, path in self.locate(folder).items():
             canonical = name + self.endings[0]

@@ -1,5 +1,7 @@
 """Images as sequences of tokens."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +39,11 @@ class Images:
     def description(self) -> dict[str, Any]:
         """The entry "data" of a checkpoint's config.json."""
         return {"kind": "image", "shape": list(self.shape), "levels": self.vocab}
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of all images and labels."""
+        found = hashlib.sha256(json.dumps([list(self.shape), self.vocab, len(self.train), len(self.test)]).encode())
+        for tensor in (self.train, self.train_labels, self.test, self.test_labels):
+            found.update(tensor.contiguous().numpy().data)
+        return found.hexdigest()

@@ -1,7 +1,9 @@
 """Encode documents and append them to the shards of their split."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -42,8 +44,17 @@ class Progress:
     counts: list[dict[str, int]] = field(default_factory=list)
 
 
+def checksum(counts: dict[str, Any]) -> str:
+    """Return the SHA-256 of the contents of progress.json. One wrong count would repeat or skip documents without an error.
+
+    Args:
+        counts: The fields of `Progress`.
+    """
+    return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()
+
+
 def is_filled(document: Document) -> bool:
-    """Say whether a document has more than white space.
+    """Return whether a document has more than white space.
 
     Args:
         document: The document.
@@ -73,7 +84,8 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
     def commit() -> None:
         for shard in shards.values():
             shard.flush()
-        write_json(out / "progress.json", asdict(progress))
+        counts = asdict(progress)
+        write_json(out / "progress.json", {**counts, "sha256": checksum(counts)})
 
     committed = time.monotonic()
     bar = tqdm(unit=" tokens", unit_scale=True, initial=sum(progress.tokens.values()), disable=None, leave=False)

@@ -7,6 +7,7 @@ from typing import BinaryIO
 import numpy as np
 
 from m2s.data.files import BadData
+from m2s.io import open_file
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 """The types of a packed token, by their names in meta.json."""
@@ -45,7 +46,9 @@ class Shards:
         self._file: BinaryIO | None = None
         current, within = divmod(tokens, shard_tokens)
         for index in range(current + (within > 0)):
-            path, wanted = self.path(index), dtype.itemsize * (shard_tokens if index < current else within)
+            path, wanted = self._path(index), dtype.itemsize * (shard_tokens if index < current else within)
+            if path.is_symlink():
+                raise BadData(f"{path} is a link, and nothing is written through links: delete {folder} and start again")
             size = path.stat().st_size if path.is_file() else 0
             if size < wanted:
                 raise BadData(f"{path} holds {size:,} bytes, expected at least {wanted:,}: delete {folder} and start again")
@@ -55,20 +58,24 @@ class Shards:
             if path not in self.paths():
                 path.unlink()
 
-    def path(self, index: int) -> Path:
+    def _path(self, index: int) -> Path:
         """Return the path of file `index`."""
         return self.folder / f"{self.split}-{index:05d}.bin"
 
     def paths(self) -> list[Path]:
         """Return the paths of all files."""
-        return [self.path(index) for index in range(-(-self.tokens // self.shard_tokens))]
+        return [self._path(index) for index in range(-(-self.tokens // self.shard_tokens))]
 
     def append(self, ids: np.ndarray) -> None:
-        """Append tokens, and start a new file whenever one is full."""
+        """Append tokens, and start a new file whenever one is full.
+
+        Args:
+            ids: Tokens, [n], of any integer dtype. They are stored as `dtype`.
+        """
         while len(ids):
             index, within = divmod(self.tokens, self.shard_tokens)
             if self._file is None:
-                self._file = self.path(index).open("ab")
+                self._file = os.fdopen(open_file(self._path(index), os.O_WRONLY | os.O_APPEND), "ab")
             part, ids = ids[: self.shard_tokens - within], ids[self.shard_tokens - within :]
             self._file.write(part.astype(self.dtype).tobytes())
             self.tokens += len(part)

@@ -35,11 +35,19 @@ class Batch:
     label: Int[Tensor, "B"] | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """Return a copy on `device`. From pinned memory the copy is asynchronous."""
+        """Return a copy on `device`. From pinned memory the copy is asynchronous.
+
+        Args:
+            device: The device.
+        """
         return Batch(*(None if x is None else x.to(device, non_blocking=True) for x in (self.x_0, self.weight, self.label)))  # type: ignore[arg-type]
 
     def part(self, at: slice) -> "Batch":
-        """Return the examples of a slice."""
+        """Return the examples of a slice.
+
+        Args:
+            at: The slice of examples.
+        """
         return Batch(*(None if x is None else x[at] for x in (self.x_0, self.weight, self.label)))  # type: ignore[arg-type]
 
 
@@ -80,10 +88,24 @@ class Source(Protocol):
         """The tokenizer that decodes samples to text; None for images."""
 
     def train(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the training examples with these indices."""
+        """Return the training examples with these indices.
+
+        Args:
+            indices: Indices below `size`, [B].
+
+        Returns:
+            The examples, with weights and labels where there are any.
+        """
 
     def validation(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the validation examples with these indices."""
+        """Return the validation examples with these indices.
+
+        Args:
+            indices: Indices below `held_out`, [B].
+
+        Returns:
+            The examples, with weights and labels where there are any.
+        """
 
 
 OpenDataset = Callable[[str | None, int, bool], Source]
@@ -91,6 +113,18 @@ OpenDataset = Callable[[str | None, int, bool], Source]
 
 DATASETS: Registry[OpenDataset] = Registry("data set")
 """Every data set that `m2s train --data.name` can open. The built-in ones are added in `m2s/data/__init__.py`."""
+
+
+def fingerprint(source: Source) -> str | None:
+    """Return a SHA-256 that identifies the examples of a data set, so that a run does not resume on other ones by accident.
+
+    Args:
+        source: The data set. Its attribute `fingerprint` is optional.
+
+    Returns:
+        `source.fingerprint`; None where it has none.
+    """
+    return getattr(source, "fingerprint", None)
 
 
 class ImageSource:
@@ -109,12 +143,31 @@ class ImageSource:
         self.size, self.held_out = len(images.train), len(images.test)
         self.description = images.description
 
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of all images and labels, whatever the files that they were read from."""
+        return self.images.fingerprint
+
     def train(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the training images with these indices."""
+        """Return the training images with these indices.
+
+        Args:
+            indices: Indices below `size`, [B].
+
+        Returns:
+            Pixels [B, L] and labels [B].
+        """
         return Batch(self.images.train[indices], None, self.images.train_labels[indices])
 
     def validation(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the test images with these indices."""
+        """Return the test images with these indices.
+
+        Args:
+            indices: Indices below `held_out`, [B].
+
+        Returns:
+            Pixels [B, L] and labels [B].
+        """
         return Batch(self.images.test[indices], None, self.images.test_labels[indices])
 
 
@@ -135,12 +188,31 @@ class TextSource:
         self.size, self.held_out = len(self._train), len(self._validation)
         self.description, self.tokenizer = self._train.description, self._train.tokenizer
 
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the packed tokens and of the tokenizer, from the checksums in meta.json."""
+        return self._train.fingerprint
+
     def train(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the training windows with these indices."""
+        """Return the training windows with these indices.
+
+        Args:
+            indices: Indices below `size`, [B].
+
+        Returns:
+            Windows, [B, L].
+        """
         return Batch(self._train[indices])
 
     def validation(self, indices: Int[Tensor, "B"]) -> Batch:
-        """Return the validation windows with these indices."""
+        """Return the validation windows with these indices.
+
+        Args:
+            indices: Indices below `held_out`, [B].
+
+        Returns:
+            Windows, [B, L].
+        """
         return Batch(self._validation[indices])
 
 
@@ -184,8 +256,8 @@ def open_source(name: str, folder: str | None = None, length: int = 512, hub: bo
         folder = folder.replace("$M2S_DATA", str(root()), 1)
     try:
         source = open_dataset(folder, length, hub)
-    except UserError:
-        raise
+    except UserError as error:
+        raise (error if error.option is None else error.within("data")) from None
     except (ValueError, OSError) as error:
         raise UserError(f"data.folder: {error}") from error
     if not isinstance(source, Source):

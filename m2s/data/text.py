@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from m2s import validation
 from m2s.data.documents import TEXT, DocumentSource, find_sources
 from m2s.data.encode import describe, encode_document
 from m2s.data.files import BadData, sha256
-from m2s.data.pack import SPLITS, Progress, is_filled, pack
+from m2s.data.meta import FORMAT, check_meta, is_count, read_object
+from m2s.data.pack import SPLITS, Progress, checksum, is_filled, pack
 from m2s.data.shards import DTYPES, Shards, dtype_name
 from m2s.data.tokenizer import KEPT, Tokenizer, save_tokenizer_files
 from m2s.errors import UserError
 from m2s.io import output_folder, write_json
 
-FORMAT = "m2s tokens 1"
 PLAN, PROGRESS, META = "plan.json", "progress.json", "meta.json"
 
 
@@ -131,16 +132,16 @@ def _clean_on_error(out: Path) -> Iterator[None]:
 def _resume(out: Path, plan: dict[str, Any]) -> Progress | None:
     """Return where to start: at 0, or where an earlier call with the same plan stopped; None if everything is done."""
     for name in (PLAN, PROGRESS, META, *KEPT):  # temporary files of a killed process (m2s.io.atomic_write)
-        for leftover in out.glob(f".{Path(name).stem}-[0-9]*{Path(name).suffix}"):
+        for leftover in out.glob(f".{Path(name).stem}-*[0-9]{Path(name).suffix}"):
             leftover.unlink(missing_ok=True)
     for leftover in out.glob(".m2s-*.tmp"):
         leftover.unlink(missing_ok=True)
     if (out / META).exists():
-        _check_same_plan(out, _read_json(out / META), plan)
+        _check_same_plan(out, check_meta(out / META, _read_json(out / META)), plan)
         return None
     if (out / PLAN).exists():
         _check_same_plan(out, _read_json(out / PLAN), plan)
-        return Progress(**_read_json(out / PROGRESS)) if (out / PROGRESS).exists() else Progress()
+        return _read_progress(out / PROGRESS) if (out / PROGRESS).exists() else Progress()
     found = next(out.iterdir(), None)
     if found is not None:
         raise UserError(f"{out} already holds {found.name}, which no preparation wrote: give an empty or a new folder")
@@ -156,22 +157,39 @@ def _check_same_plan(out: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
         if there != value:
             if key == "sources" and isinstance(there, list):
                 pairs = itertools.zip_longest(there, value)
-                there, value = next((a, b) for a, b in pairs if a != b)
+                there, value = next(((a, b) for a, b in pairs if a != b), (there, value))
             raise UserError(
-                f"{out} holds a different preparation ({key}: {json.dumps(there)} there, {json.dumps(value)} now): "
+                f"{out} holds a different preparation ({key}: {json.dumps(there):.300} there, {json.dumps(value):.300} now): "
                 f"give another folder, or delete it"
             )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadData(f"{path} cannot be read ({error}): delete {path.parent} and prepare it again") from error
-    if not isinstance(value, dict):
-        raise BadData(f"{path} is not a JSON object: delete {path.parent} and prepare it again")
-    return value
+    return read_object(path, f"delete {path.parent} and prepare it again")
+
+
+def _read_progress(path: Path) -> Progress:
+    """Read progress.json."""
+    value = _read_json(path)
+    hint = f"delete {path.parent} and prepare it again"
+    stored = value.pop("sha256", None)  # version 0.1 did not write it
+    if set(value) != {part.name for part in fields(Progress)}:
+        raise BadData(f"{path} is damaged (it has other names than expected): {hint}")
+    numbers = [value[name] for name in ("source", "document", "alone")]
+    for name in ("tokens", "documents"):
+        splits = value[name]
+        numbers += (
+            [splits.get(split) for split in SPLITS] if isinstance(splits, dict) and set(splits) == set(SPLITS) else [None]
+        )
+    rows = value["counts"] if isinstance(value["counts"], list) else [None]
+    for row in rows:
+        numbers += [row.get(name) for name in ("documents", "blank", "tokens")] if isinstance(row, dict) else [None]
+    if not all(is_count(number) for number in numbers):
+        raise BadData(f"{path} is damaged (a count is missing or impossible): {hint}")
+    if stored not in (None, checksum(value)):
+        raise BadData(f"{path} is damaged (its SHA-256 differs): {hint}")
+    return Progress(**value)
 
 
 def _check_disk_space(

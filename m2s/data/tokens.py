@@ -1,5 +1,6 @@
 """Read a prepared text: windows of tokens from memory-mapped files."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.data.files import BadData, sha256
+from m2s.data.files import BadData, inside, sha256
 from m2s.data.hub import HUB_TEXTS
+from m2s.data.meta import check_meta, read_object
 from m2s.data.shards import DTYPES
-from m2s.data.text import FORMAT
 from m2s.data.tokenizer import Tokenizer, from_dict
 
 
@@ -44,14 +45,14 @@ class Tokens:
         if entry["tokens"] < length:
             raise BadData(
                 f"{self.folder}: {split} holds {entry['tokens']} tokens, too few for one window of length = {length}: take a "
-                f"smaller length (m2s train: --data.length), or {self._more()} and prepare it into a new folder"
+                f"smaller length (m2s train: --data.length), or {self._how_to_get_more_text()} and prepare it into a new folder"
             )
         check_shards(self.folder, split, self.meta, verify)
         dtype = DTYPES[self.meta["dtype"]]
         self._shards = [np.memmap(self.folder / shard["file"], dtype=dtype, mode="r") for shard in entry["shards"]]
         self._ends = np.cumsum([shard["tokens"] for shard in entry["shards"]])
 
-    def _more(self) -> str:
+    def _how_to_get_more_text(self) -> str:
         """Say how to prepare the text with more tokens in this split."""
         every = self.meta["validation_every"]
         if self.split == "validation" and every == 0:
@@ -68,12 +69,22 @@ class Tokens:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that encoded the text."""
-        return from_dict(self.meta["tokenizer"], self.folder)
+        try:
+            return from_dict(self.meta["tokenizer"], self.folder)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BadData(f"{self.folder / 'meta.json'} is damaged ({error}): prepare the text again") from error
 
     @property
     def description(self) -> dict[str, Any]:
         """The entry "data" of a checkpoint's config.json."""
         return {"kind": "text", "length": self.length, "vocab": self.vocab, "tokenizer": self.meta["tokenizer"]}
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the training and validation tokens and of the tokenizer, from the checksums in meta.json."""
+        splits = {name: [shard["sha256"] for shard in self.meta["splits"][name]["shards"]] for name in ("train", "validation")}
+        described = [splits, self.vocab, self.meta["dtype"], self.meta.get("tokenizer_sha256")]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) // self.length
@@ -121,17 +132,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
             f"{folder} has no meta.json, so it is no prepared text: make one with "
             f"`m2s data prepare {source} --out {folder}{tokenizer}` (see m2s data prepare --help)"
         )
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        known = meta["format"] == FORMAT and isinstance(meta["splits"], dict)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{path} is damaged ({type(error).__name__}: {error}): prepare the text again") from error
-    if not known:
-        raise BadData(f"{path} has format {meta['format']!r}, expected {FORMAT!r}: prepare the text again")
-    meta.setdefault("dtype", "uint16")
-    if meta["dtype"] not in DTYPES:
-        raise BadData(f"{path} has tokens of type {meta['dtype']!r}, expected {' or '.join(DTYPES)}: install a newer m2s")
-    return dict(meta)
+    return check_meta(path, read_object(path, "prepare the text again"))
 
 
 def check_shards(folder: Path, split: str, meta: dict[str, Any], verify: bool) -> None:
@@ -152,7 +153,7 @@ def check_shards(folder: Path, split: str, meta: dict[str, Any], verify: bool) -
             f"{folder / 'meta.json'}: the shards of {split} do not add up to its {entry['tokens']} tokens: prepare again"
         )
     for shard in entry["shards"]:
-        path, expected = folder / shard["file"], shard["tokens"] * itemsize
+        path, expected = inside(folder, shard["file"]), shard["tokens"] * itemsize
         if not path.is_file():
             raise BadData(f"{path} is missing: prepare the text again into a new folder")
         if path.stat().st_size != expected:
@@ -178,7 +179,7 @@ def check_text(folder: Path | str) -> dict[str, Any]:
     for split in meta["splits"]:
         check_shards(folder, split, meta, verify=True)
     if file := meta.get("tokenizer_file"):
-        check_sha256(folder / file["file"], file["sha256"])
+        check_sha256(inside(folder, file["file"]), file["sha256"])
     return meta
 
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from m2s import validation
 from m2s.data import tokenizer as tokenizers
-from m2s.data.encode import named
+from m2s.data.encode import tokenizer_description
 from m2s.data.tokenizer import Tokenizer
 from m2s.heads import Head
 from m2s.hub import remote, sedd
 from m2s.hub.config import PREFIX as PROCESS
-from m2s.hub.config import from_dict, network_from_dict, network_to_dict, to_dict
-from m2s.hub.folder import CONFIG, WEIGHTS, current, write
-from m2s.hub.tensors import read_safetensors
+from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict
+from m2s.hub.folder import CONFIG, NEW, WEIGHTS, current, verify, write
+from m2s.hub.tensors import TensorInfo, check_finite, read_header, read_safetensors, uniform_precision
 from m2s.version import __version__
 
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
@@ -92,26 +92,31 @@ def save(
         tensors[MODEL + name] = tensor.detach().cpu().contiguous()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    copied = None
     if tokenizer is not None:
         with contextlib.suppress(FileNotFoundError):  # without the file, encoding text raises an error that says so
-            tokenizers.save_tokenizer_files(tokenizer, folder)
-    write(folder, config, tensors)
+            copied = tokenizers.save_tokenizer_files(tokenizer, folder)
+    write(folder, config, tensors, [] if copied is None else [copied])
     return folder
 
 
-def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: bool = False) -> Checkpoint:
     """Load a checkpoint of m2s or of SEDD.
+
+    No code of the files is run. The configuration is compared with the tensors in the file before a network is built.
 
     Args:
         path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small".
         device: Where the network is put.
+        verify: Compare the SHA-256 of the files with those in config.json. Checkpoints of version 0.1 and of SEDD have none.
 
     Returns:
-        The checkpoint. The network is in evaluation mode.
+        The checkpoint. The network is in evaluation mode, and its weights have the dtype in which they were saved. Weights
+        that were saved in several are converted to float32.
 
     Raises:
         FileNotFoundError: There is no such folder or repository, or a file is missing in it.
-        ValueError: A file is damaged, or was written by a newer version of m2s.
+        ValueError: A file is damaged, holds NaN or infinity, or was written by a newer version of m2s.
         ImportError: `huggingface_hub` is needed and not installed.
 
     Example:
@@ -119,32 +124,44 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu") -> Checkp
         >>> x = m2s.sample(model, head, (4, 128))
     """
     folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *tokenizers.KEPT, *sedd.FILES))
+    _check_ordinary(folder)
     settings = sedd.recognise(folder)
     if settings is None:
-        return _load(folder, device)
+        return _load(folder, device, verify)
     with _within(folder):
         model, head, data, tokenizer = sedd.load(folder, settings)
+        check_finite(dict(model.named_parameters()))
         config = _describe(model, head, data, tokenizer, {"sedd": settings}, {})
     return Checkpoint(model.to(device).eval(), head, tokenizer, data, config)
 
 
-def _load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+def _load(folder: Path, device: torch.device | str = "cpu", verified: bool = False) -> Checkpoint:
     """Load a folder that `save` wrote."""
     config = read_config(folder)
-    if not (folder / WEIGHTS).exists():
+    path = folder / WEIGHTS
+    if not path.exists():
         raise FileNotFoundError(f"{folder} holds {CONFIG} but no {WEIGHTS}: copy that file too, or save the checkpoint again")
-    tensors = read_safetensors(folder / WEIGHTS)
+    if verified:
+        verify(folder, config)
+    header = read_header(path)
     with _within(folder):
-        head = from_dict(config["head"], {name: tensors[name] for name in tensors if name.startswith(PROCESS)})
+        matrices = read_safetensors(path, [name for name in header if name.startswith(PROCESS)])
+        check_finite(matrices)
+        head = from_dict(config["head"], matrices)
         validation.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
         tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"], folder)
-        with torch.random.fork_rng(devices=[]):  # initial weights are replaced below and must not use up random numbers
-            model = network_from_dict(config["model"])
         _check_vocabulary(config["model"], head, tokenizer)
-        weights = {name.removeprefix(MODEL): tensors[name] for name in tensors if name.startswith(MODEL)}
-        _check_tensors(model, weights, [name for name in tensors if not name.startswith((MODEL, PROCESS))])
-    model.load_state_dict(weights, assign=True)
-    return Checkpoint(model.to(device).eval(), head, tokenizer, config.get("data"), config)
+        _check_data(config.get("data"))
+        present = {name.removeprefix(MODEL): info for name, info in header.items() if name.startswith(MODEL)}
+        # Initial weights are replaced below and must not use up random numbers.
+        with torch.random.fork_rng(devices=[]), limit_parameters([info.shape for info in present.values()]):
+            model = network_from_dict(config["model"])
+        _check_tensors(model, present, [name for name in header if not name.startswith((MODEL, PROCESS))])
+        found = read_safetensors(path, [MODEL + name for name in present])
+        weights = uniform_precision({name.removeprefix(MODEL): value for name, value in found.items()})
+        model.load_state_dict(weights, assign=True)
+        check_finite(dict(model.named_parameters()))
+        return Checkpoint(model.to(device).eval(), head, tokenizer, config.get("data"), config)
 
 
 def push(folder: str | Path, repo: str, private: bool = False) -> str:
@@ -181,7 +198,7 @@ def _describe(
         "model": network_to_dict(model),
         "head": to_dict(head, tensors),
         "data": None if data is None else dict(data),
-        "tokenizer": named(tokenizer) or None,
+        "tokenizer": tokenizer_description(tokenizer) or None,
         "extra": {} if extra is None else dict(extra),
     }
     try:
@@ -190,6 +207,13 @@ def _describe(
         raise TypeError(f"data and extra must hold what JSON can: numbers, strings, lists, dictionaries; {error}") from None
     _check_vocabulary(config["model"], head, tokenizer)
     return config
+
+
+def _check_ordinary(folder: Path) -> None:
+    """Raise ValueError where a file of the checkpoint is a pipe or a device: reading it could wait for ever."""
+    for name in (CONFIG, CONFIG + NEW, WEIGHTS, *tokenizers.KEPT, *sedd.FILES):
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise ValueError(f"{folder / name} is not an ordinary file: take it from a copy, or save the checkpoint again")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -213,7 +237,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save was interrupted{also}"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
         raise ValueError(
@@ -243,19 +267,49 @@ def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer
         )
 
 
-def _check_tensors(model: nn.Module, weights: Mapping[str, Tensor], unexpected: list[str]) -> None:
-    """The weights are those of the network, with the same names and shapes."""
+def _check_data(data: Any) -> None:
+    """The description of the data has the form that sampling and evaluation rely on."""
+    if data is None:
+        return
+    if not isinstance(data, dict):
+        raise ValueError(f'data is {data!r}, but it must be a description such as {{"kind": "text", "length": 128}}')
+    if data.get("kind") == "image":
+        shape: Any = data.get("shape")
+        levels: Any = data.get("levels")
+        if not isinstance(shape, list) or len(shape) not in (2, 3):
+            raise ValueError(f"data.shape is {shape!r}, but it must be [height, width] or [height, width, channels]")
+        for size in shape:
+            validation.positive_int("data.shape", size)
+        validation.positive_int("data.levels", levels, low=2)
+    elif data.get("length") is not None:
+        validation.positive_int("data.length", data["length"])
+
+
+def _check_tensors(model: nn.Module, weights: Mapping[str, TensorInfo], unexpected: list[str]) -> None:
+    """The weights are those of the network, with the same names and shapes, and floats where it has floats."""
     expected = model.state_dict()
+    both = [name for name in expected if name in weights]
     faults = [f"{name} is missing" for name in expected if name not in weights]
     faults += [f"{name} is unexpected" for name in (*(name for name in weights if name not in expected), *unexpected)]
     faults += [
         f"{name} has shape {list(weights[name].shape)}, expected {list(expected[name].shape)}"
-        for name in expected
-        if name in weights and weights[name].shape != expected[name].shape
+        for name in both
+        if weights[name].shape != tuple(expected[name].shape)
+    ]
+    faults += [
+        f"{name} has dtype {weights[name].dtype}, expected {expected[name].dtype}"
+        for name in both
+        if weights[name].dtype.is_floating_point != expected[name].is_floating_point()
     ]
     if faults:
-        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        # Names of a file from others may be long.
+        short = [fault if len(fault) <= 160 else f"{fault[:80]} ... {fault[-60:]}" for fault in faults[:8]]
+        listed = "; ".join(short) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ValueError(f"{WEIGHTS} does not fit the network that {CONFIG} describes: {listed}")
+
+
+# What constructors may raise for values of the wrong type or size, which a configuration from others can hold.
+_UNUSABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 
 
 @contextlib.contextmanager
@@ -263,5 +317,6 @@ def _within(folder: Path) -> Iterator[None]:
     """Add the folder to the message of errors raised inside."""
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder}: {error}") from error
+    except _UNUSABLE as error:
+        reason = str(error) or type(error).__name__
+        raise ValueError(reason if str(folder) in reason else f"{folder}: {reason}") from error

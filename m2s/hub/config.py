@@ -8,12 +8,16 @@ JSON cannot hold matrices. They go into a second dictionary of tensors, as "proc
 A class of your own can be saved and loaded after `m2s.hub.CLASSES.add("MyProcess", MyProcess)`.
 """
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from m2s.heads import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
 from m2s.models import build, describe
@@ -143,6 +147,43 @@ def network_from_dict(description: Mapping[str, Any]) -> nn.Module:
         ValueError: There is no such network, or it has no such setting.
     """
     return build({name: _from_json(value, None) for name, value in description.items()})
+
+
+@contextlib.contextmanager
+def limit_parameters(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Raise an error inside the block as soon as a network has clearly more parameters than a file has tensors.
+
+    A configuration can ask for ten million layers or a matrix that no memory can hold. The error is raised while the network
+    is built, and before the memory of its parameters is touched. Small differences are left to the caller to report.
+
+    Args:
+        shapes: The shapes of the tensors in the file.
+
+    Yields:
+        None.
+
+    Raises:
+        ValueError: There are more than twice as many parameters, or their sizes add up to more than twice as much.
+    """
+    most_tensors, most_elements = 2 * len(shapes) + 1_000, 2 * sum(map(math.prod, shapes)) + 100_000_000
+    thread, tensors, elements = threading.get_ident(), 0, 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal tensors, elements
+        if parameter is None or threading.get_ident() != thread:
+            return
+        tensors, elements = tensors + 1, elements + parameter.numel()
+        if tensors > most_tensors or elements > most_elements:
+            raise ValueError(
+                f"the file of weights holds {len(shapes)} tensors, which are far fewer or smaller than those of the network "
+                "that the configuration describes"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _argument(value: Any, name: str) -> Any:

@@ -25,10 +25,16 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
         NotADirectoryError: The path is a file.
         ImportError: `huggingface_hub` is not installed.
     """
+    if not isinstance(path_or_repo, str | Path):
+        raise TypeError(f"a checkpoint is the path of a folder or the name of a repository, not {type(path_or_repo).__name__}")
     path = Path(path_or_repo).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        if path.is_dir():
+            return path
+        there = path.exists()
+    except OSError as error:  # such as a name that is too long
+        raise FileNotFoundError(f"there is no folder {str(path)[:100]}: {error.strerror}") from None
+    if there:
         raise NotADirectoryError(f"{path} is a file, but a checkpoint is a folder: give {path.parent}")
     repo, missing = str(path_or_repo), f"there is no folder {path}{_beside(path)}"
     if not REPOSITORY.fullmatch(repo):

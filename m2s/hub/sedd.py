@@ -15,6 +15,7 @@ from torch import Tensor
 
 from m2s.data.tokenizer import GPT2, Tokenizer
 from m2s.heads import LogScore
+from m2s.hub.config import limit_parameters
 from m2s.hub.folder import CONFIG, WEIGHTS
 from m2s.hub.tensors import read_pickle, read_safetensors
 from m2s.models import DiT, DiTConfig
@@ -50,7 +51,7 @@ def recognise(folder: Path) -> dict[str, Any] | None:
     if (folder / CONFIG).exists():
         try:
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             return None
     elif (folder / RUN_CONFIG).exists():
         settings = _read_yaml(folder / RUN_CONFIG)
@@ -80,8 +81,9 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
     scaled = bool(_get(settings, "model.scale_by_sigma"))
     if scaled and graph == "uniform":
         raise ValueError("model.scale_by_sigma is set, but graph.type is uniform: SEDD defines it for absorb only")
-    length = int(_get(settings, "model.length"))
-    with torch.random.fork_rng(devices=[]):  # initial weights are replaced below and must not use up random numbers
+    length, given = int(_get(settings, "model.length")), _read(folder)
+    # Initial weights are replaced below and must not use up random numbers.
+    with torch.random.fork_rng(devices=[]), limit_parameters([value.shape for value in given.values()]):
         model = DiT(
             DiTConfig(
                 process.states,
@@ -94,7 +96,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
                 clock=schedule,
             )
         )
-    model.load_state_dict(_renamed(model, _read(folder)), assign=True)
+    model.load_state_dict(_renamed(model, given), assign=True)
     return model, LogScore(process, "sigma" if scaled else "none"), {"kind": "text", "length": length}, _tokenizer(tokens)
 
 
@@ -136,7 +138,10 @@ def _read(folder: Path) -> Mapping[str, Tensor]:
         path = folder / name
         if path.exists():
             found = read_safetensors(path) if name == WEIGHTS else read_pickle(path)
-            return _averaged(found, path) if name == RUN_STATE else found
+            found = _averaged(found, path) if name == RUN_STATE else found
+            if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+                raise ValueError(f"{path} does not hold tensors by name: download it again")
+            return found
     raise FileNotFoundError(f"{folder} holds a configuration of SEDD, but none of {WEIGHTS}, {PICKLED} and {RUN_STATE}")
 
 

@@ -1,19 +1,116 @@
-"""Read tensors from files, without running code that a file may contain."""
+"""Read tensors from files, without running code that a file may contain, and without trusting the sizes that it states."""
 
+import math
 import pickle
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from m2s.io import parse_json
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+HEADER_BYTES = 100_000_000  # the longest header that the format allows
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The dtypes that are read, by their names in a safetensors file."""
+
+
+class TensorInfo(NamedTuple):
+    """What the header of a file says about a tensor.
+
+    Args:
+        dtype: Its dtype.
+        shape: Its shape.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Read and check the header of a .safetensors file. The tensors themselves are not read.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Dtype and shape of every tensor, by name. They fit the size of the file.
+
+    Raises:
+        ValueError: The file is damaged, or is of another format.
+    """
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ValueError(f"{path} is not an ordinary file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(size - 8, HEADER_BYTES):
+                if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
+                    raise ValueError("it is a pickle or TorchScript, which can run code: write its weights as .safetensors")
+                raise ValueError(f"its header should have {length:,} bytes, and the file has {size:,}")
+            header = parse_json(file.read(length))
+        header.pop("__metadata__", None)
+        spans = sorted(_span(name, entry) for name, entry in header.items())
+        end = 0
+        for begin, stop, name in spans:
+            if begin != end:
+                raise ValueError(f"{_quoted(name)} begins at byte {begin}, expected {end}")
+            end = stop
+        if end != size - 8 - length:
+            raise ValueError(f"its tensors have {end:,} bytes, and the file has {size - 8 - length:,} for them")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged or cut short ({error}): copy it again, or save the checkpoint again") from None
+    return {name: TensorInfo(DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()}
+
+
+def _span(name: str, entry: Any) -> tuple[int, int, str]:
+    """Where the bytes of a tensor begin and end, checked against its dtype and shape."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"{_quoted(name)} has no dtype, shape and offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{_quoted(name)} has dtype {_quoted(str(dtype))}, expected one of {', '.join(DTYPES)}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{_quoted(name)} has a shape or offsets that are not whole numbers")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise ValueError(f"{_quoted(name)} has {end - begin:,} bytes, which its shape does not fit")
+    return begin, end, name
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether a value is a list of whole numbers that a size can have."""
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 63 for each in value)
+
+
+def _quoted(name: str) -> str:
+    """A name in an error message, not longer than a line."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Read a .safetensors file.
 
     Args:
         path: The file.
+        names: The tensors to read; None: all.
 
     Returns:
         Its tensors, by name.
@@ -21,10 +118,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: The file is damaged.
     """
+    header = read_header(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+            return {name: file.get_tensor(name).clone() for name in (header if names is None else names)}
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}): copy it again, or save the checkpoint again") from None
 
 
@@ -42,9 +140,44 @@ def read_pickle(path: Path) -> Any:
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except OSError:
+        raise
+    except (pickle.UnpicklingError, Exception) as error:  # a damaged pickle can raise anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
             f"{path} is damaged, or holds objects other than tensors, which are not read: {reason}. Copy it again, or "
             "write its weights as .safetensors"
         ) from None
+
+
+def uniform_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights in one floating-point dtype, because a network cannot be called with several.
+
+    Args:
+        weights: Tensors by name.
+
+    Returns:
+        The tensors. Where the floating-point ones have several dtypes, or one of 8 bits, they are converted to float32.
+    """
+    kinds = {value.dtype for value in weights.values() if value.is_floating_point()}
+    if len(kinds) < 2 and all(kind.itemsize > 1 for kind in kinds):
+        return dict(weights)
+    return {name: value.float() if value.is_floating_point() else value for name, value in weights.items()}
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Check that tensors hold neither NaN nor infinity.
+
+    Args:
+        tensors: Tensors by name.
+
+    Raises:
+        ValueError: One of them does.
+    """
+    bad = [name for name, value in tensors.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise ValueError(
+            f"{', '.join(map(_quoted, bad[:3]))}{more} of {len(tensors)} tensors hold NaN or infinity: the training diverged, "
+            "or the file is damaged. Use an earlier checkpoint"
+        )

@@ -163,14 +163,22 @@ def test_hub_images_are_downloaded_only_on_request(monkeypatch):
     with pytest.raises(UserError, match="digits, mnist, cifar10"):
         m2s.data.load("imagenet")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="pip install datasets"):
+    with pytest.raises(UserError, match="pip install 'datasets>=4'"):
         m2s.data.load("mnist", hub=True)
     with pytest.raises(UserError, match="not on the hub"):
         m2s.data.load("digits", hub=True)
     split = {"image": [np.full((28, 28), 7, np.uint8)] * 2, "label": [1, 2]}
-    fake = types.SimpleNamespace(load_dataset=lambda name, config, revision: {"train": split, "test": split})
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    images = m2s.data.load("mnist", hub=True)
+    given = []
+
+    def load_dataset(name, config, **options):
+        given.append(options)
+        return {"train": split, "test": split}
+
+    for version in ("3.6.0", "4.1.0"):
+        fake = types.SimpleNamespace(load_dataset=load_dataset, __version__=version)
+        monkeypatch.setitem(sys.modules, "datasets", fake)
+        images = m2s.data.load("mnist", hub=True)
+    assert given == [{"revision": None, "trust_remote_code": False}, {"revision": None}]  # no script of a repository runs
     assert images.train.shape == (2, 784) and (images.test == 7).all() and images.train_labels.tolist() == [1, 2]
 
 

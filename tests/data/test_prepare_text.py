@@ -110,6 +110,14 @@ def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_pa
         with pytest.raises(BadData, match=rf"{way_out}. {kept} keeps what was packed .* delete it or give another folder"):
             prepare(tmp_path / "a.txt", kept, Characters("abc"))
     assert "progress.json" in contents(kept)
+    path = kept / "progress.json"
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps(good | {"alone": good["alone"] + 1}))  # a possible number, but not the one that was written
+    with pytest.raises(BadData, match=r"its SHA-256 differs"):
+        prepare(tmp_path / "a.txt", kept, Characters("abc"))
+    path.write_text(json.dumps({name: value for name, value in good.items() if name != "sha256"}))  # as version 0.1 writes it
+    with pytest.raises(BadData, match=way_out):
+        prepare(tmp_path / "a.txt", kept, Characters("abc"))
     with pytest.raises(BadData, match=r"not finished: .* resumes or reports what stopped it, or delete the folder"):
         Tokens(kept, "train", 1)
     with pytest.raises(UserError, match=r"different preparation .* give another folder, or delete it"):
@@ -122,7 +130,7 @@ def test_hub_text(tmp_path, monkeypatch):
 
     data = {split: Rows({"text": f"{split} {i}"} for i in range(25)) for split in ("train", "test")}
     calls = []
-    fake = types.SimpleNamespace(load_dataset=lambda *given, **more: calls.append((given, more)) or data)
+    fake = types.SimpleNamespace(load_dataset=lambda *given, **more: calls.append((given, more)) or data, __version__="4.0.0")
     monkeypatch.setitem(sys.modules, "datasets", fake)
     meta = prepare("lm1b", tmp_path / "out")
     assert calls == [(("billion-word-benchmark/lm1b", None), {"revision": "refs/convert/parquet"})]

@@ -22,14 +22,32 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`. No end token is added, and a special token in the text is ordinary text."""
+        """Return the ids of `text`. No end token is added, and a special token in the text is ordinary text.
+
+        Args:
+            text: The text.
+
+        Raises:
+            ValueError: The vocabulary has no token for a character (`Characters`).
+        """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`. Bytes that are not UTF-8, such as half a character, become U+FFFD."""
+        """Return the text of `ids`. Bytes that are not UTF-8, such as half a character, become U+FFFD.
+
+        Args:
+            ids: Token ids, each below `vocab`.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, which may be part of a character; none for the end token."""
+        """Return the bytes that a token stands for, which may be part of a character; none for the end token.
+
+        Args:
+            token: A token id.
+        """
         return b"" if token == self.end else self.decode([token]).encode("utf-8")
 
     def file_contents(self) -> bytes | None:

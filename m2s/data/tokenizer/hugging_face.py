@@ -79,14 +79,14 @@ class HuggingFace(Tokenizer):
         return {"kind": type(self).__name__, "path": self.path, "end_token": end_token, "size": self.vocab}
 
     @functools.cached_property
-    def _loaded(self) -> "Loaded":
+    def _loaded(self) -> "_Loaded":
         loaded = _load(self.path)
         if self.size not in (None, loaded.size):
             raise ValueError(f"{self.path} has {loaded.size:,} tokens, expected {self.size:,}: it is another tokenizer")
         return loaded
 
 
-class Loaded(NamedTuple):
+class _Loaded(NamedTuple):
     """A tokenizer in memory.
 
     Args:
@@ -118,7 +118,7 @@ class Loaded(NamedTuple):
         return twice[len(once) :].encode("utf-8")
 
 
-def _load(path: str | None) -> Loaded:
+def _load(path: str | None) -> _Loaded:
     """Load a tokenizer from a file, a folder or the hub."""
     if path is None:
         raise FileNotFoundError(f"the tokenizer has no {FILE}: copy it into the folder of the checkpoint or of the packed text")
@@ -135,7 +135,7 @@ def _load(path: str | None) -> Loaded:
 
 
 @functools.lru_cache(maxsize=4)  # every `Tokens.tokenizer` is a new object with the same contents
-def _from_json(contents: bytes, end_token: str, name: str) -> Loaded:
+def _from_json(contents: bytes, end_token: str, name: str) -> _Loaded:
     """Read the contents of a tokenizer.json."""
     try:
         from tokenizers import Tokenizer as Backend
@@ -153,7 +153,7 @@ def _from_json(contents: bytes, end_token: str, name: str) -> Loaded:
         raise ValueError(f"{name} has no tokens: train or choose another tokenizer")
     end_token = end_token or next((token for token in END_TOKENS if token in vocabulary), "")
     decoder = json.dumps(json.loads(contents).get("decoder"))
-    return Loaded(
+    return _Loaded(
         tokenizer, contents, end_token, max(vocabulary.values()) + 1, '"ByteLevel"' in decoder, '"ByteFallback"' in decoder
     )
 
@@ -167,7 +167,7 @@ def _configured_end(config: Path) -> str:
     return str(token["content"] if isinstance(token, dict) else token or "")
 
 
-def _from_transformers(tokenizer: Any, name: str) -> Loaded:
+def _from_transformers(tokenizer: Any, name: str) -> _Loaded:
     """Take the `tokenizers.Tokenizer` out of a tokenizer of transformers."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{name} is a slow tokenizer, which cannot be stored as {FILE}: convert it to a fast one first")
@@ -181,7 +181,7 @@ def _auto_tokenizer(name: str, local_files_only: bool) -> Any:
     except ImportError as error:
         raise ImportError(f"the tokenizer {name} needs transformers ({error}): pip install transformers") from None
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
+        return AutoTokenizer.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False)
     except (OSError, ValueError, LookupError, AttributeError, TypeError, RuntimeError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(f"the tokenizer {name} could not be loaded: {reason}") from error

@@ -100,8 +100,9 @@ def from_dict(description: Mapping[str, Any], folder: Path | None = None) -> Tok
 
     Args:
         description: The class ("kind") and its arguments.
-        folder: A folder with the copy that `save_tokenizer_files` made. The copy replaces the path of the description. Where
-            there is neither, the tokenizer looks for its file at the default place.
+        folder: A folder with the copy that `save_tokenizer_files` made. The path of the description is ignored, because a
+            folder from others must not name files of this machine. Without a copy the tokenizer looks for its file at the
+            default place.
 
     Returns:
         The tokenizer. Its file is read when it is first needed.
@@ -111,15 +112,17 @@ def from_dict(description: Mapping[str, Any], folder: Path | None = None) -> Tok
     """
     arguments = dict(description)
     kind = arguments.pop("kind", None)
-    if kind not in TOKENIZERS:
+    if not isinstance(kind, str) or kind not in TOKENIZERS:
         raise ValueError(f"the tokenizer's kind is {kind!r}, but it must be one of {', '.join(TOKENIZERS)}")
     known = [field.name for field in fields(TOKENIZERS[kind])]  # type: ignore[arg-type]
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise ValueError(f"the tokenizer {kind} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
     kept = TOKENIZERS[kind].kept
-    if folder is not None and kept is not None and (folder / kept).is_file():
-        arguments["path"] = str((folder / kept).absolute())
+    if folder is not None:
+        arguments.pop("path", None)
+        if kept is not None and (folder / kept).is_file():
+            arguments["path"] = str((folder / kept).absolute())
     elif arguments.get("path") is not None and not Path(arguments["path"]).expanduser().exists():
         del arguments["path"]
     return TOKENIZERS[kind](**arguments)
