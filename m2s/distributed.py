@@ -2,9 +2,11 @@
 
 import gc
 import itertools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from m2s.devices import invalid_device, resolve_device
+from m2s.errors import UserError
+from m2s.heartbeat import VARIABLE, Heartbeat, rank_timeout
 
 T = TypeVar("T")
 
@@ -28,12 +32,14 @@ class World:
         size: The number of processes.
         device: The device of this process.
         joined: Whether `start` made the process group, which `__exit__` then destroys.
+        heartbeat: Signs of life to and from the other processes; None where there are none.
     """
 
     rank: int
     size: int
     device: torch.device
     joined: bool = False
+    heartbeat: Heartbeat | None = None
 
     @classmethod
     def start(cls, device: str = "") -> "World":
@@ -47,7 +53,7 @@ class World:
             The place of this process.
 
         Raises:
-            UserError: The device cannot be used.
+            UserError: The device cannot be used, or a process did not start within M2S_RANK_TIMEOUT seconds.
         """
         device = "" if device == "auto" else device
         size, name = int(os.environ.get("WORLD_SIZE", "1")), device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,10 +67,10 @@ class World:
             torch.cuda.set_device(kind)
         if size == 1:
             return cls(0, 1, kind)
-        joins = not dist.is_initialized()
+        joins, heartbeat = not dist.is_initialized(), None
         if joins:
-            _join("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
-        return cls(dist.get_rank(), size, kind, joins)
+            heartbeat = _join("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
+        return cls(dist.get_rank(), size, kind, joins, heartbeat)
 
     def __enter__(self) -> "World":
         return self
@@ -75,6 +81,8 @@ class World:
         A thread that frees a tensor while the interpreter exits aborts the process. After an error nothing is closed: that
         could wait for a process that no longer exists.
         """
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
         if self.joined and kind is None:
             # torch 2.13 caches meshes, and a mesh holds its connections.
             for mesh in _meshes:
@@ -93,16 +101,41 @@ class World:
         _meshes.append(init_device_mesh(self.device.type, (self.size,)))
         return _meshes[-1]
 
+    def reach(self, place: str | None = None) -> None:
+        """Count a place of the program that every process reaches, so that one that does not is named (`m2s.heartbeat`).
+
+        Args:
+            place: The name of the place for messages, such as "step 7"; None keeps the last name.
+        """
+        if self.heartbeat is not None:
+            self.heartbeat.reach(place)
+
     def sum(self, value: Tensor) -> Tensor:
-        """Add up `value` over all processes, in place, and return it."""
+        """Add up `value` over all processes, in place, and return it.
+
+        Args:
+            value: A tensor of the same shape in every process.
+
+        Returns:
+            `value`, which holds the sum.
+        """
         if self.size > 1:
+            self.reach()
             dist.all_reduce(value)
         return value
 
     def once(self, work: Callable[[], T]) -> T:
-        """Call `work` in the first process, and return its result, or raise its error, in every process."""
+        """Call `work` in the first process, and return its result, or raise its error, in every process.
+
+        Args:
+            work: The function. Other processes wait for its result, which must be picklable.
+
+        Returns:
+            The result of `work`.
+        """
         if self.size == 1:
             return work()
+        self.reach()
         outcome: list[Any] = [None, None]  # the result and the error
         if self.first:
             try:
@@ -119,15 +152,31 @@ _joins = itertools.count()
 _meshes: list[DeviceMesh] = []
 
 
-def _join(backend: str) -> None:
-    """Initialize the process group.
+def _join(backend: str) -> Heartbeat | None:
+    """Initialize the process group, and start to watch the other processes.
 
     torchrun uses one store for all its restarts, and it still holds the addresses of dead processes (torch 2.13). So each
     restart has its own prefix. On several nodes the counts of restarts may differ; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     gives each restart a new store.
     """
-    store, rank, size = next(rendezvous("env://"))
-    store = PrefixStore(f"join-{next(_joins)}", store)
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    seconds, heartbeat = rank_timeout(), None
+    limited = math.isfinite(seconds)
+    # Longer than the heartbeat's limit, which names the process that is missing, and than the first process may need to save.
+    timeout = max(dist.default_pg_timeout, timedelta(seconds=2 * seconds)) if limited else timedelta(days=365)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds) if limited else timeout))
+        store = PrefixStore(f"join-{next(_joins)}", store)
+        if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+            store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        if limited:
+            heartbeat = Heartbeat(store, rank, size, seconds)
+            heartbeat.announce()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except dist.DistStoreError as error:
+        raise UserError(
+            f"not all {os.environ['WORLD_SIZE']} processes have started ({str(error).splitlines()[0]}): {VARIABLE} sets the "
+            "seconds to wait for them"
+        ) from error
+    if heartbeat is not None:
+        heartbeat.start()
+    return heartbeat

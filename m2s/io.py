@@ -1,13 +1,20 @@
-"""Files: output paths that are checked before anything is computed, and writes that are atomic."""
+"""Files: output paths that are checked before anything is computed, writes that are atomic, and JSON that may be damaged."""
 
 import contextlib
+import errno
+import hashlib
 import json
+import math
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from m2s.errors import UserError
+
+# A few digits that stand for the name of this machine in the names of temporary files.
+_HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=3).hexdigest()
 
 
 def output_file(path: Path, suffixes: tuple[str, ...]) -> Path:
@@ -49,10 +56,12 @@ def output_folder(path: Path) -> Path:
     if blocked is not None:
         raise UserError(f"{blocked} is a file, so nothing can be written below it: give another place")
     # Permission bits do not tell about read-only or full file systems: write a probe.
-    probe = path / f".m2s-{os.getpid()}.tmp"
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
+        for parent in reversed([parent for parent in (path, *path.parents) if not parent.exists()]):
+            parent.mkdir(exist_ok=True)
+            fsync(parent.parent)
+        probe = _temporary(path / "m2s.tmp")
+        create_file(probe)
         probe.unlink()
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror or error}") from error
@@ -89,25 +98,105 @@ def atomic_write(path: Path) -> Iterator[Path]:
         >>> with atomic_write(Path("weights.safetensors")) as temporary:
         ...     save_file(weights, temporary)
     """
-    # The same folder: a rename across file systems is not atomic. The process id: several processes may write the same file.
-    temporary = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+    temporary = _temporary(path)
     try:
+        create_file(temporary)
         yield temporary
         fsync(temporary)
-        os.replace(temporary, path)
+        replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def fsync(path: Path) -> None:
-    """Wait until what was written to a file is on the disk.
+def _temporary(path: Path) -> Path:
+    """Name a temporary file for `path`, and remove those that killed processes left.
+
+    It is in the same folder, since a rename across file systems is not atomic. Its name has the machine and the process, since
+    several processes may write the same file. Only a process of this machine can be known to have ended.
+    """
+    start = f".{path.stem}-{_HOST}-"
+    with contextlib.suppress(OSError), os.scandir(path.parent) as files:
+        for name in [file.name for file in files]:
+            process = name.removeprefix(start).removesuffix(path.suffix)
+            if name.startswith(start) and process.isdecimal() and not _is_running(int(process)):
+                path.with_name(name).unlink(missing_ok=True)
+    return path.with_name(f"{start}{os.getpid()}{path.suffix}")
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine exists."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it belongs to another user
+        pass
+    return True
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file. A file or a symbolic link that has the name already is removed, and nothing is written through it.
 
     Args:
         path: The file.
+
+    Raises:
+        OSError: It cannot be created.
     """
-    handle = os.open(path, os.O_RDONLY)
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of ours for writing, or create it, but never through a symbolic link.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`, such as `os.O_RDWR`.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        UserError: `path` is a symbolic link, or not an ordinary file.
+        OSError: It cannot be opened.
+    """
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise UserError(f"{path} is a link or not an ordinary file, so nothing is written to it: remove it")
+    # O_NOFOLLOW: the file may have been replaced by a link since the check above.
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a file or folder, and wait until the new name is on the disk.
+
+    Args:
+        source: The path to rename.
+        target: The new path. A file or an empty folder of that name is replaced.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    os.replace(source, target)
+    fsync(target.parent)
+
+
+def fsync(path: Path) -> None:
+    """Wait until what was written to a file is on the disk, or the names of the files in a folder.
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
+    except OSError as error:
+        # Some file systems, such as network ones, cannot sync a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(handle)
 
@@ -125,3 +214,65 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, allow_nan=False)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def parse_json(data: bytes | str, allow_nan: bool = False, kind: type = dict) -> Any:
+    """Parse JSON that may be damaged. Whatever is wrong with it, the error is a ValueError.
+
+    Args:
+        data: The text, in UTF-8.
+        allow_nan: Accept NaN and infinities, which Python writes although JSON does not have them.
+        kind: The expected type, dict or list.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: The text is not UTF-8, not JSON, of another type, nested too deeply, has NaN, or has a key twice.
+    """
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not allow_nan and not math.isfinite(value):
+            raise ValueError(f"it has the number {digits[:20]}")
+        return value
+
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=number, parse_float=number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"it is a {type(value).__name__}, expected {'an object' if kind is dict else 'a list'}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys all differ: of two equal keys, Python would ignore the first."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return value
+
+
+def read_json(path: Path, hint: str, allow_nan: bool = False) -> dict[str, Any]:
+    """Read a JSON object from a file of ours.
+
+    Args:
+        path: The file.
+        hint: What the user can do if it is damaged, as the end of the message.
+        allow_nan: Accept NaN and infinities.
+
+    Returns:
+        The object.
+
+    Raises:
+        UserError: The file cannot be read or is damaged.
+    """
+    try:
+        return parse_json(path.read_bytes(), allow_nan)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): {hint}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): {hint}") from error

@@ -13,7 +13,7 @@ from m2s.errors import UserError, suggest
 from m2s.heads import Head, LogScore, Shifted
 from m2s.losses import duo
 from m2s.methods import METHODS
-from m2s.methods.build import make_head, make_loss, make_process, nelbo_loss, with_options
+from m2s.methods.build import explain, make_head, make_loss, make_process, nelbo_loss
 from m2s.models import NETWORKS, DiTConfig, UNetConfig, build, describe, dit, unet
 from m2s.process import Process
 from m2s.registry import option_types, parse_options
@@ -49,9 +49,7 @@ def open_data(config: DataConfig) -> Source:
     where: dict[str, Any] = {"folder": config.folder, "length": config.length, "hub": config.hub}
     if not config.options:
         return open_source(config.name, **where)
-    if config.name not in DATASETS:
-        raise UserError(f"data.name is {config.name!r}: {suggest(config.name, DATASETS)}")
-    dataset: Any = DATASETS[config.name]
+    dataset: Any = DATASETS.find(config.name, "data.name")
     known = {name: kind for name, kind in option_types(dataset).items() if name not in where}
     return dataset(**where, **parse_options(config.options, known, "data"))
 
@@ -70,12 +68,12 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     Raises:
         UserError: An option is unknown, out of range, or not for this kind of network or data.
     """
-    if config.kind not in NETWORKS:
-        raise UserError(f"network.kind is {config.kind!r}: {suggest(config.kind, NETWORKS)}")
+    NETWORKS.find(config.kind, "network.kind")
     if isinstance(process, Shifted) and config.time == "yes":
-        raise UserError("network.time is yes, but an autoregressive model has no time: leave it out")
+        reason = "an autoregressive model has no time"
+        raise UserError(option="network.time", value="yes", reason=reason, hint="leave it out")
     if config.labels and source.classes is None:
-        raise UserError("network.labels is set, but the data has no labels")
+        raise UserError(option="network.labels", value=True, reason="the data has no labels", hint="leave it out")
     try:
         if config.kind == "dit":
             description: Any = _describe_dit(config, process, source)
@@ -83,8 +81,8 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
             description = _describe_unet(config, process, source)
         else:
             description = _describe_plugin(config, process, source)
-    except UserError:
-        raise
+    except UserError as error:
+        raise error.within("network") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"network: {error}") from error
     return {"kind": config.kind, **vars(description)}
@@ -100,10 +98,12 @@ def _describe_dit(config: NetworkConfig, process: Process, source: Source) -> Di
 def _describe_unet(config: NetworkConfig, process: Process, source: Source) -> UNetConfig:
     """The configuration of a U-Net."""
     if _clock(config, process):
-        raise UserError(f"network.clock is for network.kind dit, not {config.kind}: leave it out")
+        reason = f"it is for network.kind dit, not {config.kind}"
+        raise UserError(option="network.clock", value=config.clock, reason=reason, hint="leave it out")
     options = _common_options(config, source) | _sized_options(config, "unet")
     if source.shape is None:
-        raise UserError("network.kind is unet, which is for images, but the data is text: use dit")
+        reason = "a U-Net is for images, and the data is text"
+        raise UserError(option="network.kind", value="unet", reason=reason, hint="use dit")
     mask = process.mask is not None
     return UNetConfig.preset(config.size, process.states, source.shape, mask=mask, input=config.input, **options)
 
@@ -135,9 +135,11 @@ def _sized_options(config: NetworkConfig, kind: str) -> dict[str, Any]:
     """The options of a DiT or a U-Net that are given. It is an error to give one of the other network."""
     sizes: Any = {"dit": dit.SIZES, "unet": unet.SIZES}[kind]
     if config.size not in sizes:
-        raise UserError(f"network.size is {config.size!r}, of kind {kind}: {suggest(config.size, sizes)}")
+        reason = f"there is no {kind} of that size"
+        raise UserError(option="network.size", value=config.size, reason=reason, hint=suggest(config.size, sizes))
     if config.options:
-        raise UserError(f"network.options is for a plugin's network, not for {kind}: give {config.options[0]} as an option")
+        reason, hint = f"it is for a plugin's network, not for {kind}", f"give {config.options[0]} as an option"
+        raise UserError(option="network.options", value=" ".join(config.options), reason=reason, hint=hint)
     names = {
         "dit": ("depth", "heads", "label_after_silu", "norm_bias"),
         "unet": ("layers", "multipliers", "groups", "sinusoids"),
@@ -145,7 +147,8 @@ def _sized_options(config: NetworkConfig, kind: str) -> dict[str, Any]:
     defaults, other = NetworkConfig(), "unet" if kind == "dit" else "dit"
     for name in names[other]:
         if getattr(config, name) != getattr(defaults, name):
-            raise UserError(f"network.{name} is an option of a {other}, but network.kind is {kind}")
+            reason = f"it is for network.kind {other}, not {kind}"
+            raise UserError(option=f"network.{name}", value=getattr(config, name), reason=reason, hint="leave it out")
     return {name: getattr(config, name) for name in names[kind] if getattr(config, name) != getattr(defaults, name)}
 
 
@@ -155,7 +158,8 @@ def _clock(config: NetworkConfig, process: Process) -> dict[str, Any]:
         return {}
     schedule = getattr(process, "schedule", None)
     if schedule is None:
-        raise UserError(f"network.clock is sigma, but {process} has no schedule: give --network.clock time")
+        reason = f"{process} has no schedule"
+        raise UserError(option="network.clock", value="sigma", reason=reason, hint="give --network.clock time")
     return {"clock": schedule}
 
 
@@ -177,10 +181,8 @@ def inherit_clock(config: NetworkConfig, head: Head, checkpoint: hub.Checkpoint)
     """
     before = checkpoint.head
     if isinstance(head, LogScore) and isinstance(before, LogScore) and head.scale != before.scale:
-        raise UserError(
-            f"head.scale is {head.scale}, but the scores of the checkpoint to start from have {before.scale}: "
-            f"give --head.scale {before.scale}"
-        )
+        reason = f"the scores of the checkpoint to start from have {before.scale}"
+        raise UserError(option="head.scale", value=head.scale, reason=reason, hint=f"give --head.scale {before.scale}")
     network = checkpoint.model.config
     if config.kind != "dit" or config.time == "no" or not isinstance(network, DiTConfig):
         return config
@@ -206,8 +208,10 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
     chain = head.process.chain
     if chain is not None and chain.steps * config.run.t_min > 1 + 1e-6:
         raise UserError(
-            f"t_min is {config.run.t_min}, but the first of {chain.steps} steps ends at {1 / chain.steps:g}: give a --t-min of "
-            "at most that, or a smaller --process.chain-steps"
+            option="t_min",
+            value=config.run.t_min,
+            reason=f"the first of {chain.steps} steps ends at {1 / chain.steps:g}",
+            hint="give a --t-min of at most that, or a smaller --process.chain-steps",
         )
     checkpoint = None if config.run.init is None else _open(config.run.init)
     network = config.network if checkpoint is None else inherit_clock(config.network, head, checkpoint)
@@ -219,7 +223,7 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
         try:
             duo.check_duo(model, head)
         except TypeError as error:
-            raise UserError(f"head.curriculum is duo: {with_options(str(error))}") from error
+            raise UserError(option="head.curriculum", value="duo", reason=explain(error)) from error
     if checkpoint is not None:
         _copy_weights(model, description, checkpoint, str(config.run.init))
     return model, head, description

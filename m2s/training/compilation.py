@@ -1,4 +1,4 @@
-"""Compile a network's blocks and its loss, and undo that where it turns out to fail."""
+"""Compile a network's blocks and its loss, and return to eager mode where compilation fails."""
 
 import sys
 
@@ -24,7 +24,11 @@ class Eager:
         """Note that a gradient was computed."""
 
     def undo(self, error: Exception) -> None:
-        """Continue without compilation, and print why."""
+        """Continue without compilation, and print why.
+
+        Args:
+            error: The error of the first gradient, one of `errors`.
+        """
 
     def close(self) -> None:
         """Restore the network and torch's flags."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from m2s import validation
 from m2s.data import DATASETS
 from m2s.errors import UserError
 from m2s.losses.registry import LOSSES
@@ -177,6 +178,8 @@ class RunConfig:
     """When a loss or gradient is not finite: stop with a saved state, or skip that step."""
     device: str = AUTO
     """cpu or cuda. auto: cuda where there is a GPU."""
+    other_data: bool = False
+    """Resume a run although the data is not that of its earlier starts. Length and vocabulary must be the same."""
     tensorboard: bool = False
     """Also write the log for TensorBoard (pip install tensorboard)."""
     wandb: bool = False
@@ -238,7 +241,7 @@ def resolve(config: Config) -> Config:
     Raises:
         UserError: A name is unknown, a value is out of range, or an option has no effect on the chosen parts.
     """
-    method = METHODS.find(config.method)
+    method = METHODS.find(config.method, "method")
     process, head = method.resolve(config.process, config.head)
     network = config.network
     if network.time == AUTO:
@@ -259,14 +262,12 @@ def _check_run(run: RunConfig) -> None:
     lowest = {"steps": 1, "batch": 1, "log_every": 1, "validate_every": 0, "validation_samples": 1, "validation_passes": 1}
     lowest |= {"save_every": 1, "keep": 1, "seed": 0}
     for name, low in lowest.items():
-        if getattr(run, name) < low:
-            raise UserError(f"{name} is {getattr(run, name)}, but it must be at least {low}")
+        validation.positive_int(name, getattr(run, name), low)
     if run.micro_batch is not None and (run.micro_batch < 1 or run.batch % run.micro_batch):
-        raise UserError(f"micro_batch is {run.micro_batch}, but it must divide batch = {run.batch}")
-    if not 0 < run.t_min < 0.5:
-        raise UserError(f"t_min is {run.t_min}, but it must lie in (0, 0.5)")
+        raise UserError(option="micro_batch", value=run.micro_batch, expected=f"a divisor of batch = {run.batch}")
+    validation.in_interval("t_min", run.t_min, "(0, 0.5)")
     if run.importance is not None and not (math.isfinite(run.importance) and run.importance >= 0):
-        raise UserError(f"importance is {run.importance}, but it must be a number >= 0, such as 0.1")
+        raise UserError(option="importance", value=run.importance, expected="a number >= 0, such as 0.1")
 
 
 def _check_unread_process(config: Config) -> None:
@@ -279,21 +280,24 @@ def _check_loss_options(config: Config) -> None:
     name, largest = config.head.loss, config.head.max_weight
     loss = LOSSES.find(name, "head.loss")
     if loss.without_time and config.network.time != "no":
-        raise UserError(f"head.loss {name} averages over times, so the network must not see them: give --network.time no")
-    if "max_weight" in option_types(loss.function) and not (math.isfinite(largest) and largest > 0):
-        raise UserError(f"head.max_weight is {largest}, but it must be a positive number")
+        raise UserError(
+            option="head.loss",
+            value=name,
+            reason="it averages over times, so that the network must not see them",
+            hint="give --network.time no",
+        )
+    if "max_weight" in option_types(loss.function):
+        validation.positive_number("head.max_weight", largest)
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:
     """Check the range of every value."""
-    if not (math.isfinite(optimizer.lr) and optimizer.lr > 0):
-        raise UserError(f"optimizer.lr is {optimizer.lr}, but it must be a positive number")
+    validation.positive_number("optimizer.lr", optimizer.lr)
     for name in ("ema", "beta1", "beta2"):
-        if not 0 <= getattr(optimizer, name) < 1:
-            raise UserError(f"optimizer.{name} is {getattr(optimizer, name)}, but it must lie in [0, 1)")
+        validation.in_interval(f"optimizer.{name}", getattr(optimizer, name), "[0, 1)")
     for name in ("warmup", "clip", "weight_decay"):
         if not getattr(optimizer, name) >= 0:
-            raise UserError(f"optimizer.{name} is {getattr(optimizer, name)}, but it must not be negative")
+            raise UserError(option=f"optimizer.{name}", value=getattr(optimizer, name), expected="at least 0")
 
 
 def plain(config: Config) -> dict[str, Any]:

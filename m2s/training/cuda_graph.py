@@ -21,6 +21,7 @@ def masked_capacity(count: int, positions: int) -> int:
         `count` plus four standard deviations of independent masks, rounded up to a sixteenth of all positions.
     """
     part = max(1, positions // 16)
+    # The number of masked positions is binomial, with a standard deviation of at most sqrt(positions) / 2.
     return min(positions, math.ceil((count + 2 * math.sqrt(positions)) / part) * part)
 
 
@@ -47,14 +48,24 @@ class CUDAGraphRunner:
         return self.calls > WARMUP_CALLS
 
     def __call__(self, *arguments: Tensor | None) -> Tensor:
+        """Call, record or replay the function.
+
+        Args:
+            *arguments: The arguments of the function. Their shapes, and which of them are None, are the same in every call.
+
+        Returns:
+            The result. A replay overwrites that of the replay before.
+        """
         self.calls += 1
         if self.calls <= WARMUP_CALLS:
+            # On the stream of the recording: cuBLAS's workspaces and cached memory belong to the stream that allocated them.
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 result = self.function(*arguments)
             torch.cuda.current_stream().wait_stream(self.stream)
             return result
         if self.calls == WARMUP_CALLS + 1:
+            # A replay reads the addresses of the recording: copies that stay, into which later arguments are written.
             self.arguments = [None if value is None else value.clone() for value in arguments]
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.result = self.function(*self.arguments)
@@ -62,7 +73,7 @@ class CUDAGraphRunner:
             if recorded is not None and given is not None:
                 recorded.copy_(given)
         self.graph.replay()
-        return self.result
+        return self.result  # the next replay overwrites it
 
 
 class DirectBackward:
@@ -80,7 +91,12 @@ class DirectBackward:
         self.backward = backward
 
     def reserve_masked(self, counts: list[float], positions: int) -> None:
-        """Reserve rows for the masked positions of the next calls."""
+        """Reserve rows for the masked positions of the next calls.
+
+        Args:
+            counts: The number of masked positions of each call.
+            positions: The number of all positions of a call.
+        """
 
     def start_step(self, optimizer: torch.optim.Optimizer, single: bool, soft: bool) -> Callable[..., Tensor]:
         """Clear the gradients of the last step.

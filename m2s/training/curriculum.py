@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from m2s.heads import Head
-from m2s.losses.duo import latent, soft_embedding, temperature
+from m2s.losses.duo import gaussian_latent, soft_embedding, temperature
 from m2s.losses.noise import corrupt_by_counter, normals_by_counter
 from m2s.process import Uniform
 from m2s.training.config import Config
@@ -27,11 +27,19 @@ class PlainTokens:
         self.seed, self.steps = config.run.seed, config.run.steps
 
     def tau(self, step: int) -> float:
-        """Return the temperature of the softened tokens at a step; 0: the tokens are plain."""
+        """Return the temperature of the softened tokens at a step; 0: the tokens are plain.
+
+        Args:
+            step: The training step, counted from 0.
+        """
         return 0.0
 
     def log_values(self, step: int) -> dict[str, float]:
-        """Return what the log records of the curriculum at a step."""
+        """Return what the log records of the curriculum at a step.
+
+        Args:
+            step: The training step, counted from 0.
+        """
         return {}
 
     def corrupt(
@@ -43,7 +51,7 @@ class PlainTokens:
             x_0: Clean tokens, [B, L].
             t: Times, [B].
             rows: The examples' indices in the global batch, [B].
-            step: The training step, a scalar on the device, so that a CUDA graph reads it anew.
+            step: The training step, a scalar on the device, so that each replay of a CUDA graph reads it again.
             tau: The temperature, a scalar on the device; None: the tokens are plain.
 
         Returns:
@@ -70,7 +78,7 @@ class DuoCurriculum(PlainTokens):
         if tau is None:
             return super().corrupt(x_0, t, rows, step, tau)
         process = cast(Uniform, self.head.process)  # checked by `m2s.losses.duo.check_duo`
-        w = latent(process, x_0, t, normals_by_counter(rows, x_0.shape[1], process.vocab, self.seed, step))
+        w = gaussian_latent(process, x_0, t, normals_by_counter(rows, x_0.shape[1], process.vocab, self.seed, step))
         return w.argmax(-1), soft_embedding(cast(nn.Embedding, self.model.embedding), torch.softmax(w / tau, -1))
 
 

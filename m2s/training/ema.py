@@ -25,10 +25,14 @@ class EMA:
         self.values: dict[str, Tensor] = {name: weight.detach().clone().float() for name, weight in self.weights.items()}
 
     def new_weight_fraction(self, step: int) -> float:
-        """Return 1 - d, the fraction of the new weight in the average, at a step."""
+        """Return 1 - d, the fraction of the new weight in the average, at a step.
+
+        Args:
+            step: The training step n, counted from 0.
+        """
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
-    def parts(self) -> tuple[list[Tensor], list[Tensor]]:
+    def weights_and_averages(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the weights and their averages, or this process's shards of them. They share memory with the originals."""
         return [local_shard(weight.detach()) for weight in self.weights.values()], [
             local_shard(value) for value in self.values.values()
@@ -39,13 +43,13 @@ class EMA:
         """Replace the network's weights by their average inside the context."""
         raw = {name: weight.detach().clone() for name, weight in self.weights.items()}
         try:
-            self._put(self.values)
+            self._copy_into_weights(self.values)
             yield
         finally:
-            self._put(raw)
+            self._copy_into_weights(raw)
 
     @torch.no_grad()
-    def _put(self, values: dict[str, Tensor]) -> None:
+    def _copy_into_weights(self, values: dict[str, Tensor]) -> None:
         """Copy values into the weights."""
         reshard(self.model)
         for name, weight in self.weights.items():

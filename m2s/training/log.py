@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from m2s.errors import UserError
-from m2s.io import atomic_write
+from m2s.io import atomic_write, open_file, parse_json
 from m2s.training.config import RECORD
 
 NAME = "log.jsonl"
@@ -19,8 +20,49 @@ SILENCE = 10.0  # until the first record of a start, the terminal shows a line a
 TIMINGS = ("seconds", "tokens_per_second")  # the only values that differ between a run and the same run interrupted
 
 
+@dataclass(frozen=True)
+class LogLine:
+    """A line of log.jsonl.
+
+    Args:
+        number: Its number, from 1.
+        data: Its bytes, without the end of the line.
+        record: The record; None where the line cannot be read.
+    """
+
+    number: int
+    data: bytes
+    record: dict[str, Any] | None
+
+
+def read_log(path: Path) -> list[LogLine]:
+    """Read log.jsonl. A line that is damaged does not hide the others.
+
+    Args:
+        path: The file log.jsonl.
+
+    Returns:
+        Its lines. Empty ones are left out.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    lines = enumerate(path.read_bytes().split(b"\n"), 1)
+    return [LogLine(number, data, _parse_record(data)) for number, data in lines if data.strip()]
+
+
+def _parse_record(data: bytes) -> dict[str, Any] | None:
+    """The record of a line; None where there is none."""
+    try:
+        record = parse_json(data, allow_nan=True)
+    except ValueError:
+        return None
+    step = record.get("step")
+    return record if type(step) is int and 0 <= step < 2**63 else None
+
+
 def truncate(path: Path, step: int) -> None:
-    """Remove the records after a step, and an incomplete last line.
+    """Remove the records after a step, and an incomplete last line. Other lines that are damaged go to log.jsonl.damaged.
 
     Args:
         path: The file log.jsonl.
@@ -28,17 +70,23 @@ def truncate(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if record["step"] > step:
-            break
-        kept.append(line + "\n")
+    if not path.is_file():  # reading a pipe could wait for ever
+        raise UserError(f"{path} is not an ordinary file: remove it")
+    ended = path.read_bytes().endswith(b"\n")
+    lines = read_log(path)
+    bad = [line for line in lines if line.record is None]
+    if bad and bad[-1] is lines[-1] and not ended:
+        bad.pop()  # a process that was killed wrote a part of it
+    if bad:
+        aside = path.with_name(path.name + ".damaged")
+        before = aside.read_bytes() if aside.is_file() else b""
+        with atomic_write(aside) as temporary:
+            temporary.write_bytes(before + b"".join(line.data + b"\n" for line in bad))
+        shown = ", ".join(str(line.number) for line in bad[:8]) + (", ..." if len(bad) > 8 else "")
+        print(f"{path}: no record in line {shown}; moved to {aside.name}. All other records are kept", file=sys.stderr)
+    kept = [line.data + b"\n" for line in lines if line.record is not None and line.record["step"] <= step]
     with atomic_write(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_bytes(b"".join(kept))
 
 
 class Log:
@@ -64,12 +112,16 @@ class Log:
         if wandb:
             self.writers.append(_Wandb(folder))
         truncate(folder / NAME, step)
-        self.file = (folder / NAME).open("a", encoding="utf-8")
+        self.file = os.fdopen(open_file(folder / NAME, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
         self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
         self.shown = -math.inf  # the time of the last line on the terminal; infinite after the first record
 
     def record(self, **values: Any) -> None:
-        """Write a record everywhere."""
+        """Write a record everywhere.
+
+        Args:
+            **values: The values by name. `step` is required.
+        """
         self.file.write(json.dumps(values) + "\n")
         self.file.flush()
         for writer in self.writers:
@@ -78,7 +130,11 @@ class Log:
         self.shown = math.inf
 
     def show(self, **values: Any) -> None:
-        """Print a line on the terminal where there is no progress bar."""
+        """Print a line on the terminal where there is no progress bar.
+
+        Args:
+            **values: The values by name.
+        """
         if self.bar.disable:
             print(line(values), file=sys.stderr, flush=True)
         self.shown = time.monotonic()
@@ -89,12 +145,22 @@ class Log:
         return time.monotonic() - self.shown > SILENCE
 
     def advance(self, loss: float, bits: float, rate: float) -> None:
-        """Move the progress bar by one step."""
+        """Move the progress bar by one step.
+
+        Args:
+            loss: The loss of the step, nats per position.
+            bits: The same in bits per position.
+            rate: Tokens per second.
+        """
         self.bar.set_postfix_str(f"loss {loss:.4f}, {bits:.4f} bits, {rate:,.0f} tokens/s", refresh=False)
         self.bar.update()
 
     def say(self, text: str) -> None:
-        """Print a message."""
+        """Print a message.
+
+        Args:
+            text: The message.
+        """
         self.bar.clear()
         print(text, file=sys.stderr, flush=True)
 

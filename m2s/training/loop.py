@@ -82,24 +82,25 @@ def train(config: Config, source: Source | None = None) -> Result:
         stopper = stack.enter_context(Stopper())
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
         if world.first:
-            print(opening(trainer), file=sys.stderr, flush=True)
+            print(start_message(trainer), file=sys.stderr, flush=True)
         resume(trainer)
         log = None
         if world.first:
             log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb)
             stack.callback(log.close)
-        clock = Clock(trainer)
+        timer = RunTimer(trainer)
         batch = trainer.local_batch(trainer.progress.step)
         while batch is not None:
+            world.reach(f"step {trainer.progress.step}")
             losses, weights = trainer.gradient(batch)
-            made = finish_step(trainer, losses, weights, stopper)
-            batch = made.following
-            report(trainer, log, made.loss, *clock.read())
-            save_and_stop(trainer, log, made.stop, stopper)
+            done = finish_step(trainer, losses, weights, stopper)
+            batch = done.next_batch
+            log_and_validate(trainer, log, done.loss, *timer.read())
+            save_and_stop(trainer, log, done.stop, stopper)
         result = Result(trainer.progress.step, trainer.validation, world.first)
         # A wrapped network holds connections, which are closed at the end of `world`: nothing may refer to it then.
         stack.close()
-        del objects, trainer, clock
+        del objects, trainer, timer
     return result
 
 
@@ -117,16 +118,18 @@ def check_log_packages(run: RunConfig) -> None:
             try:
                 importlib.import_module(module)
             except ImportError as error:
-                raise UserError(f"--{option} needs {option}: pip install {option} ({error})") from error
+                reason = f"the package is missing ({error})"
+                raise UserError(option=option, value=True, reason=reason, hint=f"pip install {option}") from error
 
 
 def _check_world(config: Config, world: World) -> None:
     """Check that the batch can be split over the processes and that the kernels can be used."""
     calls = world.size * (config.run.micro_batch or 1)
     if config.run.batch % calls:
-        raise UserError(f"batch is {config.run.batch}, but it must be a multiple of {calls}: processes times micro_batch")
+        expected = f"a multiple of {calls}, the number of processes times micro_batch"
+        raise UserError(option="batch", value=config.run.batch, expected=expected)
     if config.run.kernels == "fused" and (why := why_unavailable(world.device)):
-        raise UserError(f"kernels is fused, but {why}")
+        raise UserError(option="kernels", value="fused", reason=why)
     with use_backend(config.run.kernels):
         probe_triton(world.device)
 
@@ -145,7 +148,7 @@ def _print_notes(given: Config, config: Config) -> None:
         )
 
 
-def opening(trainer: Trainer) -> str:
+def start_message(trainer: Trainer) -> str:
     """Return the first lines of a run: method, network, device, data and folder.
 
     Args:
@@ -182,22 +185,24 @@ class Stopper:
     """The number of the signal that came; 0: none."""
 
     def __enter__(self) -> "Stopper":
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
         with contextlib.suppress(ValueError):  # only the main thread can handle signals
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._previous_handlers = {
+                number: signal.signal(number, self._request_stop) for number in (signal.SIGTERM, signal.SIGINT)
+            }
         return self
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def _request_stop(self, number: int, _: FrameType | None) -> None:
         """Remember the signal and restore the handlers, so that a second signal stops at once."""
         self.signal = number
         self.__exit__()
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
 
-class Clock:
+class RunTimer:
     """Seconds and tokens per second since the start or the resumption of a run.
 
     Args:
@@ -221,30 +226,12 @@ class StepResult:
     Args:
         loss: The loss in nats per position.
         stop: Whether some process was asked to stop.
-        following: The batch of the next step; None after the last.
+        next_batch: The batch of the next step; None after the last.
     """
 
     loss: float
     stop: bool
-    following: LocalBatch | None
-
-
-def training_step(trainer: Trainer, batch: LocalBatch, stopper: Stopper) -> StepResult:
-    """Make one training step, for a caller with its own loop.
-
-    Args:
-        trainer: The trainer.
-        batch: This process's part of the batch.
-        stopper: Whether a signal asked for a stop.
-
-    Returns:
-        The loss and the next batch.
-
-    Raises:
-        Diverged: The loss or the gradient is not finite.
-    """
-    losses, weights = trainer.gradient(batch)
-    return finish_step(trainer, losses, weights, stopper)
+    next_batch: LocalBatch | None
 
 
 def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stopper) -> StepResult:
@@ -266,7 +253,7 @@ def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stop
         Diverged: The loss or the gradient is not finite, and --on-nan is stop.
     """
     run, world, progress = trainer.config.run, trainer.world, trainer.progress
-    following = trainer.local_batch(progress.step + 1)
+    next_batch = trainer.local_batch(progress.step + 1)
     asked = torch.full((1,), float(stopper.signal != 0), dtype=torch.float64, device=world.device)
     losses, asked = world.sum(torch.cat([losses, asked])).split([run.batch, 1])
     norm = trainer.gradient_norm()
@@ -281,10 +268,10 @@ def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stop
     elif run.on_nan == "skip":
         progress.skipped += 1
     else:
-        diverged(trainer, losses, loss, size)
+        raise_diverged(trainer, losses, loss, size)
     progress.step += 1
     progress.tokens += round(total)
-    return StepResult(loss, bool(stop), following)
+    return StepResult(loss, bool(stop), next_batch)
 
 
 def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stopper) -> None:
@@ -310,7 +297,7 @@ def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stoppe
         sys.exit(128 + (stopper.signal or signal.SIGTERM))
 
 
-def report(trainer: Trainer, log: Log | None, loss: float, seconds: float, rate: float) -> None:
+def log_and_validate(trainer: Trainer, log: Log | None, loss: float, seconds: float, rate: float) -> None:
     """Log a step and validate, where these are due. Until the first record the terminal shows its values so far.
 
     Args:
@@ -350,7 +337,7 @@ def report(trainer: Trainer, log: Log | None, loss: float, seconds: float, rate:
             log.record(step=step, **trainer.validation, seconds=seconds)
 
 
-def diverged(trainer: Trainer, losses: Tensor, loss: float, norm: float) -> NoReturn:
+def raise_diverged(trainer: Trainer, losses: Tensor, loss: float, norm: float) -> NoReturn:
     """Save the state before this step, write nan.json with the examples of the batch, and stop.
 
     Args:

@@ -1,88 +1,113 @@
 """The folder of a run: locked while in use, with train.json, which records configuration, code and machine."""
 
+import contextlib
 import fcntl
-import json
 import os
 import platform
+import re
 import socket
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from m2s.data.source import Source
+from m2s.data.source import Source, fingerprint
 from m2s.errors import UserError
-from m2s.io import output_folder, write_json
+from m2s.io import open_file, output_folder, read_json, write_json
 from m2s.provenance import command, revision
 from m2s.training.config import RECORD, Config, plain
 from m2s.version import __version__
 
-__all__ = ["MUTABLE_ON_RESUME", "RECORD", "RunFolder", "environment"]
+__all__ = ["MUTABLE_ON_RESUME", "RECORD", "RunFolder", "environment", "read_record"]
+LOCK = ".lock"
 # The options that may change when a run is resumed: none of them changes the result.
 MUTABLE_ON_RESUME = {
     "run": {"out", "log_every", "validate_every", "validation_samples", "validation_passes", "save_every", "keep", "on_nan"}
-    | {"device", "compile", "recompute", "parallel", "tensorboard", "wandb"},
+    | {"device", "compile", "recompute", "parallel", "tensorboard", "wandb", "other_data"},
     "data": {"folder", "hub"},
 }
+
+
+SIZES = ("rows", "length", "vocab")  # what every record says about the data
+# Files that a process may leave when it is killed before it has written train.json, besides the lock.
+LEFTOVER = re.compile(r"\.m2s-([0-9a-f]+-)?[0-9]+\.tmp|\.(train|log|nan|config)-([0-9a-f]+-)?[0-9]+\.jsonl?")
 
 
 class RunFolder:
     """A context that locks the folder of a run and records a start of the run in its train.json.
 
-    The lock is the operating system's: it is released when the process ends, in whatever way.
+    The lock is the operating system's: it is released when the process ends, in whatever way. A folder that is empty, or holds
+    only what a process leaves that was killed before it wrote train.json, becomes a new run.
 
     Args:
         config: The resolved configuration.
         source: The data.
 
     Raises:
-        UserError: The folder is in use, holds another run, or holds files of something else.
+        UserError: The folder is in use, holds another run, was trained on other data, or holds files of something else.
     """
 
     def __init__(self, config: Config, source: Source) -> None:
         self.path = config.run.out
         self.config = plain(config)
-        self.data = {"rows": source.size, "length": source.length, "vocab": source.vocab}
+        self.other_data = config.run.other_data
+        self.data: dict[str, Any] = {"rows": source.size, "length": source.length, "vocab": source.vocab}
+        if (sha256 := fingerprint(source)) is not None:
+            self.data["sha256"] = sha256
 
     def __enter__(self) -> "RunFolder":
-        files = sorted(p.name for p in self.path.glob("*")) if self.path.is_dir() else []
-        if files and not (self.path / RECORD).exists():
-            raise UserError(f"{self.path} holds {files[0]} but no {RECORD}, so it is not a run: give another --out")
+        files = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        foreign = [name for name in files if name != LOCK and not LEFTOVER.fullmatch(name)]
+        if foreign and not (self.path / RECORD).exists():
+            raise UserError(f"{self.path} holds {foreign[0]} but no {RECORD}, so it is not a run: give another --out")
         output_folder(self.path)
-        self._lock = (self.path / ".lock").open("a+")
+        self._lock = os.fdopen(open_file(self.path / LOCK, os.O_RDWR), "r+", encoding="utf-8", errors="replace")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "another process"
-            self._lock.close()
-            raise UserError(f"{self.path} is in use by {owner}: wait for it, or give another --out") from None
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._lock.flush()
-        try:
+            self._acquire()
+            for path in self.path.iterdir():
+                if LEFTOVER.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
             self._record()
         except BaseException:
-            self._lock.close()
+            # Closing flushes, which fails again on a full disk.
+            with contextlib.suppress(OSError):
+                self._lock.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
+    def _acquire(self) -> None:
+        """Lock the folder, and write the name of this process to the lock."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = "".join(filter(str.isprintable, self._lock.read(200))).strip() or "another process"
+            raise UserError(f"{self.path} is in use by {owner}: wait for it, or give another --out") from None
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be locked ({error.strerror or error}): give an --out on a file system with locks"
+            ) from error
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._lock.flush()
+
     def _record(self) -> None:
         """Check that train.json holds the same run, and append this start to it."""
         path = self.path / RECORD
         record: dict[str, Any] = {"config": self.config, "data": self.data, "starts": []}
-        if path.exists():
-            try:
-                record = json.loads(path.read_text(encoding="utf-8"))
-                self._check_same(record)
-            except (ValueError, KeyError, TypeError) as error:
-                if isinstance(error, UserError):
-                    raise
-                raise UserError(f"{path} is damaged ({error}): give another --out") from error
-        record["starts"].append(environment())
+        start = environment()
+        if os.path.lexists(path):
+            record = read_record(self.path, "give another --out")
+            self._check_same(record)
+            if self._is_other_data(record["data"]):
+                print(f"resuming {self.path} on other data than before, as --other-data asks for", file=sys.stderr)
+                start["data_before"] = record["data"]
+            record["data"] = {**record["data"], **self.data}  # a run of an older version has no fingerprint: it gets one now
+        record["starts"].append(start)
         write_json(path, record)
 
     def _check_same(self, record: dict[str, Any]) -> None:
@@ -91,12 +116,54 @@ class RunFolder:
         before, now = _flat(plain(Config())) | _flat(record["config"]), _flat(self.config)
         different = [key for key in {**before, **now} if before.get(key) != now.get(key) and not _is_mutable(key)]
         if different:
-            shown = "; ".join(f"{_option(key)} was {before.get(key)} and is now {now.get(key)}" for key in different[:4])
+            shown = "; ".join(
+                f"{_shown(_option(key))} was {_shown(before.get(key))} and is now {_shown(now.get(key))}"
+                for key in different[:4]
+            )
             raise UserError(
                 f"{self.path} holds another run: {shown}. Give another --out, with --init {self.path} to start from its weights"
             )
-        if record["data"] != self.data:
-            raise UserError(f"{self.path} was trained on other data: {record['data']} then, {self.data} now")
+
+    def _is_other_data(self, before: dict[str, Any]) -> bool:
+        """Whether the data is not that of earlier starts; raise an error where that was not asked for, or cannot work."""
+        different = [name for name, value in self.data.items() if before.get(name, value) != value]
+        if not different:
+            return False
+        shown = ", ".join(f"{name} {_shown(before[name])} then and {self.data[name]} now" for name in different)
+        if not self.other_data or {"length", "vocab"} & set(different):
+            hint = "" if {"length", "vocab"} & set(different) else ", or --other-data to continue on this data"
+            raise UserError(
+                f"{self.path} was trained on other data ({shown}): give the data of its first start, another --out{hint}"
+            )
+        return True
+
+
+def read_record(folder: Path, hint: str) -> dict[str, Any]:
+    """Read the train.json of a run, and check that it has what every record has.
+
+    Args:
+        folder: The folder of the run.
+        hint: What the user can do if it is damaged, as the end of the message.
+
+    Returns:
+        The record: "config" (sections by name), "data" (sizes and fingerprint) and "starts" (one entry for each start).
+
+    Raises:
+        UserError: The file is missing or damaged.
+    """
+    path = folder / RECORD
+    record = read_json(path, hint)
+    config, data, starts = (record.get(name) for name in ("config", "data", "starts"))
+    fault = None
+    if not isinstance(config, dict) or not all(isinstance(value, dict | str) for value in config.values()):
+        fault = "its configuration is missing"
+    elif not isinstance(data, dict) or not all(type(data.get(name)) is int and data[name] > 0 for name in SIZES):
+        fault = "the sizes of its data are missing"
+    elif not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        fault = "its starts are missing"
+    if fault is not None:
+        raise UserError(f"{path} is damaged ({fault}): {hint}")
+    return record
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +181,13 @@ def _is_mutable(key: str) -> bool:
 def _option(key: str) -> str:
     """The name of a value as the command line has it."""
     return key.removeprefix("run.").rstrip(".")
+
+
+def _shown(value: Any) -> str:
+    """A value of a file that may be damaged, for a message: short, and in one line."""
+    text = str(value)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def environment() -> dict[str, Any]:

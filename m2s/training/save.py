@@ -1,16 +1,21 @@
 """The files of a run: the state from which it resumes, and the averaged weights as a checkpoint that m2s.load reads."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from m2s import hub
+from m2s.errors import UserError
 from m2s.models import build
 from m2s.training import state
 from m2s.training.parallel import gather_full, reshard
 from m2s.training.trainer import Trainer
+
+FIELDS: dict[str, type] = {"tokens": int, "skipped": int, "losses": list, "norms": list, "validation": dict}
+"""What state.json has besides the step: the fields of `Progress`, and the last validation."""
 
 
 def save(trainer: Trainer) -> None:
@@ -45,7 +50,8 @@ def tensors(trainer: Trainer) -> dict[str, Tensor]:
         found[f"model/{name}"] = weight.detach()
         found[f"ema/{name}"] = trainer.average.values[name]
         found |= {f"optimizer.{key}/{name}": value for key, value in trainer.optimizer.state[weight].items()}
-    return found
+    # A resumed optimizer has its moments in another order. Sorted, the files of a state do not depend on that.
+    return dict(sorted(found.items()))
 
 
 def publish(trainer: Trainer) -> None:
@@ -81,11 +87,17 @@ def resume(trainer: Trainer) -> None:
         UserError: There are states, but all are damaged.
     """
     run, world = trainer.config.run, trainer.world
-    found = world.once(lambda: state.newest(run.out / "state", lambda text: print(text, file=sys.stderr)))
+    found = world.once(lambda: state.newest(run.out / "state", lambda text: print(text, file=sys.stderr), FIELDS))
     if found is None:
         return
+    # The process that wrote the newest state may have ended before it had removed the older ones.
+    world.once(lambda: state.remove_old(run.out / "state", run.keep))
     weights = dict(trainer.model.named_parameters())
-    for key, (size, dtype) in found.describe().items():
+    described = found.describe()
+    _check_tensors(
+        found, {name: weight.shape for name, weight in weights.items()}, {k: size for k, (size, _) in described.items()}
+    )
+    for key, (size, dtype) in described.items():
         kind, _, name = key.partition("/")
         if kind.startswith("optimizer."):  # a new optimizer has no moments: make tensors to load into
             moment = size == weights[name].shape  # the count of steps is a number
@@ -97,7 +109,27 @@ def resume(trainer: Trainer) -> None:
     for name in asdict(trainer.progress):
         setattr(trainer.progress, name, found.info[name])
     trainer.validation = found.info["validation"]
+    if found.step == run.steps and not trainer.validation.keys() >= {"validation_bits", "validation_error"}:
+        raise UserError(
+            f"{found.path} is the last state of the run but has no validation: remove it to make the last steps again"
+        )
     if world.first:
         print(f"resuming from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
     if found.step == run.steps:  # the process may have ended after the state and before the checkpoint
         publish(trainer)
+
+
+def _check_tensors(found: state.State, weights: Mapping[str, torch.Size], sizes: Mapping[str, torch.Size]) -> None:
+    """Raise an error where the tensors of a state are not those of the network."""
+    kinds = {key.partition("/")[0] for key in sizes} | {"model", "ema"}
+    expected = {f"{kind}/{name}": size for kind in kinds for name, size in weights.items()}
+    faults = [f"{key} is missing" for key in expected if key not in sizes]
+    faults += [f"{key} is unexpected" for key in sizes if key not in expected]
+    faults += [
+        f"{key} has shape {list(size)}, expected {list(expected[key])}"
+        for key, size in sizes.items()
+        if key in expected and size != expected[key] and not (key.startswith("optimizer.") and not size)
+    ]
+    if faults:
+        more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
+        raise UserError(f"{found.path} does not fit the network of this run: {'; '.join(faults[:4])}{more}")

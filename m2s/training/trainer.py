@@ -24,7 +24,6 @@ from m2s.ops.adamw import OptimizerStep
 from m2s.process import Process
 from m2s.process.chain import snap_times, time_interval
 from m2s.rng import derived_seed
-from m2s.training.bf16_weights import BF16Weights
 from m2s.training.compilation import choose_compilation
 from m2s.training.config import Config, OptimizerConfig
 from m2s.training.cuda_graph import DirectBackward, GraphedBackward
@@ -202,9 +201,7 @@ class Trainer:
             weight_decay=optimizer.weight_decay,
             fused=kind in ("cpu", "cuda"),
         )
-        copies = kind == "cuda" and world.size == 1 and self.fused and self.bf16
-        self.bf16_weights = BF16Weights(self.model) if copies else None
-        self.optimizer_step = OptimizerStep(self.optimizer, self.bf16_weights.weights if self.bf16_weights else None)
+        self.optimizer_step = OptimizerStep(self.optimizer)
         self.start, self.end = time_interval(head.process, run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
@@ -217,8 +214,6 @@ class Trainer:
 
     def close(self) -> None:
         """Restore the attributes of the network and torch's global flags."""
-        if self.bf16_weights is not None:
-            self.bf16_weights.close()
         self.compilation.close()
         self.patches.close()
 
@@ -237,7 +232,11 @@ class Trainer:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.bf16)
 
     def local_batch(self, step: int) -> LocalBatch | None:
-        """Return this process's part of the batch of a step; None after the last step."""
+        """Return this process's part of the batch of a step; None after the last step.
+
+        Args:
+            step: The training step, counted from 0.
+        """
         run, world = self.config.run, self.world
         if step >= run.steps:
             return None
@@ -254,18 +253,18 @@ class Trainer:
         batch, device = self.source.train(indices), world.device
         given = (None if value is None else to_device(value, device) for value in (batch.weight, batch.label))
         rows, t, batch = to_device(rows, device), to_device(t, device), Batch(to_device(batch.x_0, device), *given)
-        masked = self.count_masked(batch.x_0, t, rows, step) if counts else None
+        masked = self._count_masked(batch.x_0, t, rows, step) if counts else None
         return LocalBatch(rows, batch, t, to_device(weight, device), masked)
 
-    def count_masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
+    def _count_masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
         """Start to count the masked positions of each micro-batch. The same noise is drawn again in the backward pass."""
         now = torch.full((), step, dtype=torch.int64, device=x_0.device)
         with use_backend(self.config.run.kernels):
-            x_t, _ = self.corrupt(x_0.long(), t, rows, now, None)
+            x_t, _ = self._corrupt(x_0.long(), t, rows, now, None)
         calls = torch.eq(x_t, self.head.process.vocab).unflatten(0, (-1, self.config.run.micro_batch or len(rows)))
         return copy_to_host(calls.sum((1, 2)).double())
 
-    def corrupt(
+    def _corrupt(
         self, x_0: Tensor, t: Tensor, rows: Tensor, step: Tensor, tau: Tensor | None
     ) -> tuple[Tensor, AbstractContextManager[None]]:
         """Return x_t [B, L], and a context in which the network reads it or its softened form."""
@@ -287,8 +286,6 @@ class Trainer:
             weights = world.sum(batch.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
-        if self.bf16_weights is not None:
-            self.bf16_weights.refresh()
         if batch.masked is not None:
             self.backward_pass.reserve_masked(batch.masked(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
@@ -346,7 +343,7 @@ class Trainer:
         if site_weight is not None:
             weight = weight * site_weight
         with use_backend(self.config.run.kernels):
-            x_t, network_input = self.corrupt(x_0, t, rows, step, tau)
+            x_t, network_input = self._corrupt(x_0, t, rows, step, tau)
             with network_input, self.autocast():
                 value, terms = self.wrapped(x_0, x_t, t, weight, label, max_masked)
             value.backward()
@@ -372,5 +369,5 @@ class Trainer:
             group["lr"] = learning_rate(config, step, self.config.run.steps)
         with use_backend(self.config.run.kernels):
             return self.optimizer_step.start(
-                *self.average.parts(), norm, config.clip, self.average.new_weight_fraction(step), numbers
+                *self.average.weights_and_averages(), norm, config.clip, self.average.new_weight_fraction(step), numbers
             )

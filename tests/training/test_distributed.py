@@ -30,14 +30,7 @@ from m2s.losses.noise import corrupt_by_counter, sample_times
 from m2s.training import Config, loop, save, state, train
 from m2s.training.config import replace
 from m2s.training.parallel import gather_full
-from small_runs import Rows, bits, exit_codes, finish, launch, losses, outcome, random_rows, small, tensors, together
-
-
-def weighted_rows() -> Rows:
-    """Examples with padding and labels."""
-    rows = random_rows().rows
-    weight = (torch.arange(4) < 1 + torch.arange(len(rows)).unsqueeze(-1) % 4).float()
-    return Rows(rows, 5, weight, torch.arange(len(rows)) % 3)
+from small_runs import bits, exit_codes, finish, launch, losses, outcome, random_rows, small, tensors, together, weighted_rows
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -128,7 +121,7 @@ def test_each_process_writes_its_half_of_a_state(tmp_path, parallel):
     together(2, small(tmp_path / "run", steps=4, parallel=parallel), random_rows())
     path = state.place(tmp_path / "run" / "state", 4)
     names = ["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors"]
-    assert sorted(file.name for file in path.iterdir()) == [*names, "state.json"]
+    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", *names, "state.json"]
     info = json.loads((path / "state.json").read_text())
     assert info["files"] == {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in names}
     shards = [load_file(path / name) for name in names]

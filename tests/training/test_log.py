@@ -108,7 +108,7 @@ def test_wandb_itself_accepts_the_records(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("option", "package"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
 def test_a_missing_log_package_is_an_error_that_names_it(tmp_path, monkeypatch, option, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f"--{option} needs {option}: pip install {option}"):
+    with pytest.raises(UserError, match=rf"{option} is True, but the package is missing .*: pip install {option}"):
         train(small(tmp_path / "run", **{option: True}), random_rows())
     assert not any(tmp_path.iterdir())
 
@@ -167,3 +167,76 @@ def test_a_resumed_run_shows_its_first_step_and_logs_what_an_uninterrupted_one_d
     train(config, rows)
     assert shown(capsys) == [9, 10, 12]
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+BAD_LINES = [
+    b"{",
+    b'{"loss": 1.0}',
+    b'{"step": "3"}',
+    b'{"step": true}',
+    b'{"step": 1e3}',
+    b'{"step": 3, "step": 4}',
+    b"[3]",
+    b"\xff\xfe",
+    b'{"step": 3, "note": "\xff"}',
+    b"[" * 100_000,
+    b'{"step": ' + b"9" * 5000 + b"}",
+]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_damaged_line_of_the_log_hides_no_other_record(tmp_path, capsys, bad):
+    path = tmp_path / "log.jsonl"
+    good = [json.dumps({"step": step, "loss": 0.5}).encode() for step in range(1, 6)]
+    path.write_bytes(b"\n".join([*good[:2], bad, *good[2:]]) + b"\n")
+    log_module.truncate(path, 4)
+    assert path.read_bytes().splitlines() == good[:4]
+    assert (tmp_path / "log.jsonl.damaged").read_bytes() == bad + b"\n"
+    assert "no record in line 3" in capsys.readouterr().err
+    log_module.truncate(path, 4)
+    assert path.read_bytes().splitlines() == good[:4] and capsys.readouterr().err == ""
+
+
+def test_an_incomplete_last_line_of_the_log_is_removed_without_a_message(tmp_path, capsys):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "lo')
+    log_module.truncate(path, 4)
+    assert path.read_bytes() == b'{"step": 1}\n' and capsys.readouterr().err == ""
+    assert not (tmp_path / "log.jsonl.damaged").exists()
+
+
+def test_a_complete_record_without_the_end_of_its_line_is_kept(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "loss": NaN}')
+    log_module.truncate(path, 4)
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2, "loss": NaN}\n'
+
+
+def test_a_run_with_a_damaged_log_resumes(tmp_path, capsys):
+    out = tmp_path / "run"
+    train(small(tmp_path / "uninterrupted"), random_rows())
+    with pytest.MonkeyPatch.context() as patch:
+        gradient = Trainer.gradient
+
+        def ending(trainer, batch):
+            if trainer.progress.step == 10:
+                raise Stop
+            return gradient(trainer, batch)
+
+        patch.setattr(Trainer, "gradient", ending)
+        with pytest.raises(Stop):
+            train(small(out), random_rows())
+    path = out / "log.jsonl"
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"\xff\x00 damaged\n" + b"".join(rest))
+    train(small(out), random_rows())
+    assert "no record in line 2" in capsys.readouterr().err
+    assert outcome(out) == outcome(tmp_path / "uninterrupted")
+
+
+def test_a_log_that_is_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"log\.jsonl is a link"):
+        log_module.Log(tmp_path / "run", 0, 4)
+    assert not (tmp_path / "elsewhere").exists()

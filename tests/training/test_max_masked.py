@@ -9,7 +9,6 @@ import weakref
 
 import pytest
 import torch
-from test_distributed import weighted_rows
 
 import m2s
 from m2s.distributed import World
@@ -23,9 +22,9 @@ from m2s.training import cuda_graph, resolve
 from m2s.training import trainer as trainer_module
 from m2s.training.build import make_objects
 from m2s.training.cuda_graph import WARMUP_CALLS, CUDAGraphRunner, DirectBackward, GraphedBackward, masked_capacity
-from m2s.training.loop import Stopper, training_step
+from m2s.training.loop import Stopper, finish_step
 from m2s.training.trainer import Trainer, balance_micro_batches
-from small_runs import random_rows, small
+from small_runs import random_rows, small, weighted_rows
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,8 +172,8 @@ def test_replayed_steps_with_reserved_rows_equal_direct_steps(tmp_path, monkeypa
         trainer.backward_pass = graphed if replays else DirectBackward(trainer.backward)
         batch, losses = trainer.local_batch(0), []
         while batch is not None:
-            made = training_step(trainer, batch, Stopper())
-            batch = made.following
+            made = finish_step(trainer, *trainer.gradient(batch), Stopper())
+            batch = made.next_batch
             losses.append(made.loss)
         found.append(losses)
         weights.append(torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach())

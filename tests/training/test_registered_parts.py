@@ -208,19 +208,28 @@ def test_the_help_lists_the_registered_names(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--process.options", "strength=2"), "process.options: there is no option 'strength': choose from rescale"),
+        (
+            ("--process.options", "strength=2"),
+            "--process.options is 'strength=2', but there is no option 'strength': choose from rescale",
+        ),
         (("--process.kind", "plugin-process", "--process.options", "stregth=2"), "did you mean strength"),
         (
             ("--process.kind", "plugin-process", "--process.options", "strength=x"),
-            "strength is 'x', but it must be a whole number",
+            "--process.options is 'strength=x', but strength must be a whole number",
         ),
-        (("--process.kind", "plugin-process", "--process.options", "strength"), "'strength' has no value: write KEY=VALUE"),
+        (
+            ("--process.kind", "plugin-process", "--process.options", "strength"),
+            "--process.options is 'strength', but it has no value: write KEY=VALUE",
+        ),
         (
             ("--network.kind", "plugin-network", "--network.options", "power=six"),
-            "power is 'six', but it must be one of one, two",
+            "--network.options is 'power=six', but power must be one of one, two",
         ),
-        (("--network.options", "power=one"), "network.options is for a plugin's network, not for unet"),
-        (("--head.options", "factor=2"), "head.options: there is no option 'factor'"),
+        (
+            ("--network.options", "power=one"),
+            "--network.options is 'power=one', but it is for a plugin's network, not for unet",
+        ),
+        (("--head.options", "factor=2"), "--head.options is 'factor=2', but there is no option 'factor'"),
     ],
 )
 def test_wrong_options_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments, message: str) -> None:

@@ -8,12 +8,10 @@ import torch
 
 from m2s.benchmark.train import trainer
 from m2s.distributed import World
-from m2s.models import DiT, DiTConfig
 from m2s.training import Config, loop, resolve, train
-from m2s.training.bf16_weights import BF16Weights
 from m2s.training.build import make_objects
 from m2s.training.cuda_graph import CUDAGraphRunner
-from m2s.training.loop import Stopper, training_step
+from m2s.training.loop import Stopper, finish_step
 from m2s.training.trainer import Trainer
 from small_runs import Rows, random_rows, small, tensors
 
@@ -40,14 +38,14 @@ def test_a_step_waits_for_nothing_but_its_numbers(tmp_path: Path, method: str, k
     trainer_ = Trainer(config, rows, World.start("cuda"), *make_objects(config, rows))
     batch = trainer_.local_batch(0)
     for _ in range(6):
-        batch = training_step(trainer_, batch, Stopper()).following
+        batch = finish_step(trainer_, *trainer_.gradient(batch), Stopper()).next_batch
     graph = trainer_.backward_pass.plain
     assert isinstance(graph, CUDAGraphRunner) and graph.recorded
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            training_step(trainer_, batch, Stopper())
+            finish_step(trainer_, *trainer_.gradient(batch), Stopper())
         finally:
             torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if "called a synchronizing" in str(warning.message)]
@@ -55,8 +53,8 @@ def test_a_step_waits_for_nothing_but_its_numbers(tmp_path: Path, method: str, k
 
 
 def attributes(model: torch.nn.Module) -> dict[str, object]:
-    """What a trainer may set on a network: forward functions, the last layer, bf16 copies."""
-    names = ("forward", "unprojected", "bf16_weight")
+    """What a trainer may set on a network: forward functions, the last layer."""
+    names = ("forward", "unprojected")
     return {f"{path}.{name}": vars(m).get(name) for path, m in model.named_modules() for name in names}
 
 
@@ -99,18 +97,10 @@ def test_flags_and_attributes_of_the_network_are_restored(tmp_path: Path, monkey
     assert flags() == (True, 8) and attributes(seen[0]) == before and not seen[0].unprojected
 
 
-def test_bf16_copies_are_removed() -> None:
-    model = DiT(DiTConfig(8, width=16, depth=1, heads=2))
-    before = attributes(model)
-    copies = BF16Weights(model)
-    assert attributes(model) != before
-    copies.close()
-    assert all(layer.bf16_weight is None for layer in copies.layers)
-
-
 def test_a_loss_without_a_fused_form_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
     few = {"steps": 1, "batch": 1, "micro_batch": None, "validate_every": 0, "compile": "no", "precision": "float32"}
+    few |= {"device": "cuda" if torch.cuda.is_available() else "cpu"}
     for loss, noted in (("score-entropy", 0), ("udlm", 1)):
         config = small(tmp_path / loss, method="udlm", head__loss=loss, kernels="fused", **few)
         train(config, random_rows(length=2))
