@@ -58,11 +58,22 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds what it decorates under `name`."""
+        """Return a decorator that adds what it decorates under `name`.
+
+        Args:
+            name: The name that a command line or a configuration file uses.
+        """
         return lambda entry: self.add(name, entry)
 
     def remove(self, name: str) -> None:
-        """Remove an entry, so that a test or a notebook can register it again."""
+        """Remove an entry, so that a test or a notebook can register it again.
+
+        Args:
+            name: The name of the entry.
+
+        Raises:
+            KeyError: There is no such entry.
+        """
         del self._entries[name]
 
     def __getitem__(self, name: str) -> T:
@@ -80,8 +91,10 @@ class Registry(Mapping[str, T], Generic[T]):
             UserError: There is no such entry. The message suggests similar names.
         """
         if name not in self._entries:
-            at = f"{option} is {name!r}: " if option else ""
-            raise UserError(f"{at}there is no {self.kind} {name!r}: {suggest(name, list(self._entries))}")
+            reason, hint = f"there is no {self.kind} of that name", suggest(str(name), list(self._entries))
+            if option:
+                raise UserError(option=option, value=name, reason=reason, hint=hint)
+            raise UserError(f"there is no {self.kind} {name!r}: {hint}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -181,15 +194,15 @@ def parse_options(given: Sequence[str], known: Mapping[str, Any], section: str) 
         name, equals, text = option.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise UserError(f"{section}.options: {option!r} has no value: write KEY=VALUE")
+            raise UserError(option=f"{section}.options", value=option, reason="it has no value", hint="write KEY=VALUE")
         if name not in known:
-            advice = suggest(name, list(known)) if known else "this choice reads no options"
-            raise UserError(f"{section}.options: there is no option {name!r}: {advice}")
+            hint = suggest(name, list(known)) if known else "this choice reads no options"
+            raise UserError(option=f"{section}.options", value=option, reason=f"there is no option {name!r}", hint=hint)
         try:
             values[name] = _convert(text, known[name])
         except ValueError:
-            expected = _type_name(known[name])
-            raise UserError(f"{section}.options: {name} is {text!r}, but it must be {expected}") from None
+            reason = f"{name} must be {_type_name(known[name])}"
+            raise UserError(option=f"{section}.options", value=option, reason=reason) from None
     return values
 
 

@@ -2,19 +2,24 @@
 
 Dtypes and shapes are always checked. Values (token and time ranges, the sign of scores) are checked on the CPU, where reading
 them costs nothing. On an accelerator a read would stop the stream, so values are checked there only in checked mode. NaN is
-looked for in checked mode only, on every device.
+looked for in checked mode only, on every device. Inside a `torch.func` transform no value is checked: torch cannot read them.
 
     with m2s.checked():          # or M2S_CHECKED=1 in the environment
         loss = m2s.score_entropy(head, output, x_0, x_t, t)
 """
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
+
+from m2s.errors import UserError, UserTypeError
+from m2s.transforms import is_transformed
 
 ROUNDING = 1e-5  # tolerance for negative entries of a score, relative to the largest entry of its row
 _checked: ContextVar[bool] = ContextVar("m2s_checked", default=os.environ.get("M2S_CHECKED", "0") not in ("", "0"))
@@ -42,13 +47,13 @@ def checked(on: bool = True) -> Iterator[None]:
 
 
 def is_checked() -> bool:
-    """Return whether checked mode is on. It is off while `torch.compile` traces, where values cannot be read."""
-    return not torch.compiler.is_compiling() and _checked.get()
+    """Return whether checked mode is on. It is off inside `torch.compile` and `torch.func`, where values cannot be read."""
+    return not torch.compiler.is_compiling() and _checked.get() and not is_transformed()
 
 
 def _may_read_values(x: Tensor) -> bool:
     """Return whether the values of `x` are checked: on the CPU, or in checked mode."""
-    return not torch.compiler.is_compiling() and (x.device.type == "cpu" or _checked.get())
+    return not torch.compiler.is_compiling() and (x.device.type == "cpu" or _checked.get()) and not is_transformed()
 
 
 def first_index(where: Tensor) -> tuple[int, ...]:
@@ -69,19 +74,20 @@ def tokens(name: str, x: Tensor, states: int) -> None:
         states: Number of states.
 
     Raises:
-        TypeError: `x` is not a tensor of integers.
-        ValueError: A token lies outside the range.
+        UserTypeError: `x` is not a tensor of integers.
+        UserError: A token lies outside the range.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor of integers, not {type(x).__name__}")
+        raise UserTypeError(f"{name} must be a torch.Tensor of integers, not {type(x).__name__}", option=name)
     if x.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
-        raise TypeError(f"{name} must hold integers (torch.long), but its dtype is {x.dtype}")
+        raise UserTypeError(f"{name} must hold integers (torch.long), but its dtype is {x.dtype}", option=name)
     if x.numel() and _may_read_values(x):
         wide = x.long()  # a comparison in uint8 or int16 would wrap `states`
         bad = (wide < 0) | (wide >= states)
         if bad.any():
             at = first_index(bad)
-            raise ValueError(f"{name}{list(at)} is {int(x[at])}, but tokens must lie in 0..{states - 1}")
+            message = f"{name}{list(at)} is {int(x[at])}, but tokens must lie in 0..{states - 1}"
+            raise UserError(message, option=name)
 
 
 def times(name: str, t: Tensor, low: float = 0.0, high: float = 1.0, open_ends: bool = False) -> None:
@@ -95,19 +101,19 @@ def times(name: str, t: Tensor, low: float = 0.0, high: float = 1.0, open_ends: 
         open_ends: Whether the ends themselves are excluded.
 
     Raises:
-        TypeError: `t` is not a tensor of floats.
-        ValueError: A time lies outside the interval.
+        UserTypeError: `t` is not a tensor of floats.
+        UserError: A time lies outside the interval.
     """
     if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor of floats, not {type(t).__name__}")
+        raise UserTypeError(f"{name} must be a torch.Tensor of floats, not {type(t).__name__}", option=name)
     if not t.dtype.is_floating_point:
-        raise TypeError(f"{name} must hold floats, but its dtype is {t.dtype}")
+        raise UserTypeError(f"{name} must hold floats, but its dtype is {t.dtype}", option=name)
     if t.numel() and _may_read_values(t):
         inside = (t > low) & (t < high) if open_ends else (t >= low) & (t <= high)
         if not inside.all():
             at = first_index(~inside)
             interval = f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]"
-            raise ValueError(f"{name}{list(at)} is {float(t[at]):g}, but it must lie in {interval}")
+            raise UserError(f"{name}{list(at)} is {float(t[at]):g}, but it must lie in {interval}", option=name)
 
 
 def align(name: str, t: Tensor, x: Tensor) -> Tensor:
@@ -122,10 +128,11 @@ def align(name: str, t: Tensor, x: Tensor) -> Tensor:
         `t` with dimensions of size one appended.
 
     Raises:
-        ValueError: The shape of `t` is not the start of the shape of `x`.
+        UserError: The shape of `t` is not the start of the shape of `x`.
     """
     if t.ndim > x.ndim or t.shape != x.shape[: t.ndim]:
-        raise ValueError(f"{name} has shape {list(t.shape)}, but it must be the start of the tokens' shape {list(x.shape)}")
+        message = f"{name} has shape {list(t.shape)}, but it must be the start of the tokens' shape {list(x.shape)}"
+        raise UserError(message, option=name)
     return t.reshape(t.shape + (1,) * (x.ndim - t.ndim))
 
 
@@ -139,14 +146,13 @@ def not_after(name: str, s: Tensor, other: str, t: Tensor) -> None:
         t: Later times, of the same shape.
 
     Raises:
-        ValueError: The shapes differ, or a time of `s` lies above that of `t`.
+        UserError: The shapes differ, or a time of `s` lies above that of `t`.
     """
     same_shape(name, s, other, t)
     if s.numel() and _may_read_values(s) and (s > t).any():
         at = first_index(s > t)
-        raise ValueError(
-            f"{name}{list(at)} is {float(s[at]):g}, but it must not lie above {other}{list(at)} = {float(t[at]):g}"
-        )
+        limit = f"{other}{list(at)} = {float(t[at]):g}"
+        raise UserError(f"{name}{list(at)} is {float(s[at]):g}, but it must not lie above {limit}", option=name)
 
 
 def instance(name: str, value: object, kind: type, example: str) -> None:
@@ -159,10 +165,10 @@ def instance(name: str, value: object, kind: type, example: str) -> None:
         example: What the argument must be, with an example, as the end of "must be ...".
 
     Raises:
-        TypeError: `value` is not an instance of `kind`.
+        UserTypeError: `value` is not an instance of `kind`.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {example}, not {value!r}")
+        raise UserTypeError(option=name, expected=f"{example}, not {value!r}")
 
 
 def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:
@@ -175,13 +181,14 @@ def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:
         x: The examples, [B, ...].
 
     Raises:
-        TypeError: `value` is not a tensor, or has no dimension.
-        ValueError: The numbers of rows differ.
+        UserTypeError: `value` is not a tensor, or has no dimension.
+        UserError: The numbers of rows differ.
     """
     if not isinstance(value, Tensor) or value.ndim == 0:
-        raise TypeError(f"{name} must be a torch.Tensor with a row for each of {other}, not {value!r}")
+        raise UserTypeError(f"{name} must be a torch.Tensor with a row for each of {other}, not {value!r}", option=name)
     if len(value) != len(x):
-        raise ValueError(f"{name} has {len(value)} rows, but {other} has {len(x)}: there must be one for each")
+        message = f"{name} has {len(value)} rows, but {other} has {len(x)}: there must be one for each"
+        raise UserError(message, option=name)
 
 
 def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:
@@ -194,10 +201,11 @@ def same_shape(name: str, x: Tensor, other: str, y: Tensor) -> None:
         y: Another tensor.
 
     Raises:
-        ValueError: The shapes differ.
+        UserError: The shapes differ.
     """
     if x.shape != y.shape:
-        raise ValueError(f"{name} has shape {list(x.shape)}, but {other} has shape {list(y.shape)}: they must agree")
+        message = f"{name} has shape {list(x.shape)}, but {other} has shape {list(y.shape)}: they must agree"
+        raise UserError(message, option=name)
 
 
 def tensor(name: str, value: object) -> None:
@@ -208,12 +216,12 @@ def tensor(name: str, value: object) -> None:
         value: The argument.
 
     Raises:
-        TypeError: `value` is not a tensor.
+        UserTypeError: `value` is not a tensor.
     """
     if not isinstance(value, Tensor):
         has_logits = isinstance(getattr(value, "logits", None), Tensor)
-        advice = ": hand over its .logits, as model = lambda x_t, t, condition=None: net(x_t).logits does" if has_logits else ""
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}{advice}")
+        hint = "hand over its .logits, as model = lambda x_t, t, condition=None: net(x_t).logits does" if has_logits else None
+        raise UserTypeError(option=name, expected=f"a torch.Tensor, not {type(value).__name__}", hint=hint)
 
 
 def missing_mask_hint(columns: int, states: int) -> str:
@@ -242,22 +250,20 @@ def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: boo
         wider: Whether `value` may have padded columns past `states`.
 
     Raises:
-        TypeError: `value` is not a tensor of floats.
-        ValueError: The shape does not fit, or `value` contains NaN (in checked mode).
+        UserTypeError: `value` is not a tensor of floats.
+        UserError: The shape does not fit, or `value` contains NaN (in checked mode).
     """
     tensor(name, value)
     if not value.dtype.is_floating_point:
-        raise TypeError(f"{name} must hold floats, but its dtype is {value.dtype}")
+        raise UserTypeError(f"{name} must hold floats, but its dtype is {value.dtype}", option=name)
     if value.shape[:-1] != x_t.shape:
-        raise ValueError(
-            f"{name} has shape {list(value.shape)}, but x_t has shape {list(x_t.shape)}: expected {[*x_t.shape, states]}"
-        )
+        shape, expected = list(value.shape), [*x_t.shape, states]
+        message = f"{name} has shape {shape}, but x_t has shape {list(x_t.shape)}: expected {expected}"
+        raise UserError(message, option=name)
     if value.shape[-1] < states or (value.shape[-1] > states and not wider):
-        at_least = "at least " if wider else ""
-        raise ValueError(
-            f"{name} has {value.shape[-1]} columns, but the process has {states} states: expected {at_least}{states}"
-            f"{missing_mask_hint(value.shape[-1], states)}"
-        )
+        columns, at_least = value.shape[-1], "at least " if wider else ""
+        message = f"{name} has {columns} columns, but the process has {states} states: expected {at_least}{states}"
+        raise UserError(message + missing_mask_hint(columns, states), option=name)
     not_nan(name, value)
 
 
@@ -269,10 +275,10 @@ def not_nan(name: str, value: Tensor) -> None:
         value: The argument.
 
     Raises:
-        ValueError: An entry is NaN.
+        UserError: An entry is NaN.
     """
     if is_checked() and value.isnan().any():
-        raise ValueError(f"{name}{list(first_index(value.isnan()))} is NaN")
+        raise UserError(f"{name}{list(first_index(value.isnan()))} is NaN", option=name)
 
 
 def not_negative(name: str, value: Tensor) -> None:
@@ -283,11 +289,11 @@ def not_negative(name: str, value: Tensor) -> None:
         value: The argument.
 
     Raises:
-        ValueError: An entry is negative.
+        UserError: An entry is negative.
     """
     if value.numel() and _may_read_values(value) and (value < 0).any():
         at = first_index(value < 0)
-        raise ValueError(f"{name}{list(at)} is {float(value[at]):g}, but it must not be negative")
+        raise UserError(f"{name}{list(at)} is {float(value[at]):g}, but it must not be negative", option=name)
 
 
 def score(name: str, value: Tensor, x_t: Tensor) -> None:
@@ -299,17 +305,15 @@ def score(name: str, value: Tensor, x_t: Tensor) -> None:
         x_t: Current tokens, [*site]. The entry at x_t is ignored.
 
     Raises:
-        ValueError: An entry is negative by more than `ROUNDING` times the largest entry of its row.
+        UserError: An entry is negative by more than `ROUNDING` times the largest entry of its row.
     """
     if not value.numel() or not _may_read_values(value):
         return
     bad = value < -ROUNDING * value.amax(-1, keepdim=True).clamp(min=0)
     if bad.any() and bad.scatter_(-1, x_t.long().unsqueeze(-1), False).any():
         at = first_index(bad)
-        raise ValueError(
-            f"{name}{list(at)} is {float(value[at]):g}, but a score is a ratio of probabilities: is this log s? "
-            "give score.exp(), or head.log_score(output, x_t, t).exp()"
-        )
+        message = f"{name}{list(at)} is {float(value[at]):g}, but a score is a ratio of probabilities: is this log s?"
+        raise UserError(f"{message} give score.exp(), or head.log_score(output, x_t, t).exp()", option=name)
 
 
 def positive_int(name: str, value: int, low: int = 1) -> None:
@@ -321,10 +325,116 @@ def positive_int(name: str, value: int, low: int = 1) -> None:
         low: The least value that is allowed.
 
     Raises:
-        TypeError: `value` is not an int.
-        ValueError: `value` is below `low`.
+        UserTypeError: `value` is not an int.
+        UserError: `value` is below `low`.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        raise UserTypeError(option=name, expected=f"an int, not {type(value).__name__}")
     if value < low:
-        raise ValueError(f"{name} is {value}, but it must be at least {low}")
+        raise UserError(option=name, value=value, expected=f"at least {low}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether an argument is a finite number that float can hold.
+
+    Args:
+        value: The argument.
+    """
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an int above 1.8e308
+        return False
+
+
+def generator(name: str, value: object) -> None:
+    """Check that an argument is a random generator of torch, or None.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        UserTypeError: It is something else.
+    """
+    if value is not None and not isinstance(value, torch.Generator):
+        raise UserTypeError(option=name, expected=f"a torch.Generator or None, not {type(value).__name__}")
+
+
+def float_matrices(name: str, value: object) -> Tensor:
+    """Return matrices as a tensor.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: A tensor, or nested lists or an array of numbers.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        UserTypeError: It cannot be made a tensor.
+    """
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserTypeError(option=name, expected=f"a torch.Tensor of floats, not {type(value).__name__}") from None
+
+
+def positive_number(name: str, value: float) -> None:
+    """Check that an argument is a finite number above zero.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        UserError: `value` is not a number, not finite, or not positive.
+    """
+    if not (is_number(value) and value > 0):
+        raise UserError(option=name, value=value, expected="a positive number")
+
+
+def in_interval(name: str, value: float, interval: str) -> None:
+    """Check that a number lies in an interval.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+        interval: The interval as the mathematical notation writes it: "(0, 1]" contains 1 and not 0.
+
+    Raises:
+        UserError: `value` lies outside. NaN lies outside of every interval.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    if not is_number(value) or not (
+        low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+    ):
+        raise UserError(option=name, value=value, expected=f"in {interval}")
+
+
+def boolean(name: str, value: object) -> None:
+    """Check that an argument is True or False.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+
+    Raises:
+        UserTypeError: It is something else, such as 1 or a string.
+    """
+    if not isinstance(value, bool):
+        raise UserTypeError(option=name, value=value, expected="True or False")
+
+
+def choice(name: str, value: object, known: Collection[str]) -> None:
+    """Check that an argument is one of several names.
+
+    Args:
+        name: Name of the argument, for the error message.
+        value: The argument.
+        known: The names.
+
+    Raises:
+        UserError: `value` is none of them.
+    """
+    if not isinstance(value, str) or value not in known:  # an array compares element by element
+        raise UserError(option=name, value=value, expected=f"one of {', '.join(map(repr, known))}")

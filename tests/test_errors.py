@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from m2s.errors import UserError, suggest, suggestion
+import m2s
+from m2s.errors import UnsupportedError, UserError, UserTypeError, public_name, suggest, suggestion
 
 
 @pytest.mark.parametrize(
@@ -20,13 +21,18 @@ from m2s.errors import UserError, suggest, suggestion
             "grid is 'sine': choose from linear, cosine",
         ),
         ({"option": "out", "expected": "a folder", "hint": "give --out"}, "out must be a folder: give --out"),
+        (
+            {"option": "leap", "value": 0.1, "reason": "sampler 'bayes' does not read it", "hint": "leave it out"},
+            "leap is 0.1, but sampler 'bayes' does not read it: leave it out",
+        ),
+        ({"option": "leap", "reason": "it is not read"}, "leap cannot be used: it is not read"),
         ({"option": "resume", "hint": "the folder has no checkpoint"}, "resume cannot be used: the folder has no checkpoint"),
     ],
 )
 def test_message_is_built_from_its_parts(parts: dict, message: str) -> None:
     error = UserError(**parts)
     assert str(error) == message
-    for name in ("option", "value", "expected", "hint"):
+    for name in ("option", "value", "expected", "reason", "hint"):
         assert getattr(error, name) == parts.get(name)
 
 
@@ -51,6 +57,34 @@ def test_parts_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(UserError(option="steps", value=0, expected="at least 1")))
     assert str(error) == "steps is 0, but it must be at least 1"
     assert (error.option, error.value, error.describe("--steps")) == ("steps", 0, "--steps is 0, but it must be at least 1")
+
+
+def test_an_option_of_a_section() -> None:
+    error = UserError(option="width", value=7, expected="even", hint="try 8").within("network")
+    assert str(error) == "network.width is 7, but it must be even: try 8" and error.option == "network.width"
+    assert error.within("network") is error
+    assert str(UserError("no data").within("data")) == "data: no data"
+    assert isinstance(UserTypeError(option="width", expected="an int").within("network"), UserTypeError)
+
+
+def test_a_wrong_type_is_also_a_type_error() -> None:
+    error = pickle.loads(pickle.dumps(UserTypeError(option="steps", expected="an int, not float")))
+    assert isinstance(error, TypeError) and isinstance(error, UserError) and error.option == "steps"
+
+
+def test_an_unsupported_head_names_the_options_of_the_supported_classes() -> None:
+    error = UnsupportedError("this loss", "LogScore()", m2s.Posterior, m2s.Uniform, hint="use another")
+    assert str(error) == "this loss is for m2s.Posterior over m2s.Uniform, not for LogScore(): use another"
+    assert error.describe({m2s.Uniform: "--process.kind uniform"}) == (
+        "this loss is for m2s.Posterior over m2s.Uniform (--process.kind uniform), not for LogScore(): use another"
+    )
+    assert str(UnsupportedError("it", "B", process="a chain")) == "it is for a chain, not for B"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) and isinstance(error, TypeError)
+
+
+def test_classes_are_named_as_users_import_them() -> None:
+    assert public_name(m2s.Absorbing) == "m2s.Absorbing"
+    assert public_name(m2s.heads.NextToken) == "m2s.heads.NextToken"
 
 
 def test_suggestions() -> None:

@@ -4,9 +4,8 @@ A command is a dataclass. Its fields are its options, and its `run` does the wor
 `m2s --help` starts fast.
 """
 
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.errors import message
 from m2s.cli.evaluate import Evaluate, with_metrics
+from m2s.cli.failures import INVALID, exit_after
 from m2s.cli.figure import Figure
 from m2s.cli.options import UnknownOptionError, check_arguments, command_options, find_command, subcommands
 from m2s.cli.overview import overview
@@ -70,27 +70,34 @@ Every command accepts `--plugin FILE`, also more than once. FILE is a Python fil
 methods, data sets or metrics. It runs before the command is parsed, so that the command knows their names.
 
 Example: m2s train digits --plugin my_method.py --method my-method
+
+Exit codes: 0 finished; 1 failed (disk, memory, a damaged file, a bug); 2 invalid input; 130 interrupted by Ctrl-C. Set
+M2S_TRACEBACK=1 to see the traceback of a failure.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. Invalid input prints one line on stderr and exits with code 2; nothing is written.
 
+    Other failures (a full disk, too little memory, a damaged file, Ctrl-C) print one line too: see `m2s.cli.failures`.
+
     Args:
         arguments: The command line, without the name of the program. By default that of this process.
+
+    Raises:
+        SystemExit: With the exit code, unless the command finished.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:
-        print(f"m2s {m2s.__version__}")
-        return
     try:
-        run(given)
+        try:
+            run(given)
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter exits: it may fail
     except UserError as error:
         print(f"m2s: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:  # the reader closed the pipe, as in `m2s cite | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        raise SystemExit(INVALID) from None
+    except (Exception, KeyboardInterrupt) as error:
+        raise SystemExit(exit_after(error, *_described(given))) from None
 
 
 def run(arguments: list[str]) -> None:
@@ -102,13 +109,21 @@ def run(arguments: list[str]) -> None:
     Raises:
         UserError: The input is invalid. The message names options as they are typed.
     """
+    if arguments == ["--version"]:
+        print(f"m2s {m2s.__version__}")
+        return
     command = parse(arguments)
     try:
         command.run()
     except UserError as error:
-        _, kind = find_command(take_plugins(arguments)[0], commands())
-        options = [] if kind is None else command_options(kind)
-        raise UserError(message(error, options)) from error
+        raise UserError(message(error, _described(arguments)[1])) from error
+
+
+def _described(arguments: list[str]) -> tuple[list[str], Collection[str], list[str]]:
+    """The words of the command that a command line names, its options, and the plugins."""
+    words, plugins = take_plugins(arguments)
+    path, kind = find_command(words, commands())
+    return path, [] if kind is None else command_options(kind), plugins
 
 
 def parse(arguments: list[str]) -> Any:

@@ -1,5 +1,6 @@
 """`m2s audit CHECKPOINT`: count how many scores of a trained network have a posterior."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ class AuditArgs(SamplingArgs):
     def load_auditable(self) -> "Checkpoint":
         """Load the checkpoint.
 
+        Returns:
+            The checkpoint, on the device.
+
         Raises:
             UserError: It cannot be read, or has no scores to audit.
         """
@@ -54,7 +58,13 @@ class AuditArgs(SamplingArgs):
         return SamplingArgs.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
     def shards(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
-        """Return the folder that holds samples and counts until all are drawn."""
+        """Return the folder that holds samples and counts until all are drawn.
+
+        Args:
+            out: The folder.
+            checkpoint: The model.
+            options: The options of all samples together.
+        """
         from m2s.samplers.shards import SampleShards
 
         return SampleShards(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
@@ -80,7 +90,7 @@ class AuditArgs(SamplingArgs):
 
         windows = len(list(options.windows()))
         try:
-            if done := parts.open():
+            if done := parts.open(self.overwrite):
                 print(f"resuming: {done} of {parts.n} samples were drawn before")
             bar = tqdm(total=float(parts.n - done), desc=title, unit="sample", bar_format=BAR)
             with use_backend(self.kernels), bar:
@@ -121,9 +131,10 @@ class Audit(AuditArgs):
 
     def run(self) -> None:
         """Audit the checkpoint, write the files and print the table."""
-        from m2s.report.audit import table, write_figure
+        from m2s.report.audit import format_table, write_figure
 
         files = [self.out / f"audit{suffix}" for suffix in (".json", ".txt", ".png")]
+        remove_finished_parts(files[0], {files[0]: ("settings",)})
         require_absent(files[:1] if is_unfinished(files[0]) else files, self.overwrite)
         checkpoint = self.load_auditable()
         options = self.options(checkpoint)
@@ -133,12 +144,33 @@ class Audit(AuditArgs):
         parts = self.shards(files[0], checkpoint, options)
         found = self.audit(checkpoint, options, parts, "auditing")
         with atomic_write(files[1]) as temporary:
-            temporary.write_text(table(found) + "\n", encoding="utf-8")
+            temporary.write_text(format_table(found) + "\n", encoding="utf-8")
         write_figure(found, files[2])
         write_json(files[0], found)
-        parts.close()
-        print(table(found, rows=9))
+        parts.delete()
+        print(format_table(found, rows=9))
         print(f"\n{', '.join(map(str, files))} written")
+
+
+def remove_finished_parts(result: Path, parts: dict[Path, tuple[str, ...]]) -> None:
+    """Delete what a run left that was killed after it had written its result.
+
+    Args:
+        result: The .json that is written last.
+        parts: The files whose batches were joined, and where the result records the settings of each.
+    """
+    from m2s.samplers.shards import remove_finished
+
+    if not result.is_file():
+        return
+    for out, keys in parts.items():
+        try:
+            settings = json.loads(result.read_text(encoding="utf-8"))
+            for key in keys:
+                settings = settings[key]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            settings = None
+        remove_finished(out, settings)
 
 
 def is_unfinished(out: Path) -> bool:

@@ -27,7 +27,7 @@ class Benchmark:
     loss: the last layer and the loss, forward and backward, against the matrix products alone and against cross-entropy
     (compiled, Liger, Apple's CCE), with errors against float64. projection: against fifty bisection passes and one read and
     write. audit: the classification of scores. draw: a sampler's step on hidden states. train: a complete training step, in
-    tokens per second and MFU. sample: a complete step of m2s.sample.
+    tokens per second and MFU. ablation: the training step without one kernel at a time. sample: a complete step of m2s.sample.
 
     What a machine does not have is skipped, with a line that says so. Targets are checked on a GPU at the default sizes.
 
@@ -37,7 +37,7 @@ class Benchmark:
     """
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """What to measure: loss, projection, audit, draw, train, sample; by default all."""
+    """What to measure: loss, projection, audit, draw, train, ablation, sample, and others; by default all."""
     rows: Count = None
     """Sites, that is batch times length: a multiple of 8, and of 512 from 4,096 on. By default 16,384 on a GPU and fewer
     elsewhere. projection and audit use a quarter of it."""
@@ -56,7 +56,7 @@ class Benchmark:
     quick: bool = False
     """Small sizes and few repeats: a rehearsal, under a minute on two cores."""
     method: str = "m2s"
-    """train: the method, as in m2s train --method. The targets are those of m2s."""
+    """train and ablation: the method, as in m2s train --method. The targets are those of m2s."""
     against: Number = None
     """train: tokens per second of another implementation, for a ratio."""
     against_step: Number = None
@@ -110,8 +110,8 @@ class Benchmark:
     def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
         """The results of all parts. Each is printed and written as soon as it is measured; a part that fails stops no other."""
         from m2s.benchmark import PARTS
-        from m2s.benchmark.comparison import release, said
-        from m2s.benchmark.format import bar_words, words
+        from m2s.benchmark.comparison import error_summary, release
+        from m2s.benchmark.format import format_bar, format_part
         from m2s.benchmark.tune import tune
 
         calls = {"tune": lambda setting: tune(setting, chosen)} if self.tune else {name: PARTS[name] for name in chosen}
@@ -122,10 +122,17 @@ class Benchmark:
                 found = part(setting)
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                found = {"what": name, "contenders": {}, "ratios": {}, "bars": [], "skipped": [], "failed": said(error)}
+                found = {
+                    "what": name,
+                    "contenders": {},
+                    "ratios": {},
+                    "bars": [],
+                    "skipped": [],
+                    "failed": error_summary(error),
+                }
                 print(f"\n{name} failed: {found['failed']}")
             else:
-                print(f"\n{words(found)}", flush=True)
+                print(f"\n{format_part(found)}", flush=True)
             results["parts"][name] = found
             results["bars"] += [{"part": name, **bar} for bar in found["bars"]]
             if self.out is not None:
@@ -134,7 +141,7 @@ class Benchmark:
         if results["bars"] and setting.full:
             print("\nbars")
             for bar in results["bars"]:
-                print(f"  {bar_words(bar)}")
+                print(f"  {format_bar(bar)}")
         return results
 
     def _about(self, setting: "Setting") -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Prepare:
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )
-        print("\n".join(counts(meta)))
+        print("\n".join(format_counts(meta)))
         print(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
 
 
@@ -98,7 +98,7 @@ class Check:
             print(f"every file of {self.what} in {entry.folder} has the SHA-256 it should have")
         else:
             meta = check_text(self.what)
-            print("\n".join(counts(meta)))
+            print("\n".join(format_counts(meta)))
             print(f"every file in {self.what} has the SHA-256 that its meta.json says")
 
 
@@ -172,7 +172,7 @@ def next_command(out: Path, meta: dict[str, Any]) -> str:
     return f"m2s train owt --data.folder {folder}{length} --out {run}"
 
 
-def counts(meta: dict[str, Any]) -> list[str]:
+def format_counts(meta: dict[str, Any]) -> list[str]:
     """Return a table of the documents, tokens and files of each split.
 
     Args:

@@ -77,7 +77,14 @@ class Figure:
             raise UserError(f"the figure {self.name} uses no random numbers: leave out --seed")
 
     def save(self, figure: "MatplotlibFigure") -> str:
-        """Write a figure to --out and return its name."""
+        """Write a figure to --out.
+
+        Args:
+            figure: The figure.
+
+        Returns:
+            The name of the file.
+        """
         with atomic_write(output_file(self.out, SUFFIXES)) as temporary:
             figure.savefig(temporary, dpi=200)
         return str(self.out)
@@ -95,25 +102,25 @@ def _toy(command: Figure) -> str:
 
 def _audit(command: Figure) -> str:
     """The panels of audits, with the losses of runs."""
-    from m2s.report.audit import draw, read
+    from m2s.report.audit import plot_audit, read_audit
     from m2s.report.read_run import read_runs
-    from m2s.report.traces import audited
+    from m2s.report.traces import plot_audits_and_losses
 
     command.check_no_seed()
     sources = command.sources("the audit.json that m2s audit writes, one or several, and folders of runs")
     folders = [path for path in sources if path.is_dir()]
-    audits = {path: read(path) for path in sources if path not in folders}
+    audits = {path: read_audit(path) for path in sources if path not in folders}
     if not audits:
         raise UserError("the figure audit is drawn from the audit.json that m2s audit writes: give one before the runs")
     if len(audits) == 1 and not folders:
-        return command.save(draw(*audits.values()))
-    return command.save(audited(audits, read_runs(folders) if folders else []))
+        return command.save(plot_audit(*audits.values()))
+    return command.save(plot_audits_and_losses(audits, read_runs(folders) if folders else []))
 
 
 def _genppl(command: Figure) -> str:
     """Generative perplexity against the number of steps."""
     from m2s.report.read_run import read_json
-    from m2s.report.traces import against_steps
+    from m2s.report.traces import plot_perplexity_over_steps
 
     results = []
     for source in command.sources("results of m2s evaluate genppl (.json)"):
@@ -122,25 +129,25 @@ def _genppl(command: Figure) -> str:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{source} is no result of m2s evaluate genppl ({type(error).__name__}: {error})") from error
     command.check_no_seed()
-    return command.save(against_steps(results))
+    return command.save(plot_perplexity_over_steps(results))
 
 
 def _losses(command: Figure) -> str:
     """Training curves of runs."""
     from m2s.report.read_run import read_runs
-    from m2s.report.traces import losses
+    from m2s.report.traces import plot_losses
 
     command.check_no_seed()
-    return command.save(losses(read_runs(command.sources("folders of runs"))))
+    return command.save(plot_losses(read_runs(command.sources("folders of runs"))))
 
 
 def _samples(command: Figure) -> str:
     """Grids of images side by side."""
-    from m2s.report.traces import grids
+    from m2s.report.traces import plot_sample_grids
 
     command.check_no_seed()
     command.sources(".npz files of m2s sample, and splits of data sets such as mnist:test")
-    return command.save(grids([grid(name) for name in command.source]))
+    return command.save(plot_sample_grids([grid(name) for name in command.source]))
 
 
 def grid(name: str) -> "Grid":

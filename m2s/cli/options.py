@@ -33,6 +33,7 @@ class Option:
         positional: Whether it is given without a name.
         required: Whether it has no default.
         optional: Whether the value may be None.
+        default_word: The word that is typed for None.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Option:
     positional: bool = False
     required: bool = False
     optional: bool = False
+    default_word: str = "None"
 
     @property
     def is_flag(self) -> bool:
@@ -60,7 +62,7 @@ class Option:
         if not values and not self.many:
             raise UserError(f"{self.name} needs a value")
         for value in values:
-            if self.optional and value in ("None", "auto"):  # an automatic number is None in Python
+            if self.optional and value == self.default_word:
                 continue
             if self.choices and value not in self.choices:
                 raise UserError(
@@ -200,19 +202,25 @@ def _split(words: Sequence[str], options: Mapping[str, Option]) -> tuple[list[tu
     """Return the options with their values, and the words that belong to none."""
     named: list[tuple[str, list[str]]] = []
     loose: list[str] = []
-    rest = list(words)
+    rest, follows_option = list(words), False
     while rest:
         word = rest.pop(0)
+        if word == "--":
+            raise UserError('unexpected argument "--"')  # argparse would drop it
         if not is_option(word):
+            if loose and follows_option and any(option.many and option.positional for option in options.values()):
+                raise UserError(f"unexpected argument {word}: give arguments without a name side by side")
             loose.append(word)
+            follows_option = False
             continue
+        follows_option = True
         typed, equals, value = word.partition("=")
         name = typed.replace("_", "-")
         option = options.get(name)
         if option is None or option.positional:
             raise UnknownOptionError(typed, sorted(known for known, one in options.items() if not one.positional))
         values = [value] if equals else []
-        while rest and not equals and not option.is_flag and not is_option(rest[0]) and (option.many or not values):
+        while rest and rest[0] != "--" and not (equals or option.is_flag or is_option(rest[0])) and (option.many or not values):
             values.append(rest.pop(0))
         if not option.is_flag:
             named.append((name, values))
@@ -234,7 +242,10 @@ def _walk(command: Any, prefix: str) -> Iterator[Option]:
         positional = POSITIONAL in metadata
         metavar = next((mark.metavar for mark in metadata if getattr(mark, "metavar", None)), name.upper())
         option = _option(metavar if positional else flag(f"{prefix}{renamed}"), inner)
-        yield dataclasses.replace(option, positional=positional, required=defaults[name])
+        # m2s.methods.config.AutoInt and AutoFloat have a constructor of their own, which reads "auto" as None.
+        automatic = any(isinstance(mark, tyro.constructors.PrimitiveConstructorSpec) for mark in metadata)
+        word = "auto" if automatic else "None"
+        yield dataclasses.replace(option, positional=positional, required=defaults[name], default_word=word)
 
 
 def _option(name: str, annotation: Any) -> Option:
@@ -249,7 +260,8 @@ def _option(name: str, annotation: Any) -> Option:
     if typing.get_origin(annotation) is typing.Literal:
         return Option(name, str, tuple(map(str, typing.get_args(annotation))), many, optional=optional)
     kind = annotation if annotation in (int, float, bool, str, Path) else str
-    return Option(name, kind, many=many, optional=optional)
+    choices = ("True", "False") if kind is bool and optional else ()  # an optional bool takes a value: it is no flag
+    return Option(name, kind, choices, many, optional=optional)
 
 
 def _fields(command: Any) -> list[tuple[str, Any]]:

@@ -11,6 +11,9 @@ OPTION = "--plugin"
 def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate `--plugin FILE`, which may be repeated and stand anywhere, from the rest of a command line.
 
+    A leading "--" is dropped. In `torchrun -m m2s.cli -- sample RUN --n 4` it ends the options of torchrun, which would take
+    --n for one of its own. Some versions of Python pass it on.
+
     Args:
         arguments: The command line, without the name of the program.
 
@@ -22,7 +25,7 @@ def take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     others: list[str] = []
     files: list[str] = []
-    rest = list(arguments)
+    rest = list(arguments)[arguments[:1] in (["--"], ("--",)) :]
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.audit import AuditArgs, is_unfinished
+from m2s.cli.audit import AuditArgs, is_unfinished, remove_finished_parts
+from m2s.cli.errors import message
 from m2s.cli.help_text import help_from_source
+from m2s.cli.options import command_options
 from m2s.cli.sample_files import write_samples
 from m2s.devices import resolve_device
 from m2s.errors import UserError
@@ -66,10 +68,11 @@ class Repair(AuditArgs):
     def run(self) -> None:
         """Draw both arms, measure them, write the files and print the table."""
         from m2s.data.tokenizer import check_tokenizer
-        from m2s.evaluation.repair import ARMS, changes, table
+        from m2s.evaluation.repair import ARMS, count_changes, format_table
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
+        remove_finished_parts(numbers, {path: ("audits", arm, "settings") for arm, path in samples.items()})
         others = [path for path in samples.values() if not is_unfinished(path)]
         require_absent([numbers, *others, *([words] if len(others) == len(samples) else [])], self.overwrite)
         checkpoint = self.load_auditable()
@@ -88,22 +91,22 @@ class Repair(AuditArgs):
         for arm in ARMS:
             parts = self.shards(samples[arm], checkpoint, options[arm])
             audits[arm] = self.audit(checkpoint, options[arm], parts, arm)
-            tokens[arm] = parts.join()
+            tokens[arm] = parts.read_all()
             write_samples(samples[arm], tokens[arm], checkpoint, parts.settings)
             shards.append(parts)
         self._write_pairs(checkpoint, tokens)
         result = {
             **{name: audits["free"][name] for name in ("command", "device", "versions", "checkpoint", "head", "process")},
-            "changes": changes(tokens["free"], tokens["projected"]),
+            "changes": count_changes(tokens["free"], tokens["projected"]),
             "measure": measure(samples),
             "audits": audits,
         }
         with atomic_write(words) as temporary:
-            temporary.write_text(table(result) + "\n", encoding="utf-8")
+            temporary.write_text(format_table(result) + "\n", encoding="utf-8")
         write_json(numbers, result)
         for parts in shards:
-            parts.close()
-        print(f"\n{table(result)}\n\n{numbers} and {words} written")
+            parts.delete()
+        print(f"\n{format_table(result)}\n\n{numbers} and {words} written")
 
     def _write_pairs(self, checkpoint: "Checkpoint", tokens: "dict[str, Tensor]") -> None:
         """Write the images of both arms side by side, or their texts."""
@@ -125,21 +128,22 @@ class Repair(AuditArgs):
         kind = (checkpoint.data or {}).get("kind")
         chosen = self.measure or {"image": "fid", "text": "genppl"}.get(str(kind), "none")
         if chosen not in MEASURES:
-            raise UserError(option="--measure", value=chosen, expected=f"one of {', '.join(MEASURES)}")
+            raise UserError(option="measure", value=chosen, expected=f"one of {', '.join(MEASURES)}")
         if chosen == "none":
             return lambda _: None
         if self.resamples is not None and self.resamples < 100:
-            raise UserError(f"--resamples is {self.resamples}, but an interval needs at least 100")
+            raise UserError(option="resamples", value=self.resamples, expected="at least 100, for an interval")
         try:
             return self._generative_perplexity(checkpoint) if chosen == "genppl" else self._fid(checkpoint)
         except UserError as error:
-            raise UserError(f"{error} (--measure none does without)") from error
+            text = message(error, command_options(type(self)))
+            raise UserError(f"{text} (--measure none does without)") from error
 
     def _generative_perplexity(self, checkpoint: "Checkpoint") -> Measure:
         """The perplexity of both arms under a judge."""
         from m2s.evaluation.genppl import PROTOCOLS, read_samples
         from m2s.evaluation.judge import load_judge
-        from m2s.evaluation.repair import judged
+        from m2s.evaluation.repair import compare_by_judge
 
         tokenizer = checkpoint.tokenizer
         if tokenizer is None:
@@ -147,13 +151,13 @@ class Repair(AuditArgs):
         if (name := self.protocol or "paper") not in PROTOCOLS:
             raise UserError(f"there is no protocol {name!r} of genppl: choose from {', '.join(PROTOCOLS)}")
         if self.n < 2:
-            raise UserError(f"--n is {self.n}, but an interval needs at least 2 pairs")
+            raise UserError(option="n", value=self.n, expected="at least 2, for an interval over pairs")
         protocol = PROTOCOLS[name]
         judge = load_judge(self.judge or protocol.judge, self.device)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:
             free, projected = (read_samples(path, protocol, tokenizer, self.n) for path in samples.values())
-            return judged(free, projected, judge, resamples=self.resamples or 2000, seed=self.seed)
+            return compare_by_judge(free, projected, judge, resamples=self.resamples or 2000, seed=self.seed)
 
         return measure
 
@@ -177,7 +181,7 @@ class Repair(AuditArgs):
             )
         least = 2 if self.few else max(protocol.samples or 0, network.width + 1)
         if self.n < least:
-            raise UserError(f"--n is {self.n}, but this FID needs at least {least:,} samples")
+            raise UserError(option="n", value=self.n, expected=f"at least {least:,} for this FID")
         check_count(reference, network, self.few)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Sample(SamplingArgs):
     clamp: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A .npy of integers, [n, length] or [length]: tokens that stay as they are, and -1 at positions to fill (infilling)."""
     labels: tuple[int, ...] = ()
-    """Classes to draw, cyclically, from a network that was trained with labels: --labels 0 1 2."""
+    """Classes to draw, cyclically by the number of the sample, from a network that was trained with labels: --labels 0 1 2."""
     guidance: float = 1.0
     """Strength g of classifier-free guidance: above 1 exaggerates the labels, 1 is no guidance. Needs --labels."""
     guide: Literal["posterior", "rates", "step"] = "posterior"
@@ -68,39 +68,48 @@ class Sample(SamplingArgs):
     """Samples in each call of the network. Samples depend on it: with another number the network may round differently."""
     shard: str = ""
     """I/K: draw only every K-th batch, starting with the I-th (counted from 0), to divide the work. The process that draws the
-    last batch writes the result. Under torchrun each process takes its part by itself."""
+    last batch writes the result. Under torchrun each process takes its part by itself. Write -- before the command there:
+    torchrun --nproc-per-node 8 -m m2s.cli -- sample RUN --n 64."""
 
     def run(self) -> None:
         """Draw the samples that are missing, and write all of them."""
-        from m2s.samplers.shards import CorruptShardError, SampleShards
+        from m2s.cli.evaluate.images import read_settings
+        from m2s.samplers.shards import CorruptShardError, SampleShards, remove_finished
 
         out = output_file(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
+        if out.exists() and tokens_file.exists():
+            remove_finished(tokens_file, read_settings(str(tokens_file)))
         require_absent([out], self.overwrite)
         shard, shards = self._shard()
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
+        # The labels from the first sample on: a run of an older version, which counted them from 0, has other settings.
+        labels = self._sample_labels(len(self.labels))
         parts = SampleShards(
-            tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, self.labels)
+            tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, labels)
         )
         if tokens_file.exists() and not self.overwrite:
             write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)
-            parts.close()
+            if parts.folder.is_dir():
+                with parts.lock():
+                    parts.delete()
             return
-        try:
-            done = parts.open()
-            if done:
-                print(f"resuming: {done} of {self.n} samples were drawn before")
-            self._draw(checkpoint, parts, options, (shard, shards))
-            if not parts.whole():
-                print(f"shard {shard} of {shards} is drawn; other shards are missing")
-                return
-            tokens = parts.join()
-        except CorruptShardError as error:
-            raise UserError(str(error)) from error
-        write_samples(out, tokens, checkpoint, parts.settings)
-        parts.close()
+        with parts.lock(shard, shards):
+            try:
+                done = parts.open()
+                if done:
+                    print(f"resuming: {done} of {self.n} samples were drawn before")
+                self._draw(checkpoint, parts, options, (shard, shards))
+                with parts.joining() as complete:
+                    if complete:
+                        write_samples(out, parts.read_all(), checkpoint, parts.settings)
+                        parts.delete()
+                    elif parts.folder.is_dir():
+                        print(f"shard {shard} of {shards} is drawn; other shards are missing")
+            except CorruptShardError as error:
+                raise UserError(str(error)) from error
 
     def _shard(self) -> tuple[int, int]:
         """The number of this shard, and how many there are."""
@@ -108,9 +117,9 @@ class Sample(SamplingArgs):
         try:
             shard, shards = map(int, text.split("/"))
         except ValueError:
-            raise UserError(option="--shard", value=text, expected="like 0/2") from None
+            raise UserError(option="shard", value=text, expected="like 0/2") from None
         if not 0 <= shard < shards:
-            raise UserError(f"--shard is {text!r}, but the first number must lie in 0..{shards - 1}")
+            raise UserError(option="shard", value=text, reason=f"the first number must lie in 0..{shards - 1}")
         return shard, shards
 
     def _check(self, checkpoint: "Checkpoint") -> None:
@@ -128,7 +137,9 @@ class Sample(SamplingArgs):
         if self.project and checkpoint.head.has_posterior:
             raise UserError(f"--project is for an unconstrained score, but {self.checkpoint} predicts a posterior already")
         if self.guidance != 1 and not self.labels:
-            raise UserError(f"--guidance is {self.guidance}, but there are no --labels: give the classes to draw")
+            raise UserError(
+                option="guidance", value=self.guidance, reason="there are no --labels", hint="give the classes to draw"
+            )
         sharpens = (self.temperature, self.top_p, self.top_k) != (1, 1, None)
         if sharpens and not checkpoint.head.has_posterior and not self.project:
             raise UserError(
@@ -163,13 +174,22 @@ class Sample(SamplingArgs):
         import numpy as np
         import torch
 
+        from m2s.npz import read_npy
+
         try:
-            given = torch.from_numpy(np.load(path, allow_pickle=False).astype(np.int64))
+            found = read_npy(path)
+            if found.dtype.kind not in "iu":
+                raise ValueError(f"its dtype is {found.dtype}")
+            given = torch.from_numpy(found.astype(np.int64))
         except (OSError, ValueError) as error:
             raise UserError(f"--clamp {path} cannot be read as a .npy file of integers: {error}") from error
         if given.shape not in ((length,), (self.n, length)):
             raise UserError(f"--clamp {path} has shape {list(given.shape)}, expected [{length}] or [{self.n}, {length}]")
         return given.expand(self.n, length).clone()
+
+    def _sample_labels(self, count: int) -> tuple[int, ...]:
+        """The labels of the first `count` samples. Sample i has label i mod the number of labels, whatever --start is."""
+        return tuple(self.labels[(self.start + i) % len(self.labels)] for i in range(count))
 
     def _options(self, checkpoint: "Checkpoint") -> "SamplingOptions":
         """The options of all samples together."""
@@ -179,7 +199,7 @@ class Sample(SamplingArgs):
             checkpoint,
             self.project,
             clamp=self._clamp(checkpoint, self.sample_length(checkpoint)),
-            condition=torch.tensor([self.labels[i % len(self.labels)] for i in range(self.n)]) if self.labels else None,
+            condition=torch.tensor(self._sample_labels(self.n)) if self.labels else None,
             guidance=self.guidance,
             guide=self.guide,
             temperature=self.temperature,
@@ -215,4 +235,4 @@ class Sample(SamplingArgs):
                     condition=None if options.condition is None else options.condition[rows],
                 )
                 given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-                parts.put(first, m2s.sample(network, callback=lambda step: advance(bar, step, windows), **given))
+                parts.write(first, m2s.sample(network, callback=lambda step: advance(bar, step, windows), **given))

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +40,7 @@ def settings(
     from m2s.provenance import fingerprint
     from m2s.realizability import Projected
 
-    clamp, sampler = options.clamp, options.chosen
+    clamp, sampler = options.clamp, options.sampler_object
     return {
         **{name: getattr(options, name) for name in FIELDS},
         "sampler": sampler.name,
@@ -112,13 +110,14 @@ def read_finished(path: Path, settings: dict[str, Any]) -> "Tensor":
     Raises:
         UserError: The file is not a complete file of samples, or has other settings.
     """
-    import numpy as np
     import torch
 
+    from m2s.npz import read_npz
+
     try:
-        with np.load(path, allow_pickle=False) as file:
-            tokens, recorded = torch.from_numpy(file["tokens"]).long(), dict(json.loads(str(file["settings"])))
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        found = read_npz(path, ["tokens", "settings"])
+        tokens, recorded = torch.from_numpy(found["tokens"]).long(), dict(json.loads(str(found["settings"])))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is there already, and is not a complete file of samples: {REPLACE}") from error
     given = json.loads(json.dumps(settings))
     different = sorted(name for name in {**recorded, **given} if recorded.get(name) != given.get(name))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from m2s import validation
 from m2s.cli.errors import supports, unsupported_sampler
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
@@ -68,6 +69,9 @@ class SamplingArgs:
     def load(self) -> "Checkpoint":
         """Load the checkpoint onto the device.
 
+        Returns:
+            The checkpoint.
+
         Raises:
             UserError: An option is invalid, or the checkpoint cannot be read.
         """
@@ -75,28 +79,39 @@ class SamplingArgs:
 
         from m2s.ops import why_unavailable
 
-        if self.n < 1 or self.batch_size < 1:
-            raise UserError(f"--n is {self.n} and --batch-size is {self.batch_size}, but both must be at least 1")
+        for name in ("n", "batch_size"):
+            validation.positive_int(name, getattr(self, name))
         device = resolve_device(self.device)
         if device.startswith("cuda:"):
             torch.cuda.set_device(device)  # Triton launches kernels on the current device, not on that of the tensors.
         if self.kernels == "fused" and (why := why_unavailable(torch.device(device.partition(":")[0]))):
-            raise UserError(f"--kernels is fused, but {why}")
+            raise UserError(option="kernels", value="fused", reason=why)
         return load_checkpoint(self.checkpoint, device)
 
     def network(self, checkpoint: "Checkpoint") -> "InferenceModel":
-        """Return the network in the form that samplers call."""
+        """Return the network in the form that samplers call.
+
+        Args:
+            checkpoint: The model, loaded by `load`.
+        """
         from m2s.samplers.inference_model import InferenceModel
 
         return InferenceModel(checkpoint.model, checkpoint.head.process.states, self.uses_bf16(checkpoint), self.compile)
 
     def uses_bf16(self, checkpoint: "Checkpoint") -> bool:
-        """Return whether the body of the network computes in bf16."""
+        """Return whether the body of the network computes in bf16.
+
+        Args:
+            checkpoint: The model, loaded by `load`.
+        """
         on_gpu = next(checkpoint.model.parameters()).is_cuda
         return self.precision == "bf16" or (self.precision == "auto" and on_gpu)
 
     def sample_length(self, checkpoint: "Checkpoint") -> int:
         """Return the number of tokens of a sample.
+
+        Args:
+            checkpoint: The model, loaded by `load`.
 
         Raises:
             UserError: It is unknown, or is not that of the model's images.
@@ -106,7 +121,7 @@ class SamplingArgs:
         if not length:
             raise UserError(f"{self.checkpoint} does not say how long its sequences are: give --length")
         if (checkpoint.data or {}).get("kind") == "image" and length != trained:
-            raise UserError(f"--length is {length}, but the images of {self.checkpoint} have {trained} sites")
+            raise UserError(option="length", value=length, reason=f"the images of {self.checkpoint} have {trained} sites")
         return length
 
     def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "SamplingOptions":
@@ -116,6 +131,9 @@ class SamplingArgs:
             checkpoint: The model.
             project: Whether to project scores onto those that have a posterior.
             more: Arguments of `SamplingOptions` that only some commands have.
+
+        Returns:
+            The options, with the sampler as an object.
 
         Raises:
             UserError: The model cannot be sampled in this way.
@@ -166,15 +184,17 @@ def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":
         device: Where to put the network.
 
     Returns:
-        The checkpoint.
+        The checkpoint. Its weights are float32, whatever they were saved in: networks are called with times in float32.
 
     Raises:
-        UserError: There is none, or it cannot be read.
+        UserError: There is none, it cannot be read, or a file has another checksum than config.json says.
     """
     from m2s.hub import load
 
     try:
-        return load(place, device)
+        checkpoint = load(place, device, verify=True)
+        checkpoint.model.float()
+        return checkpoint
     except UserError:
         raise
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:

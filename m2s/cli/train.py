@@ -1,11 +1,11 @@
 """`m2s train PRESET`: train a network, or resume a run."""
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from m2s.cli.failures import CommandFailure, is_out_of_memory
 from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.training.config import Config, resolve
@@ -33,24 +33,21 @@ class Train:
 
     def run(self) -> None:
         """Train, and print the NELBO on held-out data."""
-        import torch
-
         from m2s.training.loop import Diverged, train  # imports torch.distributed, which takes time
 
         config = self.preset
         try:
             result = train(config)
-        except torch.OutOfMemoryError:
+        except Diverged as error:
+            raise CommandFailure(str(error), resumes=False) from error
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             batch, size = config.run.batch, config.run.micro_batch or "all"
-            print(
-                f"m2s: the GPU's memory is too small for a call of the network on {size} of a step's {batch} examples: give "
-                "--micro-batch, a number that divides them, or --recompute",
-                file=sys.stderr,
-            )
-            raise SystemExit(1) from None
-        except (Diverged, OSError) as error:  # a full disk is an OSError
-            print(f"m2s: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
+            raise CommandFailure(
+                f"the memory is too small for a call of the network on {size} of a step's {batch} examples: give "
+                "--micro-batch, a number that divides them, or --recompute"
+            ) from error
         if not result.first:
             return
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))

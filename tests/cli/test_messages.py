@@ -69,8 +69,8 @@ def test_other_weights_are_named_without_checksums(command, free, tmp_path, monk
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SampleShards, "put", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(SampleShards, "write", killed)
+    with pytest.raises(SystemExit):
         main([command, free, *options])
     said = error_line(capsys, command, other, *options)
     assert "(other weights)" in said and not re.search("[0-9a-f]{64}", said)
@@ -132,8 +132,14 @@ def test_training_needs_float64(monkeypatch):
         ("train digits --optimizer.lr fast", "--optimizer.lr is 'fast', but it must be a number"),
         ("train digits --importance x", "--importance is 'x', but it must be a number"),
         ("train digits --network.multipliers 1 b", "--network.multipliers is '1 b', but it must be whole numbers"),
+        ("audit run --out x --ordinal maybe", "--ordinal is 'maybe', but it must be one of True, False"),
+        ("report run --out x.html other", "unexpected argument other: give arguments without a name side by side"),
+        ("report run --out x.html --title --", 'unexpected argument "--"'),
+        ("report run -- --out x.html", 'unexpected argument "--"'),
+        ("sample run --out x --top-k auto", "--top-k is 'auto', but it must be a whole number"),
+        ("train digits --network.groups None", "--network.groups is 'None', but it must be a whole number"),
         ("sample run --out x --labels 3 cat", "--labels is '3 cat', but it must be whole numbers"),
-        ("train digits --process.schedule cosin", "process.schedule is 'cosin'"),
+        ("train digits --process.schedule cosin", "--process.schedule is 'cosin', but there is no schedule of that name"),
         ("train digits --process.schedule cosin", "did you mean cosine?"),
         ("train digits steps=3", "unexpected argument steps=3 (see m2s train digits --help)"),
         ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --process.kind?"),
@@ -235,6 +241,33 @@ def test_structured_errors_of_a_command_name_its_options(monkeypatch, capsys):
     monkeypatch.setattr("m2s.cli.data.Prepare.run", fail)
     said = error_line(capsys, "data", "prepare", "texts", "--out", "x", "--validation-every", "3")
     assert said == "m2s: --validation-every is 3, but it must be even"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--steps 0", "--steps is 0, but it must be at least 1"),
+        ("--batch 8 --micro-batch 3", "--micro-batch is 3, but it must be a divisor of batch = 8"),
+        ("--t-min 0.7", "--t-min is 0.7, but it must be in (0, 0.5)"),
+        ("--importance -1", "--importance is -1.0, but it must be a number >= 0, such as 0.1"),
+        ("--optimizer.lr 0", "--optimizer.lr is 0.0, but it must be a positive number"),
+        ("--optimizer.weight-decay -1", "--optimizer.weight-decay is -1.0, but it must be at least 0"),
+        ("--method nothing", "--method is 'nothing', but there is no method of that name"),
+        ("--network.width 6", "--network.width is 6, but it must be a multiple of 4: channels are normalized in groups of 4"),
+        ("--network.size huge", "--network.size is 'huge', but there is no unet of that size: choose from tiny, mnist, md4"),
+        ("--network.depth 3", "--network.depth is 3, but it is for network.kind dit, not unet: leave it out"),
+        ("--process.schedule log-linear --process.eps 2", "--process.eps is 2.0, but it must be in (0, 1)"),
+        ("--process.chain-steps 5", "--process.chain-steps is 5, but it is for process.kind chain-uniform, chain-absorbing or"),
+        ("--process.options a", "--process.options is 'a', but it has no value: write KEY=VALUE"),
+        ("--head.loss masked", "(--head.kind posterior) over m2s.Absorbing (--process.kind absorbing), not for Posterior(Uni"),
+        ("--method gidd-clipped --head.max-weight 0", "--head.max-weight is 0.0, but it must be a positive number"),
+        ("--process.kind absorbing --head.curriculum duo", "--head.curriculum is 'duo', but DUO's curriculum is for m2s.Post"),
+    ],
+)
+def test_errors_of_a_configuration_name_the_option_as_it_is_typed(options, said, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert said in error_line(capsys, "train", "digits", *options.split(), "--device", "cpu", "--out", str(out))
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.data import GPT2, Characters, prepare_text
+from m2s.errors import UserError
 from m2s.models import DiT, DiTConfig
 from m2s.report.samples import picture_grid
 from m2s.samplers import Adaptive, ForwardBackward, PredictorCorrector, Sampler
+from m2s.samplers.shards import SampleShards
 from merges import write_merges
 
 LETTERS = Characters(" abcdefg")
@@ -117,6 +119,15 @@ def test_clamp_from_a_file_and_labels(images: str, tmp_path: Path) -> None:
     assert np.array_equal(tokens, m2s.sample(model, head, (4, 12), steps=4, clamp=both, condition=condition, guidance=2.0))
 
 
+@pytest.mark.parametrize("start", [1, 4, 5])
+def test_labels_belong_to_the_number_of_a_sample(images: str, tmp_path: Path, start: int) -> None:
+    """Samples drawn with --start are those of a run that draws all of them."""
+    labels = ("--labels", "0", "2", "1", "--guidance", "2")
+    together = draw(images, tmp_path / "all.npz", "--n", "8", *labels)
+    later = draw(images, tmp_path / "later.npz", "--n", str(8 - start), "--start", str(start), *labels)
+    assert np.array_equal(later, together[start:])
+
+
 def test_project_repairs_an_unconstrained_score(free: str, tmp_path: Path) -> None:
     plain = draw(free, tmp_path / "a.npz", "--n", "4", "--sampler", "analytic")
     repaired = draw(free, tmp_path / "b.npz", "--n", "4", "--sampler", "analytic", "--project")
@@ -163,6 +174,62 @@ def unfinished(checkpoint: str, out: Path) -> Path:
     main(["sample", checkpoint, "--out", str(out), "--steps", "4", "--n", "8", "--batch-size", "4", "--shard", "0/2"])
     assert not out.exists()
     return out.with_name(out.name + ".parts")
+
+
+def test_two_runs_on_one_output(images: str, tmp_path: Path) -> None:
+    """The second is an error of one line. The first is not disturbed, and the next one starts after its end."""
+    out, more = tmp_path / "a.npz", ("--n", "24", "--steps", "300", "--batch-size", "4")
+    first = program(images, out, *more)
+    while first.poll() is None and not list(out.with_name("a.npz.parts").glob("*.npz")):
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)  # a stopped process keeps its locks, so the others need not be fast
+    try:
+        for words in (more, (*more, "--shard", "0/2"), (*more, "--overwrite")):
+            second = program(images, out, *words)
+            _, err = second.communicate()
+            assert second.returncode == 2 and err.count("\n") == 1 and "is being drawn by another process" in err
+            assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGCONT)
+    assert first.wait() == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["a.npz"]
+
+
+def test_divided_runs_are_locked_by_part(images: str, tmp_path: Path) -> None:
+    parts = SampleShards(tmp_path / "a.npz", 8, 12, 2, {})
+    with parts.lock(0, 2), parts.lock(1, 2):
+        for shard, shards in ((0, 2), (1, 2), (0, 1)):
+            with pytest.raises(UserError, match="is being drawn by another process"), parts.lock(shard, shards):
+                pass
+    with parts.lock():
+        parts.open()
+        parts.delete()
+    with parts.joining() as complete:  # another process has joined them
+        assert not complete
+    parts.folder.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="is a link"), parts.lock():
+        pass
+    parts.folder.unlink()
+    parts.folder.mkdir()
+    (tmp_path / "secret").write_text("unchanged")
+    (parts.folder / ".lock-0-of-2").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match="is a link or not an ordinary file"), parts.lock(0, 2):
+        pass
+    assert (tmp_path / "secret").read_text() == "unchanged"
+
+
+def test_torchrun_passes_the_options_on(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without "--", torchrun takes --n for the beginning of several of its own options."""
+    from torch.distributed.run import get_args_parser
+
+    command = ["sample", images, "--n", "2", "--steps", "2", "--out", str(tmp_path / "a.npz")]
+    with pytest.raises(SystemExit):
+        get_args_parser().parse_args(["-m", "m2s.cli", *command])
+    assert "ambiguous option: --n" in capsys.readouterr().err
+    given = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", "m2s.cli", "--", *command])
+    assert given.training_script == "m2s.cli"
+    assert given.training_script_args in (command, ["--", *command])  # depends on the version of Python
+    main(["--", *command])
+    assert (tmp_path / "a.npz").is_file()
 
 
 def test_corrupt_shard_is_named(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,31 +301,40 @@ def test_shards_of_another_run_are_an_error(images: str, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--steps", "0"), "steps is 0"),
-        (("--steps", "-3"), "steps is -3"),
-        (("--n", "0"), "--n is 0"),
-        (("--sampler", "eulr"), "did you mean 'euler'?"),
+        (("--steps", "0"), "m2s: --steps is 0, but it must be at least 1"),
+        (("--steps", "-3"), "m2s: --steps is -3"),
+        (("--n", "0"), "m2s: --n is 0, but it must be at least 1"),
+        (("--batch-size", "0"), "m2s: --batch-size is 0, but it must be at least 1"),
+        (("--sampler", "eulr"), "m2s: --sampler is 'eulr', but there is no sampler of that name: did you mean euler"),
         (
             ("--sampler", "ancestral"),
             "it needs a model trained with --process.kind absorbing: use --sampler bayes, analytic, euler or tau",
         ),
-        (("--leap", "0.1"), "leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
-        (("--sampler", "predictor_corrector", "--entry", "0.5"), "entry is 0.5, but sampler 'predictor_corrector' does not"),
+        (("--leap", "0.1"), "m2s: --leap is 0.1, but sampler 'bayes' does not read it, only forward_backward: leave it out"),
+        (
+            ("--sampler", "predictor_corrector", "--entry", "0.5"),
+            "m2s: --entry is 0.5, but sampler 'predictor_corrector' does not",
+        ),
         (("--sampler", "euler", "--corrections", "2"), "only forward_backward, predictor_corrector, self_correcting"),
-        (("--sampler", "forward_backward", "--sites", "2"), "sites is 2, but sampler 'forward_backward' does not read it"),
-        (("--sampler", "forward_backward", "--corrections", "0"), "corrections is 0, but it must be at least 1"),
-        (("--sampler", "forward_backward", "--leap", "nan"), "leap is nan, but it must be a positive number"),
-        (("--sampler", "forward_backward", "--entry", "1.5"), "entry is 1.5, but it must lie in (0, 1]"),
-        (("--grid", "log"), "linear, cosine"),
-        (("--temperature", "0"), "temperature is 0"),
-        (("--seed", "-1"), "seed is -1"),
-        (("--length", "13"), "have 12 sites"),
+        (
+            ("--sampler", "forward_backward", "--sites", "2"),
+            "m2s: --sites is 2, but sampler 'forward_backward' does not read it",
+        ),
+        (("--sampler", "forward_backward", "--corrections", "0"), "m2s: --corrections is 0, but it must be at least 1"),
+        (("--sampler", "forward_backward", "--leap", "nan"), "m2s: --leap is nan, but it must be a positive number"),
+        (("--sampler", "forward_backward", "--entry", "1.5"), "m2s: --entry is 1.5, but it must be in (0, 1]"),
+        (("--grid", "log"), "m2s: --grid is 'log', but there is no grid of that name: choose from linear, cosine"),
+        (("--temperature", "0"), "m2s: --temperature is 0.0, but it must be positive"),
+        (("--top-k", "0"), "m2s: --top-k is 0, but it must be at least 1"),
+        (("--top-p", "1.5"), "m2s: --top-p is 1.5, but it must be in (0, 1]"),
+        (("--seed", "-1"), "m2s: --seed is -1, but it must be an int in [0, 2^64)"),
+        (("--length", "13"), "m2s: --length is 13, but the images of"),
         (("--labels", "3"), "knows the classes 0..2"),
         (("--guidance", "2"), "--guidance is 2.0, but there are no --labels"),
         (("--project",), "predicts a posterior already"),
         (("--prompt", "a"), "no tokenizer"),
-        (("--shard", "2/2"), "must lie in 0..1"),
-        (("--shard", "two"), "like 0/2"),
+        (("--shard", "2/2"), "m2s: --shard is '2/2', but the first number must lie in 0..1"),
+        (("--shard", "two"), "m2s: --shard is 'two', but it must be like 0/2"),
         (("--clamp", "nowhere.npy"), "cannot be read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

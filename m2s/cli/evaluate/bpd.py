@@ -151,17 +151,17 @@ class Bpd:
 
     def _set_up(self, world: "World") -> _Setup:
         """Load the models and the data."""
-        from m2s.evaluation.bpd import measured
+        from m2s.evaluation.bpd import example_sizes
 
         checkpoint = _load(self.checkpoint, world.device)
         other = None if self.against is None else _load(self.against, world.device)
         if other is not None:
             check_same_data((self.checkpoint, checkpoint), (str(self.against), other))
         try:
-            held_out = HeldOutSource(self.checkpoint, checkpoint, self.data, self.split).load().evenly(self.limit)
+            held_out = HeldOutSource(self.checkpoint, checkpoint, self.data, self.split).load().evenly_spaced(self.limit)
             text: dict[str, Tensor] | None = None if (checkpoint.data or {})["kind"] == "image" else {}
             if text is not None and checkpoint.tokenizer is not None:
-                text = measured(held_out.rows, checkpoint.tokenizer)
+                text = example_sizes(held_out.rows, checkpoint.tokenizer)
         except UserError:
             raise
         except (OSError, ValueError, ImportError) as error:
@@ -172,25 +172,25 @@ class Bpd:
 
     def _report(self, setup: _Setup, found: "DatasetNelbo", theirs: "list[DatasetNelbo]") -> dict[str, Any]:
         """Print the result, and return its numbers."""
-        from m2s.evaluation.bpd import IMPORTANCE, curve, difference, summary, table
+        from m2s.evaluation.bpd import IMPORTANCE, format_difference, format_table, integrand_curve, summarize
 
-        result, unit = summary(found, setup.text), setup.unit
-        print("\n".join([*self._heading(setup), *table(result, unit, found.exact)]))
+        result, unit = summarize(found, setup.text), setup.unit
+        print("\n".join([*self._heading(setup), *format_table(result, unit, found.exact)]))
         compared: dict[str, Any] = {}
         if setup.other is not None:
-            bounds, gaps = summary(theirs[0], setup.text), summary(found.minus(theirs[0]), setup.text)
+            bounds, gaps = summarize(theirs[0], setup.text), summarize(found.minus(theirs[0]), setup.text)
             exact = (found.exact, theirs[0].exact)
             if any(exact):  # an exact likelihood has no integral, prior and reconstruction to compare
                 bounds, gaps = ({"bound": each["bound"]} for each in (bounds, gaps))
             compared = {"against": {**_describe(setup.other), **bounds, "difference": gaps}}
-            print("\n".join(difference(str(self.against), bounds, gaps, unit, exact)))
+            print("\n".join(format_difference(str(self.against), bounds, gaps, unit, exact)))
         return {
             "unit": unit,
             **result,
             **compared,
             "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
             "exact": found.exact,
-            "curve": curve(found, self.bins),
+            "curve": integrand_curve(found, self.bins),
             "rows": len(setup.held_out.rows),
             "sites": int(found.sites.sum()),
             **{f"{unit}s": int(counts.sum()) for unit, counts in (setup.text or {}).items()},
@@ -233,12 +233,12 @@ class Bpd:
 
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:
         """Write the numbers and, for a bound, the curve of the loss over t."""
-        from m2s.evaluation.bpd import draw
+        from m2s.evaluation.bpd import plot_integrand
 
         picture = out.with_suffix(".png")
         if not numbers["exact"]:
             with atomic_write(picture) as temporary:
-                draw(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
+                plot_integrand(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
         write_json(out, numbers)
         print(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 

@@ -65,7 +65,7 @@ class Fid:
     """Use the first so many images on either side, with --against; by default all."""
     inception: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Weights of Inception: pytorch-fid's .pth, or the TorchScript inception-2015-12-05.pt; by default those found in
-    $M2S_DATA/inception or in torch's hub cache. Or any TorchScript from (N, 3, 299, 299) in (-1, 1) to (N, features)."""
+    $M2S_DATA/inception or in torch's hub cache. No other TorchScript is loaded, because it would run its code."""
     kid: bool = True
     """Also compute KID."""
     seed: int = 0

@@ -65,7 +65,15 @@ class GenPPL:
 
     def run(self) -> None:
         """Score the samples, print the table and write it to --out."""
-        from m2s.evaluation.genppl import difference, in_order, notes, read_samples, score, summary, table
+        from m2s.evaluation.genppl import (
+            format_notes,
+            format_table,
+            paired_difference,
+            read_samples,
+            score,
+            sort_by_temperature,
+            summarize,
+        )
         from m2s.evaluation.judge import load_judge
 
         protocol = self._protocol()
@@ -81,16 +89,16 @@ class GenPPL:
         judge = load_judge(self.judge or protocol.judge, self.device, self.dtype)
         scores = {path: score(samples, judge, self.batch_size) for path, samples in zip(files, read, strict=True)}
         try:
-            results = [summary(one, self.resamples, self.seed) for one in scores.values()]
+            results = [summarize(one, self.resamples, self.seed) for one in scores.values()]
             gaps = [
-                difference(scores[path], scores[self.against], self.resamples, self.seed)
+                paired_difference(scores[path], scores[self.against], self.resamples, self.seed)
                 for path in files
                 if self.against is not None and path != self.against
             ]
         except ValueError as error:
             raise UserError(str(error)) from error
-        ordered = in_order(results)
-        print("\n".join([*table(ordered), *notes(ordered), *(_difference(gap) for gap in gaps)]))
+        ordered = sort_by_temperature(results)
+        print("\n".join([*format_table(ordered), *format_notes(ordered), *(_difference(gap) for gap in gaps)]))
         if out is not None:
             self._write(out, ordered, gaps, judge)
 
@@ -140,14 +148,14 @@ class GenPPL:
 
     def _write(self, out: Path, results: list[Any], gaps: list[Any], judge: "Judge") -> None:
         """Write the .json and, where asked for, the figure."""
-        from m2s.evaluation.genppl import draw
+        from m2s.evaluation.genppl import plot_frontier
         from m2s.provenance import provenance
 
         numbers = out.with_suffix(".json")
         write_json(numbers, {"results": results, "differences": gaps, **provenance(judge.device, "transformers")})
         if out != numbers:
             with atomic_write(out) as temporary:
-                draw(results).savefig(temporary, dpi=200)
+                plot_frontier(results).savefig(temporary, dpi=200)
         print(f"{out}{'' if out == numbers else f' and {numbers}'} written")
 
 
@@ -164,17 +172,15 @@ def recorded_tokenizer(path: Path) -> "Tokenizer | None":
         UserError: A file of the tokenizer is missing.
     """
     import json
-    import zipfile
-
-    import numpy as np
 
     from m2s.data.tokenizer import check_tokenizer, from_dict
+    from m2s.npz import read_npz
 
     try:
-        with np.load(path, allow_pickle=False) as file:
-            described = dict(json.loads(str(file["settings"]))["data"]["tokenizer"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        described = dict(json.loads(str(read_npz(path, ["settings"])["settings"]))["data"]["tokenizer"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    described.pop("path", None)  # a file from others must not name files of this machine
     try:
         return check_tokenizer(from_dict(described))
     except ValueError as error:

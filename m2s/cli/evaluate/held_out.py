@@ -1,6 +1,5 @@
 """Held-out data for `m2s evaluate bpd`: images, a prepared text, text that is tokenized now, or a plugin's data set."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +46,12 @@ class HeldOut:
 
         return self.rows[torch.arange(1)].shape[1]
 
-    def evenly(self, limit: int | None) -> "HeldOut":
-        """Return `limit` examples, spread evenly over all; all where it is None or larger."""
+    def evenly_spaced(self, limit: int | None) -> "HeldOut":
+        """Return `limit` examples, spread evenly over all; all where it is None or larger.
+
+        Args:
+            limit: The number of examples; None: all.
+        """
         import torch
 
         from m2s.evaluation.bpd import Shard
@@ -101,6 +104,9 @@ class HeldOutSource:
 
     def load(self) -> HeldOut:
         """Load the data.
+
+        Returns:
+            The examples, with their labels where the network takes labels.
 
         Raises:
             UserError: There is no such data, or the model cannot read it.
@@ -181,7 +187,7 @@ class HeldOutSource:
     def _text(self, length: int) -> HeldOut:
         """Windows of a prepared text, or of text that is tokenized now."""
         from m2s.data.documents import find_sources
-        from m2s.evaluation.bpd import windows
+        from m2s.evaluation.bpd import token_windows
 
         name, path = self.data, Path(self.data).expanduser()
         if (path / "meta.json").exists() or (path / "plan.json").exists():
@@ -201,16 +207,16 @@ class HeldOutSource:
             sources = [there[split]]
         elif self.split:
             raise UserError(f"{name} is plain text, which has no splits: leave out --split")
-        rows, left_out = windows(sources, self.checkpoint.tokenizer, length)
+        rows, left_out = token_windows(sources, self.checkpoint.tokenizer, length)
         return HeldOut(name, split, rows, left_out=left_out)
 
     def _prepared(self, length: int, path: Path) -> HeldOut:
         """Windows of a folder of m2s data prepare."""
-        from m2s.data.encode import named
+        from m2s.data.encode import tokenizer_description
         from m2s.data.tokens import Tokens, read_meta
 
         meta = read_meta(path)
-        described = named(self.checkpoint.tokenizer)
+        described = tokenizer_description(self.checkpoint.tokenizer)
         vocab = self.checkpoint.head.process.vocab
         if meta["vocab"] != vocab or described not in ({}, meta["tokenizer"]):
             raise UserError(
@@ -237,6 +243,7 @@ def trained_on(checkpoint: str) -> "DataConfig":
         UserError: There is no record, or it cannot be read.
     """
     from m2s.data import image_sets
+    from m2s.io import read_json
     from m2s.training.config import DataConfig
     from m2s.training.run_folder import RECORD
 
@@ -246,12 +253,17 @@ def trained_on(checkpoint: str) -> "DataConfig":
             f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
             f"{', '.join(image_sets())} or a text"
         )
+    record = read_json(path, "give --data")
     try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))["config"]["data"]
+        recorded = record["config"]["data"]
         # JSON has no tuples. Records of version 0.1 have no options.
-        return DataConfig(**recorded | {"options": tuple(recorded.get("options", ()))})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): give --data") from error
+        found = DataConfig(**recorded | {"options": tuple(recorded.get("options", ()))})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): give --data") from error
+    texts = (found.name, *found.options) if found.folder is None else (found.name, found.folder, *found.options)
+    if not all(isinstance(text, str) for text in texts) or type(found.length) is not int or type(found.hub) is not bool:
+        raise UserError(f"{path} is damaged (its data has values of other types): give --data")
+    return found
 
 
 def prepared_folder(folder: str | None, checkpoint: str) -> Path:
@@ -281,12 +293,17 @@ def check_same_data(first: tuple[str, "Checkpoint"], second: tuple[str, "Checkpo
     Raises:
         UserError: They read different data, so that their NELBOs cannot be compared.
     """
-    from m2s.data.encode import named
+    from m2s.data.encode import tokenizer_description
 
     def described(checkpoint: "Checkpoint") -> dict[str, Any]:
         labels = checkpoint.config["model"].get("classes") is not None
         vocab = checkpoint.head.process.vocab
-        return {**(checkpoint.data or {}), "tokens": vocab, "tokenizer": named(checkpoint.tokenizer), "labels": labels}
+        return {
+            **(checkpoint.data or {}),
+            "tokens": vocab,
+            "tokenizer": tokenizer_description(checkpoint.tokenizer),
+            "labels": labels,
+        }
 
     ours, theirs = described(first[1]), described(second[1])
     for key in ours | theirs:

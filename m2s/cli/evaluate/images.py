@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,11 @@ class Images:
     levels: int
 
     def first(self, count: int | None) -> "Images":
-        """Return the first `count` images, or all where it is None."""
+        """Return the first `count` images, or all where it is None.
+
+        Args:
+            count: The number of images; None: all.
+        """
         return Images(self.name, self.tokens[:count], self.shape, self.levels)
 
     @property
@@ -96,7 +99,7 @@ def read(name: str, reference: Images) -> Images:
         return images
     tokens = read_tokens(Path(name), reference)
     data = (read_settings(name) or {}).get("data")
-    if data and (data.get("shape"), data.get("levels")) != (list(reference.shape), reference.levels):
+    if isinstance(data, dict) and (data.get("shape"), data.get("levels")) != (list(reference.shape), reference.levels):
         raise UserError(
             f"{name} says that it holds {data}, but {reference.name} has images of {list(reference.shape)} in "
             f"{reference.levels} levels: compare like with like"
@@ -121,6 +124,7 @@ def read_tokens(path: Path, reference: Images) -> "Tensor":
     import torch
 
     from m2s.data import image_sets
+    from m2s.npz import read_npz
 
     if not path.is_file():
         splits = ", ".join(f"{name}:train" for name in image_sets())
@@ -128,9 +132,8 @@ def read_tokens(path: Path, reference: Images) -> "Tensor":
             f"there is no file {path}: give an .npz that m2s sample wrote, or a split of a data set such as {splits}"
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            tokens = file["tokens"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        tokens = read_npz(path, ["tokens"])["tokens"]
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
     sites = reference.tokens.shape[1]
     if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or tokens.shape[1] != sites:
@@ -157,13 +160,12 @@ def read_settings(name: str) -> dict[str, Any] | None:
     Returns:
         The settings, None where there are none.
     """
-    import numpy as np
+    from m2s.npz import read_npz
 
     if is_split(name):
         return None
-    with np.load(name, allow_pickle=False) as file:
-        try:
-            found = json.loads(str(file["settings"]))
-        except (KeyError, ValueError):
-            return None
+    try:
+        found = json.loads(str(read_npz(Path(name), ["settings"])["settings"]))
+    except (OSError, ValueError, RecursionError):
+        return None
     return found if isinstance(found, dict) else None

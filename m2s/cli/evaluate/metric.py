@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -63,7 +62,7 @@ class MetricArgs:
             raise
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
-        print("\n".join(lines(found)))
+        print("\n".join(format_numbers(found)))
         if out is not None:
             inputs = {name: getattr(self, name) or None for name in INPUTS}
             write_json(out, {"metric": self.name, **found, "inputs": inputs, "options": options, "command": command()})
@@ -141,14 +140,18 @@ def read_tokens(path: Path) -> "Tensor":
     import numpy as np
     import torch
 
+    from m2s.npz import read_npz
+
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return torch.from_numpy(file["tokens"]).long()
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        tokens = read_npz(path, ["tokens"])["tokens"]
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
+    if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or (tokens < 0).any():
+        raise UserError(f"{path} holds {tokens.dtype} {list(tokens.shape)}, expected tokens from 0 on, integers [N, L]")
+    return torch.from_numpy(tokens.astype(np.int64))
 
 
-def lines(found: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def format_numbers(found: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """Return the lines that show a result.
 
     Args:
@@ -163,6 +166,6 @@ def lines(found: dict[str, Any], prefix: str = "") -> Iterator[str]:
             error = value.get("error")
             yield f"{prefix}{name}  {value['value']:.6g}" + ("" if error is None else f" ± {error:.2g}")
         elif isinstance(value, dict):
-            yield from lines(value, f"{prefix}{name}.")
+            yield from format_numbers(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}  {value}"

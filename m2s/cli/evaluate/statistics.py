@@ -54,11 +54,11 @@ def _compute(images: Images, network: "Network", batch_size: int | None) -> "Sta
     """The statistics, computed batch by batch."""
     from tqdm import tqdm
 
-    from m2s.evaluation.fid import Statistics, kept
+    from m2s.evaluation.fid import Statistics, stored_features
     from m2s.evaluation.inception import features
 
     size = batch_size or (16 if network.device.type == "cpu" else 256)
-    found, rows = Statistics.empty(network.width), kept(len(images.tokens))
+    found, rows = Statistics.empty(network.width), stored_features(len(images.tokens))
     with tqdm(total=len(images.tokens), desc=images.name, unit="image") as bar:
         for batch in features(network, images.tokens, images.shape, images.levels, size):
             first = found.count

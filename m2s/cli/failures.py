@@ -1,0 +1,170 @@
+"""Failures that are no errors of the input: a full disk, too little memory, a damaged file, Ctrl-C, a closed pipe.
+
+Every command handles them in the same way. It prints one line that says what failed, what to do, and whether the same command
+resumes. Set M2S_TRACEBACK=1 to see the traceback too. The exit codes are:
+
+    0    the command has finished
+    1    the command failed: disk, memory, a damaged file, a closed pipe, or a bug (which has a traceback)
+    2    the input is invalid, and nothing was computed
+    130  interrupted by Ctrl-C (128 + SIGINT); `m2s train` also exits with 143 after SIGTERM
+"""
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+TRACEBACK = "M2S_TRACEBACK"
+
+# Commands that resume, by their words, and from where.
+RESUMES = {
+    ("train",): "the same command resumes the run from its last saved state",
+    ("sample",): "the same command resumes after the last complete batch",
+    ("audit",): "the same command resumes after the last complete batch",
+    ("repair",): "the same command resumes after the last complete batch",
+    ("data", "prepare"): "the same command resumes the preparation",
+    ("demo",): "the same command resumes it",
+}
+# Options that reduce the memory that a command needs.
+SMALLER = ("--micro-batch", "--batch-size", "--recompute", "--sites")
+
+REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.ENOLCK: "the file system has no locks (some network file systems): use a folder on a local disk",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.EIO: "the disk failed to read or write",
+}
+
+
+class CommandFailure(Exception):
+    """A failure that a command describes itself.
+
+    Args:
+        message: What failed and what to do, on one line.
+        resumes: Whether to add how the command resumes, where it does.
+    """
+
+    def __init__(self, message: str, resumes: bool = True) -> None:
+        super().__init__(message)
+        self.resumes = resumes
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory is too small: the machine's or a GPU's.
+
+    Args:
+        error: Any exception. torch's CPU allocator raises a plain RuntimeError.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
+
+
+def describe(error: BaseException, options: Collection[str] = ()) -> str | None:
+    """Return one line about a failure, without the name of the program.
+
+    Args:
+        error: The exception that ended a command.
+        options: The options of the command, such as "--batch-size".
+
+    Returns:
+        What failed and what to do; None for an exception that is a bug.
+    """
+    if isinstance(error, CommandFailure):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, BrokenPipeError):
+        return "the reader of the output closed the pipe"
+    if is_out_of_memory(error):
+        where = "GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+        smaller = [option for option in SMALLER if option in options]
+        return f"the {where} is too small" + (f": try smaller numbers for {' or '.join(smaller)}" if smaller else "")
+    if isinstance(error, SafetensorError):
+        if "No space left" in str(error):
+            return f"cannot write a safetensors file: {REASONS[errno.ENOSPC]}"
+        return f"a safetensors file cannot be read ({_one_line(error)}): it is damaged or incomplete"
+    if isinstance(error, OSError):
+        return _describe_os_error(error)
+    # gloo raises a plain RuntimeError, whose message starts with the place in its source.
+    lost = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    if lost or isinstance(error, torch.distributed.DistError if torch.distributed.is_available() else ()):
+        return f"the connection between the processes failed ({_one_line(error)})"
+    return None
+
+
+def _describe_os_error(error: OSError) -> str:
+    """The reason of an OSError, and the file."""
+    known = error.errno is not None and error.strerror == os.strerror(error.errno)  # otherwise the message is a special one
+    reason = (REASONS.get(error.errno or 0) if known else None) or error.strerror or _one_line(error)
+    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' -> '.join(files)}: {reason}" if files else reason
+
+
+def _one_line(error: BaseException) -> str:
+    """The message of an exception on one line, shortened."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def exit_after(error: BaseException, path: Sequence[str], options: Collection[str] = (), plugins: Sequence[str] = ()) -> int:
+    """Report a failure on stderr and return the exit code; mark anything else as a bug and raise it again.
+
+    Args:
+        error: The exception that ended a command.
+        path: The words of the command, such as ["data", "prepare"].
+        options: The options of the command.
+        plugins: The files given as `--plugin`.
+
+    Returns:
+        The exit code.
+    """
+    line = describe(error, options)
+    if line is None:
+        error.add_note(f"m2s: {_bug(error, plugins)}")
+        raise error
+    _discard_output()
+    resume = next((text for words, text in RESUMES.items() if tuple(path[: len(words)]) == words), "")
+    if isinstance(error, CommandFailure) and not error.resumes:
+        resume = ""
+    if os.environ.get(TRACEBACK, "0") not in ("", "0"):
+        traceback.print_exception(error)
+    if resume or not isinstance(error, BrokenPipeError):  # `m2s cite | head` is no failure
+        text = f"{line}; {resume}" if resume else line
+        print("m2s: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def _bug(error: BaseException, plugins: Sequence[str]) -> str:
+    """The line after the traceback of a bug: whose it is, and where to report it."""
+    files = {str(Path(plugin).resolve()): plugin for plugin in plugins}
+    for frame in traceback.extract_tb(error.__traceback__):
+        if (plugin := files.get(str(Path(frame.filename).resolve()))) is not None:
+            return f"this error comes from the plugin {plugin}"
+    return (
+        "this is a bug in m2s, not an error in your input: please report it with the command and this traceback "
+        "(CONTRIBUTING.md says where)"
+    )
+
+
+def _discard_output() -> None:
+    """Discard what is still in the buffer of stdout if it cannot be written, so that the interpreter exits quietly."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # stdout is no file in a notebook
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
