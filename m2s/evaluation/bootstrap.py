@@ -80,7 +80,7 @@ def _counts(index: Int[np.ndarray, "r n"]) -> Int[np.ndarray, "r n"]:
     return np.bincount(flat.ravel(), minlength=resamples * count).reshape(resamples, count)
 
 
-def paired(
+def paired_bootstrap(
     first: Float[np.ndarray, "n c"],
     second: Float[np.ndarray, "m c"],
     statistic: Statistic,
@@ -111,7 +111,7 @@ def paired(
     return bootstrap(both, lambda sums: statistic(sums[..., :width]) - statistic(sums[..., width:]), resamples, seed, level)
 
 
-def reach(intervals: Sequence[Mapping[str, float]]) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "2 n"]]:
+def error_bars(intervals: Sequence[Mapping[str, float]]) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "2 n"]]:
     """Return values and error bars, as matplotlib's `errorbar` takes them.
 
     Args:

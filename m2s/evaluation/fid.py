@@ -5,7 +5,6 @@ FID (Heusel et al. 2017) is the squared Fréchet distance of two Gaussians with 
 """
 
 import math
-import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from m2s import validation
 from m2s.data.files import BadData
 from m2s.io import atomic_write
+from m2s.npz import read_npz
 
 ROWS = 10_000
 """The greatest number of features that are stored for KID."""
@@ -43,7 +43,11 @@ class Statistics:
 
     @staticmethod
     def empty(width: int) -> "Statistics":
-        """Return the statistics of no features of dimension `width`."""
+        """Return the statistics of no features of dimension `width`.
+
+        Args:
+            width: The dimension D of a feature.
+        """
         zeros = torch.zeros(width, dtype=torch.float64)
         return Statistics(0, zeros, zeros.outer(zeros), torch.empty(0, width))
 
@@ -80,19 +84,35 @@ class Statistics:
             self.rows = torch.cat([self.rows, added[keep].float()])
 
     def save(self, path: Path, key: str = "") -> None:
-        """Write a .npz without pickle. `key` identifies the images and the network."""
+        """Write a .npz without pickle.
+
+        Args:
+            path: The file.
+            key: Identifies the images and the network.
+        """
         mean, scatter, rows = self.mean.numpy(), self.scatter.numpy(), self.rows.numpy()
         with atomic_write(path) as temporary:
             np.savez(temporary, count=self.count, key=key, mean=mean, scatter=scatter, rows=rows)
 
     @staticmethod
     def load(path: Path, key: str = "") -> "Statistics":
-        """Read what `save` wrote; raise BadData if the file is damaged or has another `key`."""
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            key: The key that the file must have.
+
+        Returns:
+            The statistics.
+
+        Raises:
+            BadData: The file is missing or damaged, or has another key.
+        """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                found, count = str(file["key"]), int(file["count"])
-                mean, scatter, rows = (torch.from_numpy(file[name]) for name in ("mean", "scatter", "rows"))
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            file = read_npz(path, ["key", "count", "mean", "scatter", "rows"])
+            found, count = str(file["key"]), int(file["count"])
+            mean, scatter, rows = (torch.from_numpy(file[name]) for name in ("mean", "scatter", "rows"))
+        except (OSError, ValueError, TypeError) as error:
             raise BadData(f"{path} holds no statistics of features ({type(error).__name__}: {error})") from error
         width = (mean.numel(),)
         fits = mean.dtype == scatter.dtype == torch.float64 and rows.dtype == torch.float32 and rows.ndim == 2
@@ -103,7 +123,7 @@ class Statistics:
         return Statistics(count, mean, scatter, rows)
 
 
-def kept(total: int, rows: int = ROWS) -> Int[Tensor, "kept"]:
+def stored_features(total: int, rows: int = ROWS) -> Int[Tensor, "kept"]:
     """Select the features that are stored for KID.
 
     Args:
@@ -205,12 +225,12 @@ def kid(
     values = torch.empty(subsets, dtype=torch.float64)
     for i in progress(range(subsets)):
         x, y = (f[torch.randperm(len(f), generator=generator)[:size].to(f.device)].double() for f in (features_a, features_b))
-        values[i] = discrepancy(x, y)
+        values[i] = squared_mmd(x, y)
     spread = float(values.std())
     return Kid(float(values.mean()), spread * math.sqrt(1 / subsets + size / (count - size)), spread, subsets, size, seed)
 
 
-def discrepancy(x: Float64[Tensor, "m D"], y: Float64[Tensor, "m D"]) -> Float64[Tensor, ""]:
+def squared_mmd(x: Float64[Tensor, "m D"], y: Float64[Tensor, "m D"]) -> Float64[Tensor, ""]:
     """Compute the unbiased squared MMD, mean k(x, x') + mean k(y, y') - 2 mean k(x, y) with k = (x.y/D + 1)^3.
 
     Args:

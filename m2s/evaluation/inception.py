@@ -1,14 +1,18 @@
 """The 2015-12-05 Inception network whose pool3 features define FID, and the features of images.
 
 Two files hold its weights: `pt_inception-2015-12-05-6726825d.pth`, pytorch-fid's state dict, and `inception-2015-12-05.pt`, a
-TorchScript. Both are read into the network below. Images are preprocessed as in pytorch-fid: levels are scaled to [0, 1],
-resized to 299 x 299 by `F.interpolate(mode="bilinear", align_corners=False)` without antialiasing, and mapped to 2x - 1.
-(Others differ: the original FID resizes as TensorFlow 1 did, clean-fid antialiases, StyleGAN scales by (x - 128) / 128.)
+TorchScript. Both are read into the network below. A TorchScript is a program, which can write files when it is loaded or
+called. So only those of a known SHA-256 are loaded. A state dict is read with `weights_only=True`, which runs nothing.
+
+Images are preprocessed as in pytorch-fid: levels are scaled to [0, 1], resized to 299 x 299 by
+`F.interpolate(mode="bilinear", align_corners=False)` without antialiasing, and mapped to 2x - 1. (Others differ: the original
+FID resizes as TensorFlow 1 did, clean-fid antialiases, StyleGAN scales by (x - 128) / 128.)
 """
 
 import itertools
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +28,12 @@ from m2s.data.files import BadData, root, sha256
 SIZE = 299
 PREPROCESSING = "levels / (K - 1); bilinear to 299 x 299, align_corners=False, no antialiasing; 2x - 1; grey repeated"
 SCRIPT, STATE = "inception-2015-12-05.pt", "pt_inception-2015-12-05-6726825d.pth"
+KNOWN_SCRIPTS = {"7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"}
+"""The SHA-256 of every TorchScript that is loaded."""
 ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{STATE}"
 
 
-class Convolution(nn.Module):
+class _Convolution(nn.Module):
     """Convolution, batch normalization and ReLU.
 
     Args:
@@ -56,7 +62,7 @@ Layer = tuple[Any, ...]
 """Output channels, filter size and stride of a convolution; or two such tuples, for two convolutions of the same input."""
 
 
-class Mixed(nn.Module):
+class _Mixed(nn.Module):
     """Parallel branches whose outputs are concatenated.
 
     The convolutions of a branch are named name_1, name_2, ...; the two of a fork, which is always last, end in a and b.
@@ -78,7 +84,7 @@ class Mixed(nn.Module):
                 name = f"{branch}_{i}" if len(layers) > 1 else branch
                 names = [name + end for end in ("ab" if len(forks) > 1 else [""])]
                 for each, shape in zip(names, forks, strict=True):
-                    self.add_module(each, Convolution(before, *shape))
+                    self.add_module(each, _Convolution(before, *shape))
                 self.branches[branch].append(names)
                 before = forks[0][0]
 
@@ -101,16 +107,18 @@ class Mixed(nn.Module):
         return F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
 
-def _a(width: int, pool: int) -> Mixed:
+def _a(width: int, pool: int) -> _Mixed:
     """Make a block of type A."""
     double: list[Layer] = [(64, 1), (96, 3), (96, 3)]
-    return Mixed(width, "mean", branch1x1=[(64, 1)], branch5x5=[(48, 1), (64, 5)], branch3x3dbl=double, branch_pool=[(pool, 1)])
+    return _Mixed(
+        width, "mean", branch1x1=[(64, 1)], branch5x5=[(48, 1), (64, 5)], branch3x3dbl=double, branch_pool=[(pool, 1)]
+    )
 
 
-def _c(middle: int) -> Mixed:
+def _c(middle: int) -> _Mixed:
     """Make a block of type C."""
     row, column, ends = (1, 7), (7, 1), 192
-    return Mixed(
+    return _Mixed(
         768,
         "mean",
         branch1x1=[(ends, 1)],
@@ -120,10 +128,10 @@ def _c(middle: int) -> Mixed:
     )
 
 
-def _e(width: int, pool: str) -> Mixed:
+def _e(width: int, pool: str) -> _Mixed:
     """Make a block of type E."""
     fork: Layer = ((384, (1, 3)), (384, (3, 1)))
-    return Mixed(
+    return _Mixed(
         width,
         pool,
         branch1x1=[(320, 1)],
@@ -143,22 +151,22 @@ class Inception(nn.Sequential):
     def __init__(self) -> None:
         halved: list[Layer] = [(192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3, 2)]
         layers = {
-            "Conv2d_1a_3x3": Convolution(3, 32, 3, 2),
-            "Conv2d_2a_3x3": Convolution(32, 32, 3, padding=0),
-            "Conv2d_2b_3x3": Convolution(32, 64, 3),
+            "Conv2d_1a_3x3": _Convolution(3, 32, 3, 2),
+            "Conv2d_2a_3x3": _Convolution(32, 32, 3, padding=0),
+            "Conv2d_2b_3x3": _Convolution(32, 64, 3),
             "maxpool1": nn.MaxPool2d(3, 2),
-            "Conv2d_3b_1x1": Convolution(64, 80),
-            "Conv2d_4a_3x3": Convolution(80, 192, 3, padding=0),
+            "Conv2d_3b_1x1": _Convolution(64, 80),
+            "Conv2d_4a_3x3": _Convolution(80, 192, 3, padding=0),
             "maxpool2": nn.MaxPool2d(3, 2),
             "Mixed_5b": _a(192, 32),
             "Mixed_5c": _a(256, 64),
             "Mixed_5d": _a(288, 64),
-            "Mixed_6a": Mixed(288, "halve", branch3x3=[(384, 3, 2)], branch3x3dbl=[(64, 1), (96, 3), (96, 3, 2)]),
+            "Mixed_6a": _Mixed(288, "halve", branch3x3=[(384, 3, 2)], branch3x3dbl=[(64, 1), (96, 3), (96, 3, 2)]),
             "Mixed_6b": _c(128),
             "Mixed_6c": _c(160),
             "Mixed_6d": _c(160),
             "Mixed_6e": _c(192),
-            "Mixed_7a": Mixed(768, "halve", branch3x3=[(192, 1), (320, 3, 2)], branch7x7x3=halved),
+            "Mixed_7a": _Mixed(768, "halve", branch3x3=[(192, 1), (320, 3, 2)], branch7x7x3=halved),
             "Mixed_7b": _e(1280, "mean"),
             "Mixed_7c": _e(2048, "maximum"),
             "avgpool": nn.AdaptiveAvgPool2d(1),
@@ -171,7 +179,7 @@ class Inception(nn.Sequential):
 
 @dataclass(frozen=True)
 class Network:
-    """A feature network: FID's Inception, or any TorchScript from [N, 3, 299, 299] in (-1, 1) to [N, width].
+    """A feature network: FID's Inception, or a TorchScript of `KNOWN_SCRIPTS` from [N, 3, 299, 299] in (-1, 1) to [N, width].
 
     Args:
         module: The network.
@@ -231,14 +239,14 @@ def load(path: Path | None = None, device: str | torch.device = "cpu") -> Networ
         The network in eval mode.
 
     Raises:
-        BadData: The file is missing, damaged, or holds another network.
+        BadData: The file is missing, damaged, holds another network, or is a TorchScript of unknown origin.
     """
     place, file = torch.device(device), locate(path)
     digest = sha256(file)
     named = re.search(r"-([0-9a-f]{8,64})\.pth$", file.name)  # torch's hub writes the first digits of the SHA-256 into the name
     if named and not digest.startswith(named[1]):
         raise BadData(f"{file} has SHA-256 {digest}, but its name says {named[1]}...: get it again from {ADDRESS}")
-    module = _read(file).eval().to(place)
+    module = _read(file, digest).eval().to(place)
     if isinstance(module, Inception) and place.type == "cpu":
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # 1.6 times as fast there
     try:
@@ -252,33 +260,46 @@ def load(path: Path | None = None, device: str | torch.device = "cpu") -> Networ
     return Network(module, file, digest, given.shape[1], place)
 
 
-def _read(file: Path) -> nn.Module:
-    """Read a TorchScript or a state dict. Of a TorchScript of Inception only the weights are used."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            script = torch.jit.load(str(file), map_location="cpu")
-    except (RuntimeError, ValueError):
-        return _from_state(file)
+def _read(file: Path, digest: str) -> nn.Module:
+    """Read a state dict, or a TorchScript of a known SHA-256. Of a TorchScript of Inception only the weights are used."""
+    if digest not in KNOWN_SCRIPTS:
+        return _from_state(file, digest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.load(str(file), map_location="cpu")
     weights = {name.rpartition("layers.")[2]: value for name, value in script.state_dict().items() if "layers." in name}
     return script if "mixed_10.conv.weight" not in weights else _filled(file, _in_order(weights))
 
 
-def _from_state(file: Path) -> Inception:
+def _from_state(file: Path, digest: str) -> Inception:
     """Read a state dict."""
+    if _is_script(file):
+        raise BadData(
+            f"{file} is a TorchScript, whose code would run, and its SHA-256 {digest} is not that of {SCRIPT}: get {ADDRESS}"
+        )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no archive, a damaged one, one that holds code
-        raise BadData(f"{file} is neither a TorchScript nor a state dict: get {ADDRESS}") from error
-    if not isinstance(state, dict):
-        raise BadData(f"{file} holds {type(state).__name__}, expected a state dict: get {ADDRESS}")
-    return _filled(file, {name: value for name, value in state.items() if not name.startswith("fc.")})
+        raise BadData(f"{file} is neither {SCRIPT} nor a state dict of tensors alone: get {ADDRESS}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        kind = "more than tensors" if isinstance(state, dict) else type(state).__name__
+        raise BadData(f"{file} holds {kind}, expected a state dict: get {ADDRESS}")
+    return _filled(file, {name: value for name, value in state.items() if not str(name).startswith("fc.")})
+
+
+def _is_script(file: Path) -> bool:
+    """Whether a file is an archive with TorchScript code."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any("/code/" in name or name.endswith("constants.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
 
 
 def _in_order(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the TorchScript's tensors. They are in the order of our convolutions; no batch normalization has a scale."""
     tensors, state = iter(weights.items()), {}
-    for name in (name for name, module in _blank().named_modules() if isinstance(module, Convolution)):
+    for name in (name for name, module in _blank().named_modules() if isinstance(module, _Convolution)):
         found = {key.rpartition(".")[2]: value for key, value in itertools.islice(tensors, 4)}
         for ours, theirs in OURS.items():
             if theirs in found:

@@ -1,7 +1,7 @@
 """The judge of generative perplexity: a causal language model that gives -log p(token | tokens before), in nats.
 
 judge = load_judge("gpt2-large")              # a name on the Hugging Face hub, a folder, or a .gguf file
-readings = [judge.read(text) for text in texts]
+readings = [judge.tokenize(text) for text in texts]
 nll = judge.nll([reading.ids for reading in readings])     # one array for each text
 """
 
@@ -32,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizedText:
     """A text as a judge reads it.
 
     Args:
@@ -95,7 +95,7 @@ class Judge:
             "dtype": str(self.model.dtype).removeprefix("torch."),
         }
 
-    def read(self, text: str, limit: int | None = None, bos: bool = True) -> Reading:
+    def tokenize(self, text: str, limit: int | None = None, bos: bool = True) -> TokenizedText:
         """Tokenize a text.
 
         Every <|endoftext|> becomes the judge's end token, which has no bytes. Without a BOS token the first token is context
@@ -125,8 +125,8 @@ class Judge:
             sizes += _sizes(piece, [stop for _, stop in coded["offset_mapping"]])
         ids, sizes = ids[:limit], sizes[:limit]
         if bos and self.bos is not None:
-            return Reading([self.bos, *ids], sum(sizes))
-        return Reading(ids, sum(sizes[1:]))
+            return TokenizedText([self.bos, *ids], sum(sizes))
+        return TokenizedText(ids, sum(sizes[1:]))
 
     def nll(self, sequences: Sequence[Sequence[int]], batch_size: int = 8) -> list[Float[np.ndarray, "_"]]:
         """Compute -log p(ids[j+1] | ids[..j]) for each j.
@@ -207,12 +207,12 @@ def _last_layer(model: Any, output: Any, states: Shaped[Tensor, "m H"]) -> Shape
     """Compute the logits of hidden states by the model's code, which may scale or cap the output of its last layer."""
     replacement = copy.copy(output)
     replacement["last_hidden_state"] = states[None]
-    with _returning(model.base_model, replacement):
+    with _with_output(model.base_model, replacement):
         return model(input_ids=torch.zeros(1, len(states), dtype=torch.long, device=states.device), use_cache=False).logits
 
 
 @contextlib.contextmanager
-def _returning(module: Any, output: Any) -> Iterator[None]:
+def _with_output(module: Any, output: Any) -> Iterator[None]:
     """Inside the block `module` is not run and returns `output`."""
     previous = module.__dict__.get("forward")
     module.forward = lambda *_, **__: output
@@ -225,7 +225,7 @@ def _returning(module: Any, output: Any) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _inseparable(model: Any) -> bool:
+def _last_layer_is_inseparable(model: Any) -> bool:
     """Return whether the last layer, called apart on two tokens, gives other logits than the full model."""
     ids = torch.tensor([[0, 1]], device=model.device)
     expected = model(input_ids=ids, use_cache=False).logits
@@ -263,7 +263,7 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     Raises:
         UserError: It cannot be loaded. The message says how to get it.
     """
-    place, options = _place(name)
+    place, options = _locate(name)
     transformers = _transformers()
     if dtype and dtype not in DTYPES:
         raise UserError(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
@@ -272,19 +272,19 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=precision, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=precision, trust_remote_code=False, **options)
     except (OSError, ValueError, LookupError, ImportError, RuntimeError, AttributeError, TypeError, SafetensorError) as error:
-        raise UserError(f"the judge {name} could not be loaded ({_first_line(error)}); {how_to_get(name)}") from error
+        raise UserError(f"the judge {name} could not be loaded ({_first_line(error)}); {download_hint(name)}") from error
     finally:
         transformers.logging.set_verbosity(level)
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer of the judge {name} has no character offsets: choose another judge")
     model = model.to(device).eval()
-    return Judge(name, model, tokenizer, _bos(name, place, options, model, tokenizer), _inseparable(model))
+    return Judge(name, model, tokenizer, _bos(name, place, options, model, tokenizer), _last_layer_is_inseparable(model))
 
 
-def how_to_get(name: str) -> str:
+def download_hint(name: str) -> str:
     """Say how to get a judge, with a connection and without.
 
     Args:
@@ -314,21 +314,21 @@ def _transformers() -> Any:
         raise UserError(f"a judge needs the package transformers ({error}): pip install transformers") from error
 
 
-def _place(name: str) -> tuple[str, dict[str, str]]:
+def _locate(name: str) -> tuple[str, dict[str, str]]:
     """Return where transformers finds the judge, and further arguments of `from_pretrained`."""
     path = next((path for path in (Path(name).expanduser(), root() / "judges" / name) if path.exists()), None)
     if path is None:
         if not _on_the_hub(name):
-            raise UserError(f"there is no judge at {name}; {how_to_get(name)}")
+            raise UserError(f"there is no judge at {name}; {download_hint(name)}")
         return name, {}
     if path.is_dir():
         if not (path / "config.json").is_file():
             inside = sorted(file.name for file in path.glob("*.gguf"))
-            advice = f"give one of its files: {', '.join(inside)}" if inside else how_to_get(name)
+            advice = f"give one of its files: {', '.join(inside)}" if inside else download_hint(name)
             raise UserError(
                 f"the folder {path} holds no config.json, so it is not a judge of the Hugging Face format; {advice}"
             )
-        if _is_ours(path / "config.json"):
+        if _is_m2s_checkpoint(path / "config.json"):
             raise UserError(
                 f"{path} is an m2s run, which is no judge: give a causal language model of the Hugging Face format, such as "
                 "gpt2-large. The perplexity of a text under an ar run of text is what m2s evaluate bpd RUN --data FILE gives"
@@ -345,7 +345,7 @@ def _place(name: str) -> tuple[str, dict[str, str]]:
     return str(path.parent), {"gguf_file": path.name}
 
 
-def _is_ours(config: Path) -> bool:
+def _is_m2s_checkpoint(config: Path) -> bool:
     """Return whether m2s.hub.save wrote this config.json."""
     try:
         described = json.loads(config.read_text(encoding="utf-8"))
@@ -366,7 +366,7 @@ def _bos(name: str, place: str, options: dict[str, str], model: Any, tokenizer: 
     else:
         wanted = tokenizer("").get("input_ids")[:1] == [bos] or model.config.model_type.startswith("gemma")
     if wanted and bos is None:
-        raise UserError(f"the judge {name} wants a token before every text, but its tokenizer names no bos_token")
+        raise UserError(f"the judge {name} needs a BOS token before every text, but its tokenizer has no bos_token")
     return int(bos) if wanted else None
 
 

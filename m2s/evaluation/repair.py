@@ -1,7 +1,7 @@
 """The paper's repair experiment: samples on the same noise, with the scores as they are and with projected scores.
 
-Pairs are compared directly (`changes`), and by a metric: generative perplexity (`m2s.evaluation.genppl`, paired over sequences)
-or FID (`fid_difference`).
+Pairs are compared directly (`count_changes`), and by a metric: generative perplexity (`compare_by_judge`, paired over
+sequences) or FID (`fid_difference`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from m2s.evaluation.audit import CLASSES
 from m2s.evaluation.fid import Statistics, frechet
-from m2s.evaluation.genppl import Samples, difference, score, summary
+from m2s.evaluation.genppl import Samples, paired_difference, score, summarize
 from m2s.evaluation.judge import Judge
 
 ARMS = ("free", "projected")
 TITLES = {"free": "score as it is", "projected": "projected score"}
 
 
-def changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
+def count_changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
     """Count what the projection changed.
 
     Args:
@@ -82,7 +82,7 @@ def fid_difference(
     return {"value": value, "low": float(low), "high": float(high)}
 
 
-def judged(
+def compare_by_judge(
     free: Samples, projected: Samples, judge: Judge, batch_size: int = 8, resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
     """Score both sets of samples by one judge, and compare them in pairs.
@@ -101,13 +101,13 @@ def judged(
     scores = {arm: score(samples, judge, batch_size) for arm, samples in zip(ARMS, (free, projected), strict=True)}
     return {
         "kind": "genppl",
-        **{arm: summary(one, resamples, seed) for arm, one in scores.items()},
-        "difference": difference(scores["projected"], scores["free"], resamples, seed),
+        **{arm: summarize(one, resamples, seed) for arm, one in scores.items()},
+        "difference": paired_difference(scores["projected"], scores["free"], resamples, seed),
     }
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Format the result for people: the paper's table of the projection experiment, and the classes of the scores.
+def format_table(result: Mapping[str, Any]) -> str:
+    """Format the result as text: the paper's table of the projection experiment, and the classes of the scores.
 
     Args:
         result: The contents of repair.json.
@@ -115,7 +115,7 @@ def table(result: Mapping[str, Any]) -> str:
     Returns:
         Lines of text.
     """
-    lines = [f"{result['checkpoint']}: {result['head']}", *_measured(result["measure"])]
+    lines = [f"{result['checkpoint']}: {result['head']}", *_format_measure(result["measure"])]
     counts = result["changes"]
     lines += [
         "",
@@ -135,7 +135,7 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _measured(measure: Mapping[str, Any] | None) -> Sequence[str]:
+def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:
     """Format the metric of both sets, where there is one."""
     if measure is None:
         return ()

@@ -28,7 +28,7 @@ NOISE_COLOURS = dict(zip(NOISE.values(), COLOURS, strict=False))
 BIT_TICKS = (0.5, 0.7, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 8)  # of the logarithmic axis in bits, where ten ticks a decade collide
 
 
-def compared(rows: Sequence[MethodRow], grid: Sequence[int]) -> Figure:
+def plot_method_comparison(rows: Sequence[MethodRow], grid: Sequence[int]) -> Figure:
     """Plot the FID over sampler steps and the NELBO of each method, in the colour of its noise.
 
     Args:
@@ -105,7 +105,7 @@ def _plot_nelbo(axes: Axes, rows: Sequence[MethodRow]) -> None:
     axes.grid(axis="y", color=MUTED, alpha=0.2, lw=0.6)
 
 
-def sheet(pictures: dict[str, np.ndarray]) -> Figure:
+def plot_sample_sheet(pictures: dict[str, np.ndarray]) -> Figure:
     """Plot samples of several methods, one row of images for each.
 
     Args:

@@ -19,7 +19,7 @@ from m2s.io import atomic_write, output_file
 from m2s.report.blocks import conjunction, paragraphs
 from m2s.report.read_run import TrainingRun, read_runs
 from m2s.report.sections import SECTIONS, Problems
-from m2s.report.sections.overview import opening
+from m2s.report.sections.overview import introduction
 
 TITLE = "Runs of discrete diffusion"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -45,7 +45,8 @@ def write(runs: Sequence[Path], out: Path, title: str = TITLE, notes: str = "") 
     problems = Problems(problem for run in found for problem in run.problems)
     text = render(found, problems, title, notes)
     with atomic_write(out) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        # A damaged file can hold half of a surrogate pair, which UTF-8 does not have.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
     return list(problems)
 
 
@@ -72,7 +73,7 @@ def render(runs: Sequence[TrainingRun], problems: Problems, title: str = TITLE, 
         title=title,
         policy=POLICY,
         notes=notes,
-        opening=opening(runs),
+        introduction=introduction(runs, problems),
         sections=sections,
         problems=list(problems),
         data={"runs": [_json_data(run) for run in runs]},

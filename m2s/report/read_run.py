@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,13 @@ from zipfile import BadZipFile
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from m2s.errors import UserError
+from m2s.errors import UserError, printable
 from m2s.hub.folder import WEIGHTS, current
+from m2s.npz import read_npz
 from m2s.report.audit.result import KEYS
 from m2s.training.log import NAME as LOG
-from m2s.training.run_folder import RECORD
+from m2s.training.log import read_log
+from m2s.training.run_folder import RECORD, read_record
 
 T = TypeVar("T")
 
@@ -103,7 +106,11 @@ class TrainingRun:
     problems: list[str] = field(default_factory=list)
 
     def results_of(self, kind: str) -> list[Result]:
-        """Return the results of one kind."""
+        """Return the results of one kind.
+
+        Args:
+            kind: A key of `RESULT_KEYS`, such as "bpd".
+        """
         return [result for result in self.results if result.kind == kind]
 
     @property
@@ -130,7 +137,7 @@ class TrainingRun:
 
 def _is_finite(value: Any) -> bool:
     """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def read_runs(paths: Sequence[Path]) -> list[TrainingRun]:
@@ -161,14 +168,9 @@ def _read_record(path: Path) -> dict[str, Any]:
     if not file.is_file():
         reason = "there is no such folder" if not path.exists() else f"it has no {RECORD}"
         raise UserError(f"{path} is not a run, because {reason}: give folders that m2s train made")
-    try:
-        record = read_json(file)
-        if not isinstance(record, dict) or not all(isinstance(record[key], dict) for key in ("config", "data")):
-            raise ValueError("its configuration is missing")
-        for start in record["starts"]:
-            start.pop("host", None)  # the page may be published, and the name of a machine is private
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}): leave out {path}") from error
+    record = read_record(path, f"leave out {path}")
+    for start in record["starts"]:
+        start.pop("host", None)  # the page may be published, and the name of a machine is private
     return record
 
 
@@ -241,11 +243,25 @@ def _files(path: Path, suffix: str) -> list[Path]:
 
 
 def _try_read(run: TrainingRun, file: Path, read: Callable[[Path], T]) -> T | None:
-    """Return what `read` makes of a file; where it fails, None, and add a problem."""
+    """Return what `read` makes of a file; where its contents are damaged, None, and add a problem.
+
+    An error of the disk is raised. It may be gone the next time, and a page without the file would look complete.
+    """
     try:
         return read(file)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, BadZipFile, SafetensorError) as error:
-        run.problems.append(f"{file} cannot be read ({type(error).__name__}: {error})")
+    except (
+        FileNotFoundError,
+        PermissionError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        BadZipFile,
+        SafetensorError,
+        RecursionError,
+    ) as error:
+        run.problems.append(printable(f"{file} cannot be read ({type(error).__name__}: {error})"))
     return None
 
 
@@ -254,6 +270,9 @@ def _read_config(file: Path) -> dict[str, Any]:
     value = read_json(file)
     if not isinstance(value, dict):
         raise ValueError("it does not hold a configuration")
+    for name in ("model", "head", "data"):
+        if not isinstance(value.get(name) or {}, dict):
+            raise ValueError(f"{name!r} is a {type(value[name]).__name__}, expected an object")
     return value
 
 
@@ -265,17 +284,10 @@ def _read_parameter_count(file: Path) -> int:
 
 def _read_log(run: TrainingRun, file: Path) -> None:
     """Read log.jsonl; lines that are not records, such as a last one that was cut off, are problems."""
-    bad = []
-    for place, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            values = parse_json(line)
-            if not isinstance(values["step"], int):
-                raise ValueError
-            run.log.append(values)
-        except (ValueError, KeyError, TypeError):
-            bad.append(place)
-    if bad:
-        run.problems.append(f"{file}: no record in line {', '.join(map(str, bad))}")
+    lines = read_log(file)
+    run.log += [parse_json(line.data.decode("utf-8")) for line in lines if line.record is not None]
+    if bad := [str(line.number) for line in lines if line.record is None]:
+        run.problems.append(f"{file}: no record in line {', '.join(bad)}")
 
 
 def _read_result(run: TrainingRun, file: Path) -> None:
@@ -290,11 +302,11 @@ def _read_result(run: TrainingRun, file: Path) -> None:
 
 def _read_samples(run: TrainingRun, file: Path) -> None:
     """Read the .npz of `m2s sample`: images from it, texts from the .txt beside it."""
-    with np.load(file, allow_pickle=False) as opened:
-        settings = parse_json(str(opened["settings"])) if "settings" in opened else {}
-        if "command" in opened:
-            settings["command"] = parse_json(str(opened["command"]))
-        tokens = opened["tokens"]
+    opened = read_npz(file, ["tokens"], optional=["settings", "command"])
+    settings = parse_json(str(opened["settings"])) if "settings" in opened else {}
+    if "command" in opened:
+        settings["command"] = parse_json(str(opened["command"]))
+    tokens = opened["tokens"]
     data = settings.get("data") or {}
     name = str(file.relative_to(run.path))
     if data.get("kind") == "image":

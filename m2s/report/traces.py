@@ -13,13 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from m2s.errors import UserError
-from m2s.evaluation.bootstrap import reach
-from m2s.report.audit import AuditResult, LabelledAudit, plot_class_fractions, plot_negative_weights, summary
+from m2s.evaluation.bootstrap import error_bars
+from m2s.report.audit import AuditResult, LabelledAudit, format_settings, plot_class_fractions, plot_negative_weights
 from m2s.report.audit.panels import audit_layout, panel_title
 from m2s.report.curves import column
 from m2s.report.read_run import TrainingRun
 from m2s.report.samples import picture_grid
 from m2s.report.style import MUTED, SMALL, format_axes, line_style, new_figure, plain_label
+from m2s.training.run_folder import SIZES
 
 LAST = 0.25  # fraction of a run in the panel that enlarges its end
 TRAILING = 0.03  # fraction of a run in the trailing mean
@@ -42,7 +43,7 @@ def trailing_mean(values: np.ndarray, width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Trace:
+class _Trace:
     """The training loss of a run over epochs.
 
     Args:
@@ -60,7 +61,7 @@ class Trace:
     warmup: float
 
     @classmethod
-    def of(cls, run: TrainingRun) -> "Trace":
+    def of(cls, run: TrainingRun) -> "_Trace":
         """Return the trace of a run. A run without a loss is a UserError."""
         steps, bits = column(run.training, "step"), column(run.training, "bits")
         if not len(bits):
@@ -77,7 +78,7 @@ class Trace:
         axes.plot(self.epochs[chosen], self.mean[chosen], lw=1.8, label=plain_label(name), **style)
 
 
-def losses(runs: Sequence[TrainingRun]) -> Figure:
+def plot_losses(runs: Sequence[TrainingRun]) -> Figure:
     """Plot the loss over epochs: (a) the full run, (b) its last quarter.
 
     Pale: the records. Strong: their trailing mean. Dashed: the end of the warmup.
@@ -93,7 +94,7 @@ def losses(runs: Sequence[TrainingRun]) -> Figure:
     """
     figure = new_figure(9.6, 3.9)
     full, end = figure.subplots(1, 2)
-    traces = [Trace.of(run) for run in runs]
+    traces = [_Trace.of(run) for run in runs]
     for number, (run, trace) in enumerate(zip(runs, traces, strict=True)):
         trace.plot(full, run.name, number)
         trace.plot(end, run.name, number, trace.late)
@@ -108,7 +109,7 @@ def losses(runs: Sequence[TrainingRun]) -> Figure:
     return figure
 
 
-def audited(audits: Mapping[Path, AuditResult], runs: Sequence[TrainingRun]) -> Figure:
+def plot_audits_and_losses(audits: Mapping[Path, AuditResult], runs: Sequence[TrainingRun]) -> Figure:
     """Plot the paper's figure of audits and losses.
 
     (a) which scores have a posterior; (b) where the sampler's weights are negative; then one panel for each data set with the
@@ -146,12 +147,14 @@ def audited(audits: Mapping[Path, AuditResult], runs: Sequence[TrainingRun]) -> 
     plot_negative_weights(panels["b"], labelled)
     for letter, (data, group) in zip(letters[2:], groups.items(), strict=True):
         axes = panels[letter]
-        traces = {names[run.path]: Trace.of(run) for run in group}
+        traces = {names[run.path]: _Trace.of(run) for run in group}
         for name, trace in traces.items():
             trace.plot(axes, f"{name}, {trace.mean[-1]:.3f} at the end", numbers[name])
         format_axes(axes, "epochs of training", "score entropy, bits per site", [trace.bits for trace in traces.values()])
         panel_title(axes, letter, f"Training loss on {plain_label(data[0])}", pad=12)
-    figure.supxlabel("\n".join(f"{audit.name}: {summary(audit.result)}" for audit in labelled), fontsize=SMALL, color=MUTED)
+    figure.supxlabel(
+        "\n".join(f"{audit.name}: {format_settings(audit.result)}" for audit in labelled), fontsize=SMALL, color=MUTED
+    )
     return figure
 
 
@@ -164,7 +167,8 @@ def _distinct_names(names: Mapping[Path, str]) -> dict[Path, str]:
 def _data_key(run: TrainingRun) -> tuple[Any, ...]:
     """Return what distinguishes the training data of runs, its name first."""
     data = run.record["config"]["data"]
-    return (Path(data["folder"]).name if data["name"] == "text" else data["name"], *run.record["data"].values())
+    sizes = (run.record["data"][name] for name in SIZES)  # runs of older versions have no fingerprint
+    return (Path(data["folder"]).name if data["name"] == "text" else data["name"], *sizes)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class Grid:
     levels: int
 
 
-def grids(panels: Sequence[Grid]) -> Figure:
+def plot_sample_grids(panels: Sequence[Grid]) -> Figure:
     """Plot grids of images side by side.
 
     Args:
@@ -201,7 +205,7 @@ def grids(panels: Sequence[Grid]) -> Figure:
     return figure
 
 
-def against_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
+def plot_perplexity_over_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
     """Plot generative perplexity over sampler steps: (a) the best curve of each model; (b) each sampler and grid.
 
     Args:
@@ -243,6 +247,6 @@ def against_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
 def _plot_perplexity(axes: Axes, points: Mapping[int, Mapping[str, float]], name: str, number: int) -> None:
     """Plot one curve with its confidence intervals."""
     steps = sorted(points)
-    value, error = reach([points[step] for step in steps])
+    value, error = error_bars([points[step] for step in steps])
     bars: dict[str, Any] = {"marker": "o", "ms": 4.5, "lw": 1.6, "elinewidth": 1.0, "capsize": 2}
     axes.errorbar(steps, value, error, label=plain_label(name), **bars, **line_style(number))

@@ -25,7 +25,7 @@ from m2s.evaluation.audit import (
     stats_from_json,
 )
 from m2s.models import DiT, DiTConfig
-from m2s.report.audit import NAMES, WORDS, draw, read, table
+from m2s.report.audit import CLASS_LABELS, NAMES, format_table, plot_audit, read_audit
 from m2s.samplers import Trajectory
 from m2s.samplers.options import SamplingOptions
 from m2s.samplers.shards import SampleShards
@@ -42,11 +42,11 @@ class Signed:
     """An unconstrained score, made from signed posteriors of every class, one for each noisy sequence and site."""
 
     def __init__(self, oracle: Oracle, seed: int = 1) -> None:
-        draw = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         self.oracle = oracle
         shape = (len(oracle.noisy), oracle.length, oracle.noise.states)
-        mu = draw.dirichlet(np.ones(oracle.noise.vocab), shape[:2])
-        kind = draw.integers(4, size=shape[:2])
+        mu = rng.dirichlet(np.ones(oracle.noise.vocab), shape[:2])
+        kind = rng.integers(4, size=shape[:2])
         worst = mu.argmin(-1)[..., None]
         for which, value in ((1, SMALLEST), (2, -0.02), (3, -0.3)):
             moved = mu.copy()
@@ -55,7 +55,7 @@ class Signed:
             mu = np.where((kind == which)[..., None], moved, mu)
         self.mu = np.zeros(shape)
         self.mu[..., : oracle.noise.vocab] = mu
-        self.noise = np.where((kind == 3)[..., None], draw.normal(size=shape), 0.0)
+        self.noise = np.where((kind == 3)[..., None], rng.normal(size=shape), 0.0)
 
     def log_score(self, x: np.ndarray, t: float) -> np.ndarray:
         score = self.oracle.bridge(self.mu[self.oracle.index(x)], x, t)
@@ -250,8 +250,8 @@ def same(a: dict, b: dict) -> None:
 
 
 def test_histograms_need_no_range_and_can_be_merged():
-    draw = np.random.default_rng(0)
-    values = np.concatenate([draw.normal(size=4000) * 10.0 ** draw.uniform(-5, 5, 4000), [0.0] * 50])
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(size=4000) * 10.0 ** rng.uniform(-5, 5, 4000), [0.0] * 50])
     distributions = []
     for part in np.split(values, [100, 2500]):
         distributions.append(LogHistogram())
@@ -367,13 +367,15 @@ def test_a_trained_sedd_model_has_material_positions_and_the_report_says_so(sedd
 
 
 def test_the_figure_shows_the_numbers_of_the_file(done, tmp_path, capsys):
-    found = read(done / "audit.json")
-    figure = draw(found)
+    found = read_audit(done / "audit.json")
+    figure = plot_audit(found)
     assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
     assert "How far the projection moves a score" in figure.axes[3].get_title(loc="left")
     overall, steps = found["overall"], found["steps"]
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == [f"{WORDS[name]}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in CLASSES]
+    assert labels == [
+        f"{CLASS_LABELS[name]}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in CLASSES
+    ]
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     weights = [step["before"]["negative_weights"] / step["position_steps"] for step in steps]
     assert np.allclose(lines["negative weights"], weights)
@@ -393,8 +395,8 @@ def test_masks_are_audited_at_masked_positions_only(masks, tmp_path):
     assert found["denoiser"]["position_steps"] == masked[5]
     assert all(step["coordinates"] == 5 * step["position_steps"] for step in found["steps"])
     assert found["overall"]["excess"]["quantiles"]["0"] <= found["overall"]["excess"]["mean"]
-    assert "sum(s)/c - 1" in table(found) and "[0, c]" in table(found)
-    last = draw(found).axes[3]
+    assert "sum(s)/c - 1" in format_table(found) and "[0, c]" in format_table(found)
+    last = plot_audit(found).axes[3]
     assert "How far the scores' sum" in last.get_title(loc="left")
     medians = [step["excess"]["quantiles"]["0.5"] for step in found["steps"] if step["position_steps"]]
     assert np.allclose(last.lines[1].get_ydata(), medians)
@@ -404,8 +406,20 @@ def test_a_sampler_without_weights_says_nothing_of_them(sedd, tmp_path):
     (tmp_path / "audit.json").write_text("an older one")
     found = ask(sedd, tmp_path, "--sampler", "euler", "--overwrite")
     assert found["overall"]["before"]["negative_weights"] is None and found["denoiser"] is None
-    assert len(found["steps"]) == 5 and "negative sampler weights" in table(found)
-    assert next(line.get_label() for line in draw(found).axes[1].lines) == "scores out of the box"
+    assert len(found["steps"]) == 5 and "negative sampler weights" in format_table(found)
+    assert next(line.get_label() for line in plot_audit(found).axes[1].lines) == "scores out of the box"
+
+
+def test_overwrite_replaces_an_unfinished_audit_with_other_settings(sedd, tmp_path):
+    expected = ask(sedd, tmp_path / "complete", "--sampler", "euler")
+    out, parts = tmp_path / "other", tmp_path / "other" / "audit.json.parts"
+    parts.mkdir(parents=True)
+    (parts / "settings.json").write_text(json.dumps({"seed": 99}))
+    (parts / "000000000.npz").write_bytes(b"of another audit")
+    with pytest.raises(SystemExit):
+        ask(sedd, out, "--sampler", "euler")
+    found = ask(sedd, out, "--sampler", "euler", "--overwrite")
+    assert found["overall"] == expected["overall"] and found["steps"] == expected["steps"] and not parts.exists()
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +430,7 @@ def tabulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_by_default_the_sampler_fits_the_checkpoint(sedd, tabulated, done, tmp_path, capsys):
-    assert read(done / "audit.json")["settings"]["sampler"] == "analytic"
+    assert read_audit(done / "audit.json")["settings"]["sampler"] == "analytic"
     assert ask(tabulated, tmp_path / "audit")["settings"]["sampler"] == "euler"
     main(["repair", str(tabulated), "--n", "3", "--steps", "2", "--measure", "none", "--out", str(tmp_path / "repair")])
     audits = json.loads((tmp_path / "repair" / "repair.json").read_text())["audits"]
@@ -428,37 +442,37 @@ def test_by_default_the_sampler_fits_the_checkpoint(sedd, tabulated, done, tmp_p
 
 def test_the_default_sampler_resumes_an_audit_of_the_same_sampler(sedd, done, tmp_path, monkeypatch):
     """The settings record the sampler itself, not "auto"."""
-    put = SampleShards.put
+    write = SampleShards.write
 
     def killed(self: SampleShards, first: int, tokens: torch.Tensor) -> None:
-        put(self, first, tokens)
+        write(self, first, tokens)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SampleShards, "put", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(SampleShards, "write", killed)
+    with pytest.raises(SystemExit):
         ask(sedd, tmp_path / "begun", "--sampler", "analytic")
-    monkeypatch.setattr(SampleShards, "put", put)
-    assert ask(sedd, tmp_path / "begun") == read(done / "audit.json")
+    monkeypatch.setattr(SampleShards, "write", write)
+    assert ask(sedd, tmp_path / "begun") == read_audit(done / "audit.json")
 
 
 def test_a_killed_audit_resumes_to_the_same_result(sedd, done, tmp_path, monkeypatch, capsys):
-    put, drawn = SampleShards.put, []
+    write, drawn = SampleShards.write, []
 
     def killed(self: SampleShards, first: int, tokens: torch.Tensor) -> None:
         if first == 3:
             raise KeyboardInterrupt
-        put(self, first, tokens)
+        write(self, first, tokens)
 
     def counted(self: SampleShards, first: int, tokens: torch.Tensor) -> None:
         drawn.append(first)
-        put(self, first, tokens)
+        write(self, first, tokens)
 
-    monkeypatch.setattr(SampleShards, "put", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(SampleShards, "write", killed)
+    with pytest.raises(SystemExit):
         ask(sedd, tmp_path / "killed")
     assert "n 6 there and 9 here" in error_line(capsys, tmp_path, *same_command(sedd, tmp_path / "killed"), "--n", "9")
-    monkeypatch.setattr(SampleShards, "put", counted)
-    assert ask(sedd, tmp_path / "killed") == read(done / "audit.json") and drawn == [3]
+    monkeypatch.setattr(SampleShards, "write", counted)
+    assert ask(sedd, tmp_path / "killed") == read_audit(done / "audit.json") and drawn == [3]
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["audit.json", "audit.png", "audit.txt"]
     for name in ("audit.txt", "audit.png"):
         assert (tmp_path / "killed" / name).read_bytes() == (done / name).read_bytes()
@@ -487,7 +501,7 @@ def test_bad_input_is_one_line_and_writes_nothing(sedd, done, tmp_path, capsys):
         ((str(tmp_path / "nowhere"), *out), "nowhere"),
         ((str(silent), *out), "give --length"),
         ((str(sedd), *out, "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
-        ((str(sedd), *out, "--sampler", "analytik"), "did you mean 'analytic'"),
+        ((str(sedd), *out, "--sampler", "analytik"), "did you mean analytic?"),
         ((str(sedd), *out, "--grid", "square"), "linear, cosine"),
         ((str(sedd), *out, "--n", "0"), "--n is 0"),
         ((str(sedd), *out, "--steps", "0"), "steps is 0"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from m2s.evaluation.bootstrap import bootstrap, paired
+from m2s.evaluation.bootstrap import bootstrap, paired_bootstrap
 
 
 def ratio(sums: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_coverage_of_a_paired_difference_and_its_gain() -> None:
     for trial in range(500):
         first = sequences(generator, 200)
         second = first + np.stack([first[:, 1] * generator.normal(0.25, 0.1, 200), np.zeros(200)], axis=1)
-        interval = paired(second, first, ratio, resamples=300, seed=trial)
+        interval = paired_bootstrap(second, first, ratio, resamples=300, seed=trial)
         inside += interval.low <= 0.25 <= interval.high
         widths.append(interval.high - interval.low)
         one, other = (bootstrap(columns, ratio, 300, trial) for columns in (first, second))
@@ -81,10 +81,10 @@ def test_coverage_of_a_paired_difference_and_its_gain() -> None:
 def test_a_shared_seed_draws_the_same_sequences() -> None:
     """The difference of a set and itself is nought in every resample; so is that of a set and its constant shift."""
     columns = sequences(np.random.default_rng(4), 50)
-    same = paired(columns, columns, ratio)
+    same = paired_bootstrap(columns, columns, ratio)
     assert (same.value, same.low, same.high) == (0, 0, 0)
     shifted = columns + np.stack([0.5 * columns[:, 1], np.zeros(50)], axis=1)
-    gap = paired(shifted, columns, ratio)
+    gap = paired_bootstrap(shifted, columns, ratio)
     assert np.allclose([gap.value, gap.low, gap.high], 0.5, atol=1e-12)
 
 
@@ -121,4 +121,4 @@ def test_errors(columns: np.ndarray, options: dict[str, float], message: str) ->
 
 def test_pairs_need_as_many_of_both() -> None:
     with pytest.raises(ValueError, match="3 and 4 sequences"):
-        paired(np.ones((3, 2)), np.ones((4, 2)), ratio)
+        paired_bootstrap(np.ones((3, 2)), np.ones((4, 2)), ratio)

@@ -22,7 +22,17 @@ from m2s.data.documents import find_sources
 from m2s.distributed import World
 from m2s.errors import UserError
 from m2s.evaluation import bpd
-from m2s.evaluation.bpd import TERMS, Shard, curve, dataset_nelbo, measured, sizes, student, summary, windows
+from m2s.evaluation.bpd import (
+    TERMS,
+    Shard,
+    dataset_nelbo,
+    example_sizes,
+    integrand_curve,
+    student_t_quantile,
+    summarize,
+    token_sizes,
+    token_windows,
+)
 from m2s.heads import NextToken, Shifted
 from m2s.hub import save
 from m2s.models import DiT, DiTConfig
@@ -124,7 +134,7 @@ def test_terms_and_curve_of_any_network(name):
         assert estimate.low <= estimate.value <= estimate.high
     torch.testing.assert_close(found.term("bound"), sum(found.term(term) for term in TERMS[1:]))
 
-    points = curve(found, bins)
+    points = integrand_curve(found, bins)
     assert sum(point["samples"] for point in points) == found.t.numel()
     assert points[0]["from"] == T_MIN and points[-1]["to"] == pytest.approx(found.end)
     node, weight = np.polynomial.legendre.leggauss(8)
@@ -173,8 +183,8 @@ def test_processes_share_the_rows(tmp_path):
 
 def test_student_is_scipys():
     for freedom in (1, 2, 3, 4, 5, 8, 31, 200):
-        assert student(freedom) == pytest.approx(student_distribution.ppf(0.975, freedom), rel=1e-9)
-    assert student(7, 0.5) == pytest.approx(student_distribution.ppf(0.75, 7), rel=1e-9)
+        assert student_t_quantile(freedom) == pytest.approx(student_distribution.ppf(0.975, freedom), rel=1e-9)
+    assert student_t_quantile(7, 0.5) == pytest.approx(student_distribution.ppf(0.75, 7), rel=1e-9)
 
 
 def test_a_single_pass_or_example_has_no_error():
@@ -205,31 +215,31 @@ def test_bytes_and_characters_are_those_of_the_text(tokenizer):
         ids = [*ids[:10], tokenizer.end, *ids[10:]]
     for length in (1, 7):
         rows = torch.tensor(ids[: len(ids) // length * length]).reshape(-1, length)
-        size, characters = measured(rows, tokenizer, chunk=5).values()
+        size, characters = example_sizes(rows, tokenizer, chunk=5).values()
         kept = [i for i in rows.flatten().tolist() if i != tokenizer.end]
         if length == 1:
             assert (int(size.sum()), int(characters.sum())) == (len(text.encode()), len(text))
-        table = sizes(tokenizer)
-        assert int(size.sum()) == sum(int(table[i, 0]) for i in kept)
+        sizes = token_sizes(tokenizer)
+        assert int(size.sum()) == sum(int(sizes[i, 0]) for i in kept)
 
 
 def test_windows_are_the_documents_joined_by_their_end(tmp_path):
     (tmp_path / "a.txt").write_text("one\n<|endoftext|>\n \n<|endoftext|>\ntwo")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
-    rows, left = windows(find_sources(tmp_path, ""), Bytes(), 4)
+    rows, left = token_windows(find_sources(tmp_path, ""), Bytes(), 4)
     stream = [*b"one", 256, *b"two", 256, *b"three", 256]
     assert rows.flatten().tolist() == stream[:12] and left == 2
     with pytest.raises(UserError, match=r"a\.txt, b\.jsonl holds 14 tokens, too few for one window of 15"):
-        windows(find_sources(tmp_path, ""), Bytes(), 15)
+        token_windows(find_sources(tmp_path, ""), Bytes(), 15)
     with pytest.raises(UserError, match=r"a\.txt, document at line 1 cannot be encoded"):
-        windows(find_sources(tmp_path, ""), Characters("ab"), 4)
+        token_windows(find_sources(tmp_path, ""), Characters("ab"), 4)
 
 
 def test_measures_are_one_number_in_several_units():
     model = Known("uniform-linear")
     rows = torch.from_numpy(model.oracle.clean[drawn(model.oracle, 32, 0)])
     found = dataset_nelbo(model, m2s.Posterior(model.process), rows, 3)
-    result = summary(found, {"byte": 2 * found.sites, "character": found.sites / 2})
+    result = summarize(found, {"byte": 2 * found.sites, "character": found.sites / 2})
     for term in TERMS:
         nats = result[term]["nats"]
         for measure, factor in (("bits", 1), ("bits_per_byte", 1 / 2), ("bits_per_character", 2)):
@@ -238,7 +248,7 @@ def test_measures_are_one_number_in_several_units():
     assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(result["bound"]["nats"]["value"]))
     assert result["bound"]["perplexity"]["high"] == pytest.approx(math.exp(result["bound"]["nats"]["high"]))
     assert "perplexity" not in result["prior"] and "perplexity" in result["integral"]
-    assert set(summary(found)["bound"]) == {"bits", "nats"} and "perplexity" in summary(found, {})["bound"]
+    assert set(summarize(found)["bound"]) == {"bits", "nats"} and "perplexity" in summarize(found, {})["bound"]
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ import m2s.data
 from m2s.cli.evaluate import images as command
 from m2s.cli.evaluate.fid import PROTOCOLS, Fid, Protocol
 from m2s.data import BadData
+from m2s.data.files import sha256
 from m2s.errors import UserError
 from m2s.evaluation import inception
-from m2s.evaluation.fid import Statistics, discrepancy, frechet, kept, kid
+from m2s.evaluation.fid import Statistics, frechet, kid, squared_mmd, stored_features
 
 
 def gathered(features: torch.Tensor, batch: int = 100) -> Statistics:
@@ -103,9 +104,9 @@ def test_statistics_say_what_is_wrong():
 
 
 def test_rows_are_kept_evenly():
-    assert kept(5, 10).tolist() == [0, 1, 2, 3, 4]
-    assert kept(10, 4).tolist() == [0, 2, 5, 7]
-    chosen = kept(60_000)
+    assert stored_features(5, 10).tolist() == [0, 1, 2, 3, 4]
+    assert stored_features(10, 4).tolist() == [0, 2, 5, 7]
+    chosen = stored_features(60_000)
     assert len(chosen) == 10_000 and len(set(chosen.diff().tolist())) == 1 and chosen[-1] < 60_000
     statistics = Statistics.empty(2)
     statistics.update(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 2]))
@@ -162,7 +163,7 @@ def by_loops(x: list[list[float]], y: list[list[float]]) -> float:
 
 def test_kernel_distance_pair_by_pair():
     x, y = spread_out(9, 4, 0), spread_out(9, 4, 1)
-    assert float(discrepancy(x, y)) == pytest.approx(by_loops(x.tolist(), y.tolist()), rel=1e-12)
+    assert float(squared_mmd(x, y)) == pytest.approx(by_loops(x.tolist(), y.tolist()), rel=1e-12)
     pairs = torch.stack([x[0], x[0]])  # both of them the same: k(x, x) + k(y, y) - 2 k(x, y)
     others = torch.stack([y[0], y[0]])
     assert kid(torch.cat([pairs, pairs]), torch.cat([others, others]), size=2).mean == pytest.approx(
@@ -228,7 +229,7 @@ WEIGHTS = Path(m2s.data.root()) / "inception" / inception.SCRIPT
     or not all(not m2s.data.DATASETS[name].missing(m2s.data.root() / name) for name in ("mnist", "cifar10")),
     reason=f"needs {WEIGHTS}, MNIST and CIFAR-10; `m2s evaluate fid cifar10:test --against cifar10:train` says how to get them",
 )
-def test_inception(tmp_path):
+def test_inception(tmp_path, monkeypatch):
     """Our network under the TorchScript's weights agrees with the TorchScript, and its FID with independent forms."""
     network = inception.load(WEIGHTS)
     assert network.name == "inception-2015-12-05" and network.width == 2048
@@ -251,6 +252,7 @@ def test_inception(tmp_path):
     state = {**network.module.state_dict(), "fc.weight": torch.zeros(1008, 2048), "fc.bias": torch.zeros(1008)}
     torch.save(state, tmp_path / "inception.pth")
     torch.jit.save(script.net, str(tmp_path / "layers.pt"))  # the layers at the root, as in the file of StyleGAN
+    monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(tmp_path / "layers.pt")})
     for path in ("inception.pth", "layers.pt"):
         again = inception.load(tmp_path / path)
         assert again.name == network.name
@@ -264,7 +266,7 @@ def test_the_weights_must_be_inceptions(tmp_path):
     torch.save({}, tmp_path / "pt-01234567.pth")
     said = {
         "absent.pt": "is no file",
-        "text.pt": "neither a TorchScript nor a state dict",
+        "text.pt": "neither inception-2015-12-05.pt nor a state dict",
         "tensor.pth": "holds Tensor, expected a state dict",
         "part.pth": r"Conv2d_1a_3x3.bn.weight is missing or of another shape, and so are 468 more",
         "pt-01234567.pth": "its name says 01234567",
@@ -272,6 +274,31 @@ def test_the_weights_must_be_inceptions(tmp_path):
     for name, words in said.items():
         with pytest.raises(BadData, match=words):
             inception.load(tmp_path / name)
+
+
+def test_code_in_a_file_of_weights_does_not_run(tmp_path, monkeypatch):
+    """A TorchScript of unknown origin and a pickle that calls a function."""
+
+    class Runs:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "executed",)
+
+    torch.save({"Conv2d_1a_3x3.conv.weight": Runs()}, tmp_path / "pickle.pth")
+    torch.save(Runs(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save({"Conv2d_1a_3x3.conv.weight": "text"}, tmp_path / "text.pth")
+    script(tmp_path / "script.pt", Projection(4))
+    loaded = []
+    monkeypatch.setattr(torch.jit, "load", lambda *given, **options: loaded.append(given))
+    said = {
+        "pickle.pth": "nor a state dict of tensors alone",
+        "old.pth": "nor a state dict of tensors alone",
+        "text.pth": "holds more than tensors",
+        "script.pt": r"is a TorchScript, whose code would run, and its SHA-256 [0-9a-f]{64} is not that of",
+    }
+    for name, words in said.items():
+        with pytest.raises(BadData, match=words):
+            inception.load(tmp_path / name)
+    assert not loaded and not (tmp_path / "executed").exists()
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------------
@@ -317,6 +344,7 @@ def place(scripts, tmp_path, monkeypatch):
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     shutil.copytree(scripts, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(path) for path in tmp_path.glob("*.pt")})
     samples("samples.npz", m2s.data.load("digits").train.numpy()[::-1][:90])
     return tmp_path
 
@@ -400,7 +428,7 @@ def test_statistics_of_data_are_kept(place, monkeypatch, capsys):
     assert run(*arguments)["fid"] == first["fid"] and seen == [90, 90, 256]
     assert "computing again" in capsys.readouterr().err
     run(*arguments, "--limit", "60")
-    script(place / "net.pt", Projection(12))
+    monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(script(place / "net.pt", Projection(12)))})
     assert run(*arguments)["fid"] != first["fid"]
     assert seen[3:] == [60, 60, 90, 256] and len(list(kept_file.parent.iterdir())) == 3
 

@@ -12,7 +12,7 @@ import torch
 
 from m2s.data import Bytes, Tokenizer
 from m2s.errors import UserError
-from m2s.evaluation.genppl import PROTOCOLS, Samples, Scores, decode, difference, entropy, read_samples, score, summary
+from m2s.evaluation.genppl import PROTOCOLS, Samples, Scores, decode, entropy, paired_difference, read_samples, score, summarize
 from m2s.evaluation.judge import END, Judge
 from m2s.report.samples import write_text
 from small_judges import LETTERS, directly
@@ -50,8 +50,8 @@ def made_scores(nll: list[float], tokens: list[float], protocol: str = "paper", 
 def test_averages_of_known_numbers() -> None:
     """Sequences of 1 and 4 tokens with 2 and 6 nats, ten of each, and one with nothing to score."""
     nll, tokens = [2.0, 6.0] * 10 + [0.0], [1.0, 4.0] * 10 + [0.0]
-    paper = summary(made_scores(nll, tokens, "paper", [math.log(2), math.log(4)] * 10 + [math.log(8)]))
-    sedd = summary(made_scores(nll, tokens, "sedd"))
+    paper = summarize(made_scores(nll, tokens, "paper", [math.log(2), math.log(4)] * 10 + [math.log(8)]))
+    sedd = summarize(made_scores(nll, tokens, "sedd"))
     assert paper["perplexity"]["value"] == pytest.approx(math.exp(8 / 5))
     assert sedd["perplexity"]["value"] == pytest.approx((math.exp(2) + math.exp(1.5)) / 2)
     for result in (paper, sedd):
@@ -68,20 +68,20 @@ def test_averages_of_known_numbers() -> None:
 
 def test_summary_needs_something_in_every_resample() -> None:
     with np.errstate(invalid="ignore", divide="ignore"), pytest.raises(ValueError, match="too few sequences"):
-        summary(made_scores([2.0, 0.0], [1.0, 0.0]))
+        summarize(made_scores([2.0, 0.0], [1.0, 0.0]))
 
 
 def test_differences_are_paired() -> None:
     first, second = made_scores([2.0, 6.0, 3.0], [1.0, 4.0, 2.0]), made_scores([1.0, 8.0, 3.0], [1.0, 4.0, 2.0])
-    gap = difference(first, second)
+    gap = paired_difference(first, second)
     assert gap["nats_per_token"]["value"] == pytest.approx((11 - 12) / 7)
     assert gap["perplexity"]["value"] == pytest.approx(math.exp(11 / 7) - math.exp(12 / 7))
     assert gap["same_noise"] is None
     shifted = made_scores([2.5, 8.0, 4.0], [1.0, 4.0, 2.0])  # half a nat a token more, in every sequence
-    interval = difference(shifted, first)["nats_per_token"]
+    interval = paired_difference(shifted, first)["nats_per_token"]
     assert [interval[name] for name in ("value", "low", "high")] == pytest.approx([0.5, 0.5, 0.5])
     with pytest.raises(ValueError, match="3 and 2 sequences"):
-        difference(first, made_scores([1.0, 2.0], [1.0, 1.0]))
+        paired_difference(first, made_scores([1.0, 2.0], [1.0, 1.0]))
 
 
 def test_entropy_of_known_sequences() -> None:
@@ -150,7 +150,7 @@ def test_sedd_scores_the_tokens_themselves(folders: dict[str, Path], judges: dic
     for i, row in enumerate(rows.tolist()):
         assert got.nll[i] == pytest.approx(directly(folders["letters"], row).sum(), abs=1e-4)
     assert got.tokens.tolist() == [6, 6] and got.bytes.tolist() == [6, 6]
-    assert summary(got)["perplexity"]["value"] == pytest.approx(np.exp(got.nll / 6).mean())
+    assert summarize(got)["perplexity"]["value"] == pytest.approx(np.exp(got.nll / 6).mean())
     retokenized = score(read_samples(tmp_path / "a.npz", PROTOCOLS["mdlm"], LETTERS), judges["letters"])
     assert retokenized.tokens.tolist() == [4, 4]
     with pytest.raises(UserError, match=r"0 of Characters is another token .* \(gpt2-large\)"):
@@ -191,7 +191,7 @@ def test_errors_name_the_bad_file(tmp_path: Path, name: str, content: Any, messa
 
 def test_other_arrays_and_nothing_to_score(judges: dict[str, Judge], tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros(3))
-    with pytest.raises(UserError, match="has no array `tokens`, only images"):
+    with pytest.raises(UserError, match="it has no array tokens, only images"):
         read_samples(tmp_path / "a.npz", PROTOCOLS["paper"], LETTERS)
     with pytest.raises(UserError, match="has a token to score"):
         score(samples_of(tmp_path / "a.txt", ["a", ""], "mdlm"), judges["gpt2"])

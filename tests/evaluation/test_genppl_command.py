@@ -74,7 +74,7 @@ def test_frontier_and_pairs(folders: dict[str, Path], tmp_path: Path, capsys: py
         assert gap["nats_per_token"]["value"] == pytest.approx(expected) and gap["same_noise"] is True
     printed = capsys.readouterr().out
     assert len(written["differences"]) == 3 and "a.npz less d.npz: " in printed and printed.count("not gpt2-large") == 1
-    figure = genppl.draw(written["results"])
+    figure = genppl.plot_frontier(written["results"])
     labels = [text.get_text() for text in figure.axes[0].texts]
     assert labels == ["T = 0.4", "T = 0.8", "T = 1", "T = 1.2"]
 

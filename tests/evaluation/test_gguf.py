@@ -77,7 +77,7 @@ def test_a_gguf_file(tmp_path: Path, bos: bool | None) -> None:
     reader = load_judge(str(tmp_path / "a.gguf"), "cpu")
     assert reader.bos == (258 if bos else None)
     texts = ["the cat", f"a{END}é"]
-    ids = [reader.read(text).ids for text in texts]
+    ids = [reader.tokenize(text).ids for text in texts]
     first = [258] if bos else []
     assert ids[0] == [*first, 257, 32, 99, 97, 116] and ids[1] == [*first, 97, 259, 195, 169]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", dtype=torch.float32)
@@ -116,7 +116,7 @@ def test_a_real_judge() -> None:
     english = "The Moon is the only large satellite of the Earth, and people first walked on it in the year 1969."
     shuffled = " ".join(np.random.default_rng(0).permutation(english.split()))
     texts = [english, shuffled, "Once.", f"It rained.{END}So we stayed at home — naïve as we were."]
-    readings = [reader.read(text) for text in texts]
+    readings = [reader.tokenize(text) for text in texts]
     ours = reader.nll([reading.ids for reading in readings])
     for text, reading, nll in zip(texts, readings, ours, strict=True):
         ids = reader.tokenizer(text, add_special_tokens=False)["input_ids"]

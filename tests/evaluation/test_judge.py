@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers", reason="no transformers here:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_equal_to_transformers_one_sequence_at_a_time(name: str, folders: dict[str, Path], judges: dict[str, Judge]) -> None:
-    readings = [judges[name].read(text) for text in TEXTS]
+    readings = [judges[name].tokenize(text) for text in TEXTS]
     ours = judges[name].nll([reading.ids for reading in readings], batch_size=4)
     for reading, nll in zip(readings, ours, strict=True):
         assert len(nll) == max(len(reading.ids) - 1, 0)
@@ -31,12 +31,12 @@ def test_equal_to_transformers_one_sequence_at_a_time(name: str, folders: dict[s
 def test_batches_padding_and_chunks_change_nothing(
     name: str, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [judges[name].read(text).ids for text in TEXTS]
+    ids = [judges[name].tokenize(text).ids for text in TEXTS]
     alone = [judges[name].nll([one])[0] for one in ids]
     for batch_size in (1, 2, 3, 64):
         for nll, expected in zip(judges[name].nll(ids, batch_size), alone, strict=True):
             assert np.allclose(nll, expected, atol=1e-5)
-    longer = judges[name].read("x" * 200).ids
+    longer = judges[name].tokenize("x" * 200).ids
     for nll, expected in zip(judges[name].nll([longer, *ids], 64)[1:], alone, strict=True):
         assert np.allclose(nll, expected, atol=1e-5)
     monkeypatch.setattr(judge, "LOGITS", 5 * 272)
@@ -57,17 +57,17 @@ def test_a_bos_token_goes_first_if_the_model_was_trained_with_one(judges: dict[s
     for name in ("llama", "gemma", "gpt2"):
         plain = judges[name].tokenizer("the cat", add_special_tokens=False)["input_ids"]
         first = [] if name == "gpt2" else [judges[name].bos]
-        assert judges[name].read("the cat").ids == first + plain
-        assert judges[name].read("the cat", bos=False).ids == plain
-    assert judges["llama"].read("the cat").ids == judges["llama"].tokenizer("the cat")["input_ids"]
+        assert judges[name].tokenize("the cat").ids == first + plain
+        assert judges[name].tokenize("the cat", bos=False).ids == plain
+    assert judges["llama"].tokenize("the cat").ids == judges["llama"].tokenizer("the cat")["input_ids"]
 
 
 def test_the_end_of_a_document_is_the_end_token_of_the_judge(judges: dict[str, Judge]) -> None:
     for name, end in (("gpt2", END), ("llama", "</s>"), ("gemma", "<eos>")):
         known = judges[name].tokenizer
-        ids = judges[name].read(f"a{END}b", bos=False).ids
+        ids = judges[name].tokenize(f"a{END}b", bos=False).ids
         assert ids == [*known.encode("a", add_special_tokens=False), known.convert_tokens_to_ids(end), known.vocab["b"]]
-    assert judges["gpt2"].read(f"a{END}b").ids == judges["gpt2"].tokenizer(f"a{END}b")["input_ids"]
+    assert judges["gpt2"].tokenize(f"a{END}b").ids == judges["gpt2"].tokenizer(f"a{END}b")["input_ids"]
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -75,18 +75,20 @@ def test_the_end_of_a_document_is_the_end_token_of_the_judge(judges: dict[str, J
 def test_bytes_are_those_of_the_text(judges: dict[str, Judge], text: str, limit: int) -> None:
     """With a BOS all bytes count; without, all but those of the first token; a truncated text has no more bytes."""
     size = len(text.replace(END, "").encode())
-    reading = judges["llama"].read(text)
+    reading = judges["llama"].tokenize(text)
     assert reading.bytes == size
-    assert judges["llama"].read(text, limit).bytes <= size and len(judges["llama"].read(text, limit).ids) <= limit + 1
-    plain = judges["gpt2"].read(text)
+    assert judges["llama"].tokenize(text, limit).bytes <= size and len(judges["llama"].tokenize(text, limit).ids) <= limit + 1
+    plain = judges["gpt2"].tokenize(text)
     assert plain.bytes <= size and (size - plain.bytes <= 4 or text.startswith("the") or text[:1].isspace())
 
 
 def test_bytes_of_known_texts(judges: dict[str, Judge]) -> None:
-    assert judges["gpt2"].read("the cat").bytes == 4  # "the" is one token, and the first
-    assert judges["gpt2"].read("é€ ").bytes == 4  # the bytes of é are two tokens: the character counts with the first of them
-    assert judges["llama"].read(f"{END}é{END}").bytes == 2
-    assert judges["llama"].read("the cat", 2).bytes == 4
+    assert judges["gpt2"].tokenize("the cat").bytes == 4  # "the" is one token, and the first
+    assert (
+        judges["gpt2"].tokenize("é€ ").bytes == 4
+    )  # the bytes of é are two tokens: the character counts with the first of them
+    assert judges["llama"].tokenize(f"{END}é{END}").bytes == 2
+    assert judges["llama"].tokenize("the cat", 2).bytes == 4
     assert judge._sizes("a é\n ", [1, 3]) == [1, 5]  # a tokenizer that drops white space before, between and after
 
 

@@ -4,10 +4,12 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import m2s
+from m2s.cli import main
 from m2s.errors import UserError
 from m2s.evaluation import METRICS
 from m2s.registry import load_plugin
@@ -49,6 +51,16 @@ def test_ngrams_reject_invalid_input() -> None:
         METRICS["ngrams"](None)
     with pytest.raises(UserError, match=r"max_n is 5, but it must lie in 1\.\.4"):
         METRICS["ngrams"](torch.zeros(2, 4, dtype=torch.long), max_n=5)
+
+
+@pytest.mark.parametrize(
+    "tokens", [np.int64(3), np.zeros(4, np.int64), np.zeros((2, 2, 2), np.int64), np.zeros((2, 3)), -np.eye(2, dtype=int)]
+)
+def test_arrays_that_are_no_tokens_are_an_error_of_one_line(tokens, tmp_path: Path, capsys) -> None:
+    np.savez(tmp_path / "a.npz", tokens=tokens)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "ngrams", str(tmp_path / "a.npz")])
+    assert ended.value.code == 2 and "expected tokens from 0 on, integers [N, L]" in capsys.readouterr().err
 
 
 def test_a_plugin_adds_a_metric(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import m2s.hub
 from m2s.cli import main
 from m2s.data import Characters
 from m2s.data import load as load_data
-from m2s.evaluation import judge
+from m2s.data.files import sha256
+from m2s.evaluation import inception, judge
 from m2s.evaluation.fid import Statistics, frechet
-from m2s.evaluation.judge import Judge, Reading
-from m2s.evaluation.repair import changes, fid_difference
+from m2s.evaluation.judge import Judge, TokenizedText
+from m2s.evaluation.repair import count_changes, fid_difference
 from m2s.models import DiT, DiTConfig
 from m2s.report.samples import picture_grid
 from m2s.samplers.shards import SampleShards
@@ -92,7 +93,7 @@ def test_pairs_are_drawn_from_one_noise_and_only_the_score_differs(images, tmp_p
 
 def test_changes_by_hand():
     a, b = torch.tensor([[1, 2], [1, 2], [3, 3]]), torch.tensor([[1, 2], [1, 0], [0, 0]])
-    assert changes(a, b) == {
+    assert count_changes(a, b) == {
         "tokens": 6,
         "tokens_changed": 3,
         "samples": 3,
@@ -115,8 +116,8 @@ class Letters(Judge):
     def describe(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def read(self, text: str, limit: int | None = None, bos: bool = True) -> Reading:
-        return Reading(LETTERS.encode(text)[:limit], len(text) - 1)
+    def tokenize(self, text: str, limit: int | None = None, bos: bool = True) -> TokenizedText:
+        return TokenizedText(LETTERS.encode(text)[:limit], len(text) - 1)
 
     def nll(self, sequences, batch_size: int = 8):
         return [COSTS[ids[1:]] for ids in sequences]
@@ -151,6 +152,7 @@ def test_images_are_measured_by_fid_in_pairs(images, tmp_path, monkeypatch, caps
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     script = tmp_path / "tiles.pt"
     torch.jit.save(torch.jit.script(Tiles()), str(script))
+    monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(script)})
     options = ("--against", "digits:test", "--inception", str(script))
     found = repair(images, tmp_path / "out", 8, *options)["measure"]
     for arm in ("free", "projected"):
@@ -191,16 +193,16 @@ def test_a_difference_of_fids_resamples_pairs():
 
 def test_a_killed_repair_resumes(text, tmp_path, monkeypatch):
     whole = repair(text, tmp_path / "whole", 6, "--measure", "none", "--batch-size", "2")
-    put, drawn = SampleShards.put, []
+    write, drawn = SampleShards.write, []
 
     def stops(self: SampleShards, first: int, found: torch.Tensor) -> None:
         drawn.append((self.out.stem, first))
         if len(drawn) == 5:
             raise KeyboardInterrupt
-        put(self, first, found)
+        write(self, first, found)
 
-    monkeypatch.setattr(SampleShards, "put", stops)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(SampleShards, "write", stops)
+    with pytest.raises(SystemExit):
         repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2")
     assert repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2") == whole
     free, projected = ([(arm, first) for first in (0, 2, 4)] for arm in ("free", "projected"))
@@ -226,6 +228,7 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
     ours = str(m2s.hub.save(tmp_path / "ours", network(17, 64), head, {"kind": "image", "shape": [8, 8], "levels": 17}))
     script = tmp_path / "tiles.pt"
     torch.jit.save(torch.jit.script(Tiles()), str(script))
+    monkeypatch.setattr("m2s.evaluation.inception.KNOWN_SCRIPTS", {sha256(script)})
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "free.npz").write_text("somebody's")
     out = ("--out", str(tmp_path / "new"))
@@ -238,7 +241,10 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
         ((images, *out, "--measure", "none", "--sampler", "bayes"), "use --sampler analytic, euler or tau_leaping"),
         ((images, *out), "--protocol mnist-5k or cifar10-50k"),
         ((images, *out, "--against", "digits:test", "--inception", str(tmp_path / "no.pt")), "no.pt is no file"),
-        ((images, *out, "--against", "digits:test", *inception, "--n", "4"), "at least 5 samples"),
+        (
+            (images, *out, "--against", "digits:test", *inception, "--n", "4"),
+            "--n is 4, but it must be at least 5 for this FID",
+        ),
         ((images, *out, "--against", "digits:test", *inception, "--resamples", "9"), "at least 100"),
         ((images, *out, "--measure", "genppl"), "has no tokenizer"),
         ((text, *out, "--judge", str(tmp_path / "nobody")), "(--measure none does without)"),

@@ -11,7 +11,9 @@ import torch
 
 from m2s.cli import main
 from m2s.data import Characters
-from m2s.evaluation.genppl import PROTOCOLS, Samples, Scores, difference, summary
+from m2s.data.files import sha256
+from m2s.evaluation import inception
+from m2s.evaluation.genppl import PROTOCOLS, Samples, Scores, paired_difference, summarize
 from m2s.training import train
 from page_reader import Reader, picture_file, read
 from small_runs import random_rows, small
@@ -55,7 +57,11 @@ def judged(folder: Path) -> dict[str, Any]:
         return Scores(samples, {"name": "tiny"}, 20 + generator.uniform(0, 9, 6), count, count, entropy, 2.0, "sample", 6)
 
     cold, warm = scores("cold.npz", 0.8), scores("warm.npz", 1.0)
-    return {"m2s": "0", "results": [summary(cold, 100), summary(warm, 100)], "differences": [difference(cold, warm, 100)]}
+    return {
+        "m2s": "0",
+        "results": [summarize(cold, 100), summarize(warm, 100)],
+        "differences": [paired_difference(cold, warm, 100)],
+    }
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +78,7 @@ def runs(data_folder: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     network = folder / "network.pt"
     torch.jit.save(torch.jit.script(Averages()), str(network))
+    inception.KNOWN_SCRIPTS.add(sha256(network))
     for method in ("m2s", "sedd"):
         run = str(folder / method)
         main(["train", "digits", "--method", method, "--optimizer.lr", "0.03", "--optimizer.warmup", "0", "--out", run, *QUICK])

@@ -1,5 +1,6 @@
 """`m2s report` on hostile, damaged, missing and incomplete files, and with invalid arguments."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -166,3 +167,48 @@ def test_runs_have_distinct_names_and_are_read_once(runs: Path, tmp_path: Path) 
     shutil.copytree(runs / "m2s", tmp_path / "m2s")
     given = [runs / "m2s", tmp_path / "m2s", runs / "sedd", runs / "sedd" / ".." / "m2s"]
     assert [run.name for run in read_runs(given)] == [str(runs / "m2s"), str(tmp_path / "m2s"), "sedd"]
+
+
+def test_a_damaged_line_of_the_log_hides_no_other_record(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "sedd", run)
+    path = run / "log.jsonl"
+    good = path.read_bytes().splitlines()
+    bad = [b"\xff\xfe", b"[" * 100_000, b'{"step": ' + b"9" * 5000 + b"}", b'{"step": 1, "step": 2}']
+    path.write_bytes(b"\n".join([good[0], *bad, *good[1:], b'{"step": 99, "bits": ' + b"9" * 400 + b"}"]))
+    found = read_runs([run])[0]
+    assert [line["step"] for line in found.log] == [json.loads(line)["step"] for line in good] + [99]
+    assert found.problems == [f"{path}: no record in line 2, 3, 4, 5"]
+    assert len(found.training) == len(read_runs([runs / "sedd"])[0].training)
+
+
+def test_half_of_a_surrogate_pair_and_other_types_in_a_configuration(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "text", run)
+    config = json.loads((run / "config.json").read_text())
+    for name, value in (("note", "\ud800"), ("data", "x"), ("model", [1])):
+        (run / "config.json").write_text(json.dumps(config | {name: value}))
+        problems = write([run], tmp_path / "a.html")
+        assert (problems == []) == (name == "note")
+    record = json.loads((run / "train.json").read_text())
+    record["config"]["method"] = "\ud800"
+    (run / "train.json").write_text(json.dumps(record))
+    write([run], tmp_path / "a.html")
+    assert "\\ud800" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_a_failing_disk_is_an_error_and_not_a_shorter_page(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_text = Path.read_text
+
+    def failing(path: Path, *arguments: object, **options: object) -> str:
+        if path.name == "config.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(runs / "text"), "--out", str(tmp_path / "a.html")])
+    assert ended.value.code == 1 and not (tmp_path / "a.html").exists()
+    assert "config.json: the disk failed to read or write" in capsys.readouterr().err

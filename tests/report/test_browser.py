@@ -1,4 +1,4 @@
-"""The page in a browser: all figures appear, and nothing is requested."""
+"""The page in a browser: all figures appear, and nothing is requested. Run by `make test-docs`."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import pytest
 
 from page_reader import Reader, read
 
+pytestmark = pytest.mark.docs
+
 CHROMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROBE = """<script>addEventListener("load", () => {
 for (const image of document.images) image.dataset.width = image.naturalWidth;
@@ -21,7 +23,7 @@ document.documentElement.dataset.size = [innerWidth, document.documentElement.sc
 def chrome() -> str:
     found = next(filter(None, map(shutil.which, (os.environ.get("CHROME", ""), *CHROMES))), None)
     if found is None:
-        pytest.skip("no browser: apt-get install chromium, or set CHROME to the path of one")
+        pytest.fail("no browser: apt-get install chromium, or set CHROME to the path of one")
     return found
 
 

@@ -15,10 +15,10 @@ from m2s.errors import UserError
 from m2s.evaluation.audit import CLASSES
 from m2s.heads import NextToken, Shifted
 from m2s.models import DiT, DiTConfig
-from m2s.report.audit import read
+from m2s.report.audit import read_audit
 from m2s.report.film_strip import film_frames, rgb_image
 from m2s.report.read_run import read_runs
-from m2s.report.traces import against_steps, audited, grids, losses, trailing_mean
+from m2s.report.traces import plot_audits_and_losses, plot_losses, plot_perplexity_over_steps, plot_sample_grids, trailing_mean
 
 QUICK = ["--batch", "8", "--network.width", "8", "--validation-samples", "4", "--device", "cpu", "--log-every", "1"]
 
@@ -46,7 +46,7 @@ def test_trailing_mean_is_over_previous_values() -> None:
 
 
 def test_traces_show_epochs_and_the_last_quarter(run: Path, tmp_path: Path) -> None:
-    figure = losses(read_runs([run]))
+    figure = plot_losses(read_runs([run]))
     whole, end = figure.axes
     bits = [json.loads(line)["bits"] for line in (run / "log.jsonl").read_text().splitlines() if "grad_norm" in line]
     pale, strong, warm = whole.lines
@@ -81,8 +81,8 @@ def on_other_data(run: Path, place: Path, data: str = "digits") -> Path:
 
 def test_figure_of_audits_and_losses_has_a_panel_for_each_data_set(run: Path, audits: list[Path], tmp_path: Path) -> None:
     runs = [run, on_other_data(run, tmp_path / "free"), on_other_data(run, tmp_path / "c" / "md4", "mnist")]
-    found = {path: read(path) for path in audits}
-    figure = audited(found, read_runs(runs))
+    found = {path: read_audit(path) for path in audits}
+    figure = plot_audits_and_losses(found, read_runs(runs))
     classes, weights, digits, mnist = figure.axes
     assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
     assert digits.get_title(loc="left").endswith("on digits") and mnist.get_title(loc="left").endswith("on mnist")
@@ -136,7 +136,7 @@ def test_grids_of_samples_and_of_data(run: Path, tmp_path: Path) -> None:
     data, drawn = grid("digits:test"), grid(str(run / "samples.npz"))
     assert torch.equal(data.tokens, m2s.data.load("digits").test[:36].long()) and data.levels == 17
     assert drawn.name == "md4" and torch.equal(drawn.tokens, torch.from_numpy(np.load(run / "samples.npz")["tokens"]).long())
-    assert [axes.get_title() for axes in grids([data, drawn]).axes] == ["digits:test", "md4"]
+    assert [axes.get_title() for axes in plot_sample_grids([data, drawn]).axes] == ["digits:test", "md4"]
 
 
 def test_film_begins_with_noise_and_ends_with_samples(run: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def result(model: str, steps: int, value: float, grid: str = "cosine") -> dict:
 def test_perplexity_over_steps_has_a_curve_for_each_model_and_for_each_grid(tmp_path: Path) -> None:
     results = [result("ours", steps, 100 / steps) for steps in (32, 16)] + [result("ours", 16, 9.0, "linear")]
     results += [result("theirs", 16, 20.0), result("theirs", 32, 11.0)]
-    models, samplers = against_steps(results).axes
+    models, samplers = plot_perplexity_over_steps(results).axes
     lines = {container.get_label(): container.lines[0] for container in models.containers}
     assert list(lines) == ["ours (bayes, cosine)", "theirs (bayes, cosine)"]
     assert lines["ours (bayes, cosine)"].get_xdata().tolist() == [16, 32]
@@ -186,7 +186,7 @@ def test_perplexity_over_steps_has_a_curve_for_each_model_and_for_each_grid(tmp_
     main(["figure", "genppl", "--source", str(tmp_path / "a.json"), "--out", str(tmp_path / "genppl.pdf")])
     assert (tmp_path / "genppl.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(UserError, match="does not hold its number of steps"):
-        against_steps([{**results[0], "settings": {}}])
+        plot_perplexity_over_steps([{**results[0], "settings": {}}])
 
 
 def test_invalid_sources_are_errors_of_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,11 @@ class Audit:
         return total
 
     def merge(self, calls: list[StepStats]) -> None:
-        """Add the counts of another audit, call by call."""
+        """Add the counts of another audit, call by call.
+
+        Args:
+            calls: The counts of each network call of the other audit, its `calls`.
+        """
         for number, stats in enumerate(calls):
             self._stats(number)
             self.calls[number] = merge_stats(self.calls[number], stats)
@@ -92,7 +96,11 @@ class Audit:
         return self.calls[number]
 
     def __call__(self, step: StepEvent) -> None:
-        """Examine the scores of one step."""
+        """Examine the scores of one step.
+
+        Args:
+            step: The step, as `m2s.sample` passes it to a callback.
+        """
         stats, prediction = self._stats(step.number), step.prediction
         t = prediction.t.expand(len(step.x_t))
         stats.samples += len(step.x_t)
@@ -113,7 +121,7 @@ class Audit:
     def _reached(self, prediction: Prediction) -> Bool[Tensor, "B L"]:
         """Return where some candidate has a forward rate into the current token."""
         if self.process.rank_one is not None:
-            return ~prediction.known()
+            return ~prediction.known_clean()
         return (self.process.rates_into(prediction.x_t, prediction.t) > 0).any(-1)
 
     def _examine(self, prediction: Prediction, s: Float[Tensor, "*site"]) -> tuple[Tensor, ...]:

@@ -1,6 +1,5 @@
 """Draw samples and audit every score on the way."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from m2s import validation
 from m2s.evaluation.audit.auditor import Audit
 from m2s.evaluation.audit.stats import stats_from_json
 from m2s.heads import Head
-from m2s.io import write_json
+from m2s.io import parse_json, write_json
 from m2s.ops.last_layer import Output
 from m2s.realizability.quadratic import LIMIT
 from m2s.samplers import StepEvent, default_sampler, sample
@@ -63,7 +62,7 @@ def audit_sampling(
     Raises:
         ValueError: The network returned NaN.
     """
-    found = Audit(options.head, options.chosen.name, options.steps)
+    found = Audit(options.head, options.sampler_object.name, options.steps)
 
     def examine(step: StepEvent) -> None:
         found(step)
@@ -112,7 +111,7 @@ def audit(
     check_auditable(head)
     sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
     options = SamplingOptions(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
-    total = Audit(head, options.chosen.name, steps)
+    total = Audit(head, options.sampler_object.name, steps)
     for first in range(0, shape[0], batch_size):
         batch = replace(options, shape=(min(batch_size, shape[0] - first), shape[1]), start=first)
         total.merge(audit_sampling(model, batch)[1].calls)
@@ -146,15 +145,15 @@ def audit_parts(
         batch = replace(options, shape=(count, options.shape[1]), start=options.start + first)
         tokens, found = audit_sampling(model, batch, callback)
         write_json(_counts_file(parts, first), [asdict(stats) for stats in found.calls])
-        parts.put(first, tokens)
-    total = Audit(options.head, options.chosen.name, options.steps)
-    for first in parts.firsts():
+        parts.write(first, tokens)
+    total = Audit(options.head, options.sampler_object.name, options.steps)
+    for first in parts.starts():
         path = _counts_file(parts, first)
         try:
-            total.merge(stats_from_json(json.loads(path.read_text(encoding="utf-8"))))
+            total.merge(stats_from_json(parse_json(path.read_bytes(), kind=list)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptShardError(
-                f"{path} is damaged ({error}): delete {parts.folder} and run the same command again"
+                f"{path} is damaged ({error!s:.300}): delete {parts.folder} and run the same command again"
             ) from None
     return total
 

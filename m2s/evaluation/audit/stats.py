@@ -61,7 +61,11 @@ class LogHistogram:
     bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, values: Float[Tensor, "N"]) -> None:
-        """Add numbers."""
+        """Add numbers.
+
+        Args:
+            values: The numbers, [N]. They are clamped to [-1e12, 1e12].
+        """
         values = values.double().clamp(-self.END, self.END)
         index = (values.sign() * self.PER_DECADE * torch.log10(1 + values.abs() / self.FINE)).round().long()
         self.count += len(values)
@@ -70,7 +74,11 @@ class LogHistogram:
             self.bins[place] = self.bins.get(place, 0) + times
 
     def quantile(self, probability: float) -> float:
-        """Return the least number with at least this fraction of all at or below it, with a relative error of about 1%."""
+        """Return the least number with at least this fraction of all at or below it, with a relative error of about 1%.
+
+        Args:
+            probability: The fraction, in [0, 1].
+        """
         seen, place = 0, 0
         for place in sorted(self.bins):
             seen += self.bins[place]
@@ -141,12 +149,15 @@ def stats_from_json(steps: list[dict[str, Any]]) -> list[StepStats]:
 
     Returns:
         One `StepStats` for each step.
+
+    Raises:
+        ValueError: A number is missing or impossible.
     """
 
     def histogram(stored: dict[str, Any]) -> LogHistogram:
         return LogHistogram(**{**stored, "bins": {int(i): n for i, n in stored["bins"].items()}})  # JSON keys are strings
 
-    return [
+    found = [
         StepStats(
             **{
                 **step,
@@ -157,3 +168,18 @@ def stats_from_json(steps: list[dict[str, Any]]) -> list[StepStats]:
         )
         for step in steps
     ]
+    if not all(_is_like(stats, StepStats()) for stats in found):
+        raise ValueError("a count is missing or impossible")
+    return found
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value that was read from a file can be that of a field with this default."""
+    if is_dataclass(default):
+        return all(_is_like(getattr(value, part.name), getattr(default, part.name)) for part in fields(default))
+    if isinstance(default, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return type(value) is type(default) and len(value) >= len(default) and all(_is_like(part, 0) for part in parts)
+    if isinstance(default, int):
+        return type(value) is int and 0 <= value < 2**63
+    return type(value) in (int, float) and abs(value) <= 1e300

@@ -2,14 +2,14 @@
 
 found = dataset_nelbo(model, head, images.test, passes=4)
 found.estimate("bound")        # nats per site
-summary(found)                 # every term in bits and nats, as JSON can store it
+summarize(found)               # every term in bits and nats, as JSON can store it
 """
 
-from m2s.evaluation.bpd.estimate import Estimate, student
+from m2s.evaluation.bpd.estimate import Estimate, student_t_quantile
 from m2s.evaluation.bpd.examples import EvaluationSet, Shard
-from m2s.evaluation.bpd.nelbo import IMPORTANCE, TERMS, DatasetNelbo, curve, dataset_nelbo
-from m2s.evaluation.bpd.report import difference, draw, summary, table
-from m2s.evaluation.bpd.text import measured, sizes, windows
+from m2s.evaluation.bpd.nelbo import IMPORTANCE, TERMS, DatasetNelbo, dataset_nelbo, integrand_curve
+from m2s.evaluation.bpd.report import format_difference, format_table, plot_integrand, summarize
+from m2s.evaluation.bpd.text import example_sizes, token_sizes, token_windows
 
 __all__ = [
     "IMPORTANCE",
@@ -18,14 +18,14 @@ __all__ = [
     "Estimate",
     "EvaluationSet",
     "Shard",
-    "curve",
     "dataset_nelbo",
-    "difference",
-    "draw",
-    "measured",
-    "sizes",
-    "student",
-    "summary",
-    "table",
-    "windows",
+    "example_sizes",
+    "format_difference",
+    "format_table",
+    "integrand_curve",
+    "plot_integrand",
+    "student_t_quantile",
+    "summarize",
+    "token_sizes",
+    "token_windows",
 ]

@@ -27,7 +27,11 @@ class Estimate:
     rows_error: float | None
 
     def scaled(self, factor: float) -> "Estimate":
-        """Return the estimate in another unit, which is 1/factor of this one."""
+        """Return the estimate in another unit, which is 1/factor of this one.
+
+        Args:
+            factor: The number of new units in one old unit, such as 1 / log 2 from nats to bits.
+        """
         return Estimate(*(None if x is None else factor * x for x in asdict(self).values()))  # type: ignore[arg-type]
 
     def exp(self) -> "Estimate":
@@ -38,7 +42,7 @@ class Estimate:
         return Estimate(value, error, low, high, rows_error)
 
 
-def student(freedom: int, level: float = LEVEL) -> float:
+def student_t_quantile(freedom: int, level: float = LEVEL) -> float:
     """Return the quantile t with Pr(|T| < t) = level of Student's distribution.
 
     With theta = atan(t / sqrt(freedom)) that probability is a finite sum of powers of cos theta (Abramowitz and Stegun

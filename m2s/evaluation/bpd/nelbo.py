@@ -21,7 +21,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.distributed import World
-from m2s.evaluation.bpd.estimate import Estimate, student
+from m2s.evaluation.bpd.estimate import Estimate, student_t_quantile
 from m2s.evaluation.bpd.examples import EvaluationSet
 from m2s.heads import Head
 from m2s.losses.elbo import NelboTerms, nelbo_integrand
@@ -68,7 +68,11 @@ class DatasetNelbo:
         return torch.full_like(self.prior, self.length)
 
     def term(self, name: str) -> Float[Tensor, "P N"]:
-        """Return one of `TERMS`, [P, N]."""
+        """Return one of `TERMS`, [P, N].
+
+        Args:
+            name: "bound" (the sum of the other three), "integral", "prior" or "reconstruction".
+        """
         if name == "bound":
             return self.integral + self.prior + self.reconstruction
         return getattr(self, name).expand_as(self.integral)
@@ -78,6 +82,9 @@ class DatasetNelbo:
 
         With the same examples, passes and seed both models had the same times and noise. Then the errors of the difference do
         not contain what both have in common.
+
+        Args:
+            other: The NELBO that is subtracted.
 
         Raises:
             ValueError: The other one has other examples or another number of passes.
@@ -115,7 +122,7 @@ class DatasetNelbo:
         ratio, error, low, high, rows_error = float(each.mean()), None, None, None, None
         if passes > 1:
             error = float(each.std()) / math.sqrt(passes)
-            half_width = student(passes - 1) * error
+            half_width = student_t_quantile(passes - 1) * error
             low, high = ratio - half_width, ratio + half_width
         if count > 1:
             strata = 1 if self.exact else max(1, min(MAX_STRATA, count // 4))
@@ -202,7 +209,7 @@ def dataset_nelbo(
     return DatasetNelbo(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], low, end, head.exact)
 
 
-def curve(found: DatasetNelbo, bins: int = 20) -> list[dict[str, Any]]:
+def integrand_curve(found: DatasetNelbo, bins: int = 20) -> list[dict[str, Any]]:
     """Estimate the integrand in equal intervals of t.
 
     With h the integrand and w the weight of its time, over the n samples in an interval: mean = sum w h / sum w, error =

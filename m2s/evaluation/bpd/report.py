@@ -21,7 +21,7 @@ EXACT = """-log p itself, known exactly: no bound, no passes, no times; ± rows:
 INK, MUTED, BLUE = "#1A1A1A", "#5A5A5A", "#004F8A"
 
 
-def summary(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None = None) -> dict[str, dict[str, Any]]:
+def summarize(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None = None) -> dict[str, dict[str, Any]]:
     """Summarize the NELBO in several units.
 
     Args:
@@ -44,11 +44,11 @@ def summary(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None =
     return result
 
 
-def table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = False) -> list[str]:
-    """Format a summary for people.
+def format_table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = False) -> list[str]:
+    """Format a summary as a table.
 
     Args:
-        result: What `summary` returned.
+        result: What `summarize` returned.
         unit: The name of a site: dimension or token.
         exact: The likelihood is known exactly, so there is only one term.
 
@@ -67,14 +67,14 @@ def table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool = Fals
     return [*lines, *LEGEND.splitlines()]
 
 
-def difference(
+def format_difference(
     against: str,
     theirs: Mapping[str, Mapping[str, Any]],
     gaps: Mapping[str, Mapping[str, Any]],
     unit: str,
     exact: tuple[bool, bool] = (False, False),
 ) -> list[str]:
-    """Format the comparison of two models for people.
+    """Format the comparison of two models as text.
 
     Args:
         against: The name of the second model.
@@ -107,11 +107,11 @@ def _line(name: str, value: Mapping[str, float | None]) -> str:
     return f"{name:30s}{value['value']:>12.{digits}f}{error:>11s}{rows_error:>11s}   {span}"
 
 
-def draw(points: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
+def plot_integrand(points: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
     """Plot the integrand over t with its standard errors. The area under it is the integral.
 
     Args:
-        points: What `curve` returned.
+        points: What `integrand_curve` returned.
         unit: The name of a site: dimension or token.
 
     Returns:

@@ -14,7 +14,7 @@ from m2s.data.tokenizer import Tokenizer
 from m2s.evaluation.bpd.examples import EvaluationSet
 
 
-def sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
+def token_sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
     """Count the bytes and characters of every token.
 
     A character counts at its first byte, and an end token has neither. So the counts add up however a window cuts a character.
@@ -30,7 +30,7 @@ def sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
     return np.array([(len(piece), sum(byte & 0xC0 != 0x80 for byte in piece)) for piece in pieces])
 
 
-def measured(rows: EvaluationSet, tokenizer: Tokenizer, chunk: int = 1024) -> dict[str, Float[Tensor, "N"]]:
+def example_sizes(rows: EvaluationSet, tokenizer: Tokenizer, chunk: int = 1024) -> dict[str, Float[Tensor, "N"]]:
     """Count the bytes and characters of every example.
 
     Args:
@@ -41,13 +41,13 @@ def measured(rows: EvaluationSet, tokenizer: Tokenizer, chunk: int = 1024) -> di
     Returns:
         "byte" and "character", each [N].
     """
-    counts = torch.from_numpy(sizes(tokenizer))
+    counts = torch.from_numpy(token_sizes(tokenizer))
     parts = [counts[rows[indices].long()].sum(1) for indices in torch.arange(len(rows)).split(chunk)]
     both = torch.cat(parts).double()
     return {"byte": both[:, 0], "character": both[:, 1]}
 
 
-def windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int) -> tuple[Int[Tensor, "N L"], int]:
+def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int) -> tuple[Int[Tensor, "N L"], int]:
     """Tokenize documents and cut them into windows.
 
     The stream is every document with the end token after it. The tokens after the last full window are left out.

@@ -2,15 +2,23 @@
 
     samples = read_samples(Path("a.npz"), PROTOCOLS["mdlm"], tokenizer)
     scores = score(samples, load_judge("gpt2-large"))
-    result = summary(scores)                                  # perplexity, entropy, intervals: as JSON can store them
-    gap = difference(scores, other)                           # paired differences of two sets of samples
+    result = summarize(scores)                                # perplexity, entropy, intervals: as JSON can store them
+    gap = paired_difference(scores, other)                    # paired differences of two sets of samples
 
 A low perplexity alone says little: repeating one likely sentence has a lower one than any good text. So the entropy of the
 tokens and the number of distinct sequences are reported with every perplexity.
 """
 
 from m2s.evaluation.genppl.protocol import PROTOCOLS, Protocol
-from m2s.evaluation.genppl.report import departures, difference, draw, in_order, notes, summary, table
+from m2s.evaluation.genppl.report import (
+    format_notes,
+    format_table,
+    paired_difference,
+    plot_frontier,
+    protocol_departures,
+    sort_by_temperature,
+    summarize,
+)
 from m2s.evaluation.genppl.samples import Samples, decode, read_samples
 from m2s.evaluation.genppl.scores import Scores, entropy, score
 
@@ -20,14 +28,14 @@ __all__ = [
     "Samples",
     "Scores",
     "decode",
-    "departures",
-    "difference",
-    "draw",
     "entropy",
-    "in_order",
-    "notes",
+    "format_notes",
+    "format_table",
+    "paired_difference",
+    "plot_frontier",
+    "protocol_departures",
     "read_samples",
     "score",
-    "summary",
-    "table",
+    "sort_by_temperature",
+    "summarize",
 ]

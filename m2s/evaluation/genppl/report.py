@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from m2s.evaluation.bootstrap import bootstrap, paired, reach
+from m2s.evaluation.bootstrap import bootstrap, error_bars, paired_bootstrap
 from m2s.evaluation.genppl.scores import STATISTICS, Scores
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 INK, MUTED, BLUE = "#1A1A1A", "#5A5A5A", "#004F8A"
 
 
-def summary(scores: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+def summarize(scores: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Summarize the scores of one file, with 95% bootstrap intervals over its sequences.
 
     Args:
@@ -31,7 +31,7 @@ def summary(scores: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, A
     return {
         "file": str(scores.samples.path),
         "protocol": asdict(scores.samples.protocol),
-        "departures": departures(scores),
+        "departures": protocol_departures(scores),
         "judge": scores.judge,
         "samples": len(scores.samples),
         "distinct": scores.distinct,
@@ -54,7 +54,7 @@ def summary(scores: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, A
     }
 
 
-def departures(scores: Scores) -> list[str]:
+def protocol_departures(scores: Scores) -> list[str]:
     """List what differs from the protocol.
 
     Args:
@@ -76,7 +76,7 @@ def departures(scores: Scores) -> list[str]:
     return found
 
 
-def difference(first: Scores, second: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+def paired_difference(first: Scores, second: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Compare two sets of samples in pairs, with 95% bootstrap intervals over pairs.
 
     Args:
@@ -94,7 +94,7 @@ def difference(first: Scores, second: Scores, resamples: int = 2000, seed: int =
     seeds = [(one.samples.settings.get("seed"), one.samples.settings.get("start")) for one in (first, second)]
     unknown = any(None in pair for pair in seeds)
     gaps = {
-        name: asdict(paired(first.columns, second.columns, statistic, resamples, seed))
+        name: asdict(paired_bootstrap(first.columns, second.columns, statistic, resamples, seed))
         for name, statistic in STATISTICS.items()
     }
     return {
@@ -112,7 +112,7 @@ def _temperatures(results: Sequence[Mapping[str, Any]]) -> list[float] | None:
     return None if None in known or len(set(known)) < len(known) else known
 
 
-def in_order(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def sort_by_temperature(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Sort results along the frontier.
 
     Args:
@@ -124,8 +124,8 @@ def in_order(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(results, key=lambda result: result["settings"]["temperature"]) if _temperatures(results) else list(results)
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the summaries of several files for people.
+def format_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the summaries of several files as a table.
 
     Args:
         results: The summaries.
@@ -151,7 +151,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def format_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Explain the numbers of the table, and list departures from the protocol.
 
     Args:
@@ -180,7 +180,7 @@ def notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def draw(results: Sequence[Mapping[str, Any]]) -> "Figure":
+def plot_frontier(results: Sequence[Mapping[str, Any]]) -> "Figure":
     """Plot perplexity against entropy: one point per file, with 95% intervals.
 
     Args:
@@ -196,7 +196,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> "Figure":
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    x, y = (reach([result[name] for result in results]) for name in ("entropy_bits", "perplexity"))
+    x, y = (error_bars([result[name] for result in results]) for name in ("entropy_bits", "perplexity"))
     temperatures = _temperatures(results)
     marker = "o" if temperatures is None else "o-"
     axes.errorbar(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.evaluation.genppl.protocol import Protocol
 from m2s.evaluation.judge import END
+from m2s.npz import read_npz
 
 HEADING = re.compile(r"(?:\A|\n\n)--- sample (\d+) ---\n")
 
@@ -81,14 +81,12 @@ def read_samples(path: Path, protocol: Protocol, tokenizer: Tokenizer | None = N
 def _read_npz(path: Path, protocol: Protocol, tokenizer: Tokenizer | None, limit: int | None) -> Samples:
     """Read and decode the tokens of a .npz."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if "tokens" not in file:
-                raise UserError(f"{path} has no array `tokens`, only {', '.join(file) or 'nothing'}: it is not of `m2s sample`")
-            tokens = file["tokens"]
-            settings = json.loads(str(file["settings"])) if "settings" in file else {}
-    except UserError:
-        raise
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        found = read_npz(path, ["tokens"], optional=["settings"])
+        tokens = found["tokens"]
+        settings = json.loads(str(found["settings"])) if "settings" in found else {}
+        if not isinstance(settings, dict):
+            raise ValueError("its settings are not an object")
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged or not a .npz of `m2s sample` ({error}): draw the samples again") from error
     if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
         raise UserError(

@@ -12,7 +12,7 @@ from m2s.errors import UserError
 from m2s.evaluation.bootstrap import Statistic
 from m2s.evaluation.genppl.protocol import Protocol
 from m2s.evaluation.genppl.samples import Samples, decode
-from m2s.evaluation.judge import END, Judge, Reading
+from m2s.evaluation.judge import END, Judge, TokenizedText
 
 NLL, TOKENS, BYTES, PERPLEXITY, SCORED, ENTROPY, ONE = range(7)  # columns of Scores.columns
 
@@ -83,10 +83,10 @@ def score(samples: Samples, judge: Judge, batch_size: int = 8) -> Scores:
     """
     protocol = samples.protocol
     if protocol.retokenise:
-        readings = [judge.read(text, protocol.tokens, protocol.bos) for text in samples.texts]
+        readings = [judge.tokenize(text, protocol.tokens, protocol.bos) for text in samples.texts]
     else:
         readings = _read_as_tokens(samples, judge)
-    counted = [_counted(reading.ids, judge, protocol) for reading in readings]
+    counted = [_counted_tokens(reading.ids, judge, protocol) for reading in readings]
     tokens = np.array([float(mask.sum()) for mask in counted])
     if not tokens.any():
         raise UserError(f"no sample in {samples.path} has a token to score: they are empty, or of one token and without a BOS")
@@ -106,7 +106,7 @@ def score(samples: Samples, judge: Judge, batch_size: int = 8) -> Scores:
     )
 
 
-def _read_as_tokens(samples: Samples, judge: Judge) -> list[Reading]:
+def _read_as_tokens(samples: Samples, judge: Judge) -> list[TokenizedText]:
     """Return the samples' tokens as the judge's, if every token means the same to both."""
     name, rows, tokenizer = samples.protocol.name, samples.tokens, samples.tokenizer
     if rows is None or tokenizer is None:
@@ -122,10 +122,10 @@ def _read_as_tokens(samples: Samples, judge: Judge) -> list[Reading]:
                 f"token to the judge {judge.name}: choose a judge with the same tokens ({samples.protocol.judge}), or a "
                 "protocol that tokenizes the text again (paper, mdlm)"
             )
-    return [Reading(row.tolist(), len(decode(tokenizer, row[1:]).replace(END, "").encode())) for row in rows]
+    return [TokenizedText(row.tolist(), len(decode(tokenizer, row[1:]).replace(END, "").encode())) for row in rows]
 
 
-def _counted(ids: Sequence[int], judge: Judge, protocol: Protocol) -> Bool[np.ndarray, "_"]:
+def _counted_tokens(ids: Sequence[int], judge: Judge, protocol: Protocol) -> Bool[np.ndarray, "_"]:
     """Return which predicted tokens count, [len(ids) - 1]: all, or only the first end-of-text token of the sequence."""
     end = np.asarray(ids, dtype=np.int64) == (-1 if judge.end is None else judge.end)
     if protocol.bos and judge.bos is not None:

@@ -5,24 +5,33 @@
 * `panels` plots one audit over the time of the sampler, `several` compares audits.
 """
 
-from m2s.report.audit.panels import draw, write_figure
-from m2s.report.audit.result import KEYS, NAMES, WORDS, AuditResult, criteria, heading, read, summary
+from m2s.report.audit.panels import plot_audit, write_figure
+from m2s.report.audit.result import (
+    CLASS_LABELS,
+    KEYS,
+    NAMES,
+    AuditResult,
+    criteria,
+    format_heading,
+    format_settings,
+    read_audit,
+)
 from m2s.report.audit.several import LabelledAudit, plot_class_fractions, plot_negative_weights
-from m2s.report.audit.text import table
+from m2s.report.audit.text import format_table
 
 __all__ = [
+    "CLASS_LABELS",
     "KEYS",
     "NAMES",
-    "WORDS",
     "AuditResult",
     "LabelledAudit",
     "criteria",
-    "draw",
-    "heading",
+    "format_heading",
+    "format_settings",
+    "format_table",
+    "plot_audit",
     "plot_class_fractions",
     "plot_negative_weights",
-    "read",
-    "summary",
-    "table",
+    "read_audit",
     "write_figure",
 ]

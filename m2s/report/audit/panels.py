@@ -11,11 +11,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from m2s.evaluation.audit import CLASSES, ROUNDING
 from m2s.io import atomic_write, output_file
-from m2s.report.audit.result import CLASS_COLOURS, WORDS, AuditResult, heading
+from m2s.report.audit.result import CLASS_COLOURS, CLASS_LABELS, AuditResult, format_heading
 from m2s.report.style import BLUE, GREEN, INK, MUTED, SMALL, SUFFIXES, TEXT, TITLE, VERMILLION, format_frame, new_figure
 
 
-def draw(audit: AuditResult) -> Figure:
+def plot_audit(audit: AuditResult) -> Figure:
     """Plot one audit in four panels over the time of the sampler.
 
     (a) the four classes; (b) violations before and after projection; (c) negative mass; (d) |s_proj - s| / |s|, the distance by
@@ -39,7 +39,7 @@ def draw(audit: AuditResult) -> Figure:
         _plot_distance(panels[1, 1], steps, t)
     for axes in panels.flat:
         format_time_axis(axes)
-    figure.supxlabel("\n".join(heading(audit)), fontsize=SMALL, color=MUTED)
+    figure.supxlabel("\n".join(format_heading(audit)), fontsize=SMALL, color=MUTED)
     return figure
 
 
@@ -55,7 +55,7 @@ def write_figure(audit: AuditResult, out: Path) -> None:
     """
     output_file(out, SUFFIXES)
     with atomic_write(out) as temporary:
-        draw(audit).savefig(temporary, dpi=200)
+        plot_audit(audit).savefig(temporary, dpi=200)
 
 
 def audit_layout() -> ConstrainedLayoutEngine:
@@ -143,7 +143,7 @@ def plot_classes(axes: Axes, audit: AuditResult) -> None:
     panel_title(axes, "a", "Is there a posterior behind the score?")
     steps, t = audited_steps(audit)
     fractions = [[class_fraction(step, name) for step in steps] for name in CLASSES]
-    labels = [f"{WORDS[name]}: {class_fraction(audit['overall'], name):.3%}" for name in CLASSES]
+    labels = [f"{CLASS_LABELS[name]}: {class_fraction(audit['overall'], name):.3%}" for name in CLASSES]
     axes.stackplot(t, fractions, labels=labels, colors=[CLASS_COLOURS[name] for name in CLASSES], lw=0)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)

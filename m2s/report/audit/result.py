@@ -20,7 +20,7 @@ NAMES = {
     "boundary": "in C, not in P, boundary",
     "realizable": "in P",
 }
-WORDS = {
+CLASS_LABELS = {
     "outside": "outside (out of range)",
     "material": "material (contradictory)",
     "boundary": "boundary (within 1e-6)",
@@ -29,7 +29,7 @@ WORDS = {
 CLASS_COLOURS = {"outside": VERMILLION, "material": "#E69F00", "boundary": BOX, "realizable": BAND}
 
 
-def read(path: Path) -> AuditResult:
+def read_audit(path: Path) -> AuditResult:
     """Read the audit.json that `m2s audit` wrote.
 
     Args:
@@ -53,7 +53,7 @@ def read(path: Path) -> AuditResult:
     return result
 
 
-def heading(audit: AuditResult) -> list[str]:
+def format_heading(audit: AuditResult) -> list[str]:
     """Return two lines about an audit: which checkpoint and head, and how it was sampled.
 
     Args:
@@ -62,10 +62,10 @@ def heading(audit: AuditResult) -> list[str]:
     Returns:
         The lines.
     """
-    return [f"{audit['checkpoint']}: {audit['head']}", summary(audit)]
+    return [f"{audit['checkpoint']}: {audit['head']}", format_settings(audit)]
 
 
-def summary(audit: AuditResult) -> str:
+def format_settings(audit: AuditResult) -> str:
     """Return the number of position-steps and the settings of the sampler in one line.
 
     Args:

@@ -16,7 +16,7 @@ from m2s.report.audit.panels import (
     panel_title,
     plot_classes,
 )
-from m2s.report.audit.result import CLASS_COLOURS, WORDS, AuditResult
+from m2s.report.audit.result import CLASS_COLOURS, CLASS_LABELS, AuditResult
 from m2s.report.style import INK, TEXT, format_frame
 
 
@@ -55,7 +55,7 @@ def plot_class_fractions(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
     left = np.zeros(len(audits))
     for name in CLASSES:
         fractions = np.array([class_fraction(counts, name) for counts in overall])
-        axes.barh(names, fractions, left=left, color=CLASS_COLOURS[name], label=WORDS[name])
+        axes.barh(names, fractions, left=left, color=CLASS_COLOURS[name], label=CLASS_LABELS[name])
         left += fractions
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from m2s.evaluation.audit import CLASSES
-from m2s.report.audit.result import NAMES, AuditResult, criteria, heading
+from m2s.report.audit.result import NAMES, AuditResult, criteria, format_heading
 
 
-def table(audit: AuditResult, rows: int | None = None) -> str:
+def format_table(audit: AuditResult, rows: int | None = None) -> str:
     """Return the paper's table of an audit.
 
     Args:
@@ -16,7 +16,9 @@ def table(audit: AuditResult, rows: int | None = None) -> str:
     Returns:
         The four classes as in the paper, what else was counted, both before and after projection, and the steps.
     """
-    return "\n".join([*heading(audit), "", *_class_lines(audit), "", *_other_lines(audit), "", *_step_lines(audit, rows)])
+    return "\n".join(
+        [*format_heading(audit), "", *_class_lines(audit), "", *_other_lines(audit), "", *_step_lines(audit, rows)]
+    )
 
 
 def _fraction(count: int, total: int) -> str:

@@ -41,8 +41,8 @@ def _audit(run: TrainingRun, result: Result) -> dict[str, Any]:
         "classes": _class_table(value),
         "violations": _violation_table(overall),
         "moved": {"mean": format_number(moved["mean"]), "most": format_number(moved["most"])},
-        "panels": Picture(svg_uri(audit.draw(value | {"checkpoint": plain_label(value["checkpoint"])})), alt, f"{alt}."),
-        "steps": audit.table(value),
+        "panels": Picture(svg_uri(audit.plot_audit(value | {"checkpoint": plain_label(value["checkpoint"])})), alt, f"{alt}."),
+        "steps": audit.format_table(value),
     }
 
 

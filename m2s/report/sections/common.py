@@ -15,7 +15,12 @@ class Problems(list[str]):
     """What could not be shown, one sentence for each file."""
 
     def attempt(self, file: Path, show: Callable[[], T]) -> T | None:
-        """Return what `show` makes of a file; None where the file lacks something, and add a sentence."""
+        """Return what `show` makes of a file; None where the file lacks something, and add a sentence.
+
+        Args:
+            file: The file, for the sentence.
+            show: Makes a part of the report from the file. Errors of damaged or incomplete contents are caught.
+        """
         try:
             return show()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
@@ -27,14 +32,26 @@ class Problems(list[str]):
         return None
 
     def each_result(self, runs: Sequence[TrainingRun], kind: str, show: Callable[[TrainingRun, Result], T | None]) -> list[T]:
-        """Return what `show` makes of every result of a kind, without those for which it is None."""
+        """Return what `show` makes of every result of a kind, without those for which it is None.
+
+        Args:
+            runs: The runs.
+            kind: The kind of result, as in `TrainingRun.results_of`.
+            show: Makes a part of the report from a run and one of its results.
+        """
         shown = [
             self.attempt(run.path / result.file, partial(show, run, result)) for run in runs for result in run.results_of(kind)
         ]
         return [value for value in shown if value is not None]
 
     def picture(self, path: Path, alt: str, caption: str) -> Picture | None:
-        """Return a PNG file as a picture; None where it cannot be read, and add a sentence."""
+        """Return a PNG file as a picture; None where it cannot be read, and add a sentence.
+
+        Args:
+            path: The PNG file.
+            alt: The text in place of the picture.
+            caption: The text below the picture.
+        """
         return self.attempt(path, lambda: Picture(png_uri(path), alt, caption))
 
 

@@ -169,4 +169,4 @@ def _frontier(run: TrainingRun, result: Result) -> Picture | None:
         return None
     alt = f"{result_name(run, result)}: generative perplexity against the entropy of samples"
     caption = f"{alt}, with 95% intervals. Right is more varied, down is likelier."
-    return Picture(svg_uri(genppl.draw(results)), alt, caption)
+    return Picture(svg_uri(genppl.plot_frontier(results)), alt, caption)

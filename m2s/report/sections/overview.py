@@ -18,20 +18,22 @@ MEASURED = {
 }
 
 
-def opening(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+def introduction(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any]:
     """Return what the first paragraph of the page says.
 
     Args:
         runs: The runs.
+        problems: Receives what cannot be shown.
 
     Returns:
         `count` of runs, their `data` sets and `names`, the `last_nelbo` of each run with validation, and what was `measured`.
     """
     methods = [config_value(run, "method") for run in runs]
     nelbo = [(_last_nelbo(run), run.name) for run in runs if run.validation]
+    data = [problems.attempt(run.path / "config.json", partial(_data_name, run)) for run in runs]
     return {
         "count": len(runs),
-        "data": list(dict.fromkeys(_data_name(run) for run in runs)),
+        "data": list(dict.fromkeys(name or "unknown data" for name in data)),
         "names": [
             run.name if run.name == method else f"{run.name} (method {method})"
             for run, method in zip(runs, methods, strict=True)

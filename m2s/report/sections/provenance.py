@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from m2s.report.read_run import TrainingRun
@@ -22,7 +23,8 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any]:
     Returns:
         `runs`: the name, the files with their provenance, and the configuration of each.
     """
-    return {"runs": [_provenance(run) for run in runs]}
+    found = [problems.attempt(run.path / "train.json", partial(_provenance, run)) for run in runs]
+    return {"runs": [entry for entry in found if entry is not None]}
 
 
 def _provenance(run: TrainingRun) -> dict[str, Any]:

@@ -75,7 +75,12 @@ class ToyData:
     b_posterior: tuple[float, ...]
 
     def at(self, values: Array, c: float) -> float:
-        """Return the entry of an array over `self.c` at the factor nearest to `c`."""
+        """Return the entry of an array over `self.c` at the factor nearest to `c`.
+
+        Args:
+            values: One of the arrays over c, [C].
+            c: The factor, above 0. The distance is that of logarithms.
+        """
         return float(values[int(np.abs(np.log(self.c / c)).argmin())])
 
 
