@@ -1,20 +1,26 @@
 # make demo   trains M2S and SEDD on digits, samples, measures, audits and repairs them: out/demo/index.html
-# make test   style, types and every test
-# Both set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
+# make test   style, types and every test but those of make test-docs
+# make test-docs   tests of the documentation and of pages in a browser; they fail where there is no chromium
+# All three set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
 # EXTRAS=test,triton` also runs the kernels, in Triton's interpreter where there is no GPU (a GB to install).
+# make faults kills, failing calls, damaged and hostile input, for FAULTS_MINUTES=30; given again, it continues
 # make gpu    the tests of what runs on a GPU, in the environment of PYTHON: torch for CUDA, triton and the test extra
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
+FAULTS_MINUTES ?= 30
 
-.PHONY: demo test lint bench gpu clean
+.PHONY: demo test test-docs lint bench faults gpu clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-docs: $(VENV)/test.installed
+	$(BIN)/python -m pytest -m docs
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .
@@ -25,8 +31,12 @@ bench: $(VENV)/test.installed
 	$(BIN)/m2s benchmark direct-loss bisection --device cpu
 	$(BIN)/m2s benchmark dense-step --device cpu --rows 1024 --vocab 50257 --repeats 5
 
+faults: $(VENV)/test.installed
+	$(BIN)/python -m tests.faults --minutes $(FAULTS_MINUTES)
+
 gpu:
-	$(PYTHON) -m pytest -n 8 tests/ops tests/test_devices.py tests/training/test_trainer.py tests/samplers/test_memory.py
+	$(PYTHON) -m pytest -n 8 tests/ops tests/test_devices.py tests/training/test_trainer.py tests/training/test_max_masked.py \
+		tests/training/test_fused_training.py tests/samplers/test_memory.py
 
 $(VENV)/pip.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "m2s needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": try make PYTHON=python3.12")'
