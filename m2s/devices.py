@@ -44,6 +44,8 @@ def _why_unusable(device: str) -> str:
         kind = torch.device(device)
     except RuntimeError:
         return "it must be cpu, cuda, or one of several as in cuda:1"
+    if kind.type == "meta":
+        return "it has no values"
     if kind.type == "cuda" and not torch.cuda.is_available():
         return "torch sees no GPU"
     if kind.type == "mps" and not torch.backends.mps.is_available():

@@ -52,7 +52,7 @@ class Sites:
         s: Times at its end, [N].
         at: Times at which the prediction holds, [N]: t, or 1 - t_min at an open start.
         logits_processor: Sharpening and guidance.
-        without: Outputs without the condition, [N, S], under guidance.
+        unconditional: Outputs without the condition, [N, S], under guidance.
     """
 
     head: m2s.Head
@@ -62,13 +62,13 @@ class Sites:
     s: np.ndarray
     at: np.ndarray
     logits_processor: LogitsProcessor = LogitsProcessor()  # noqa: RUF009
-    without: np.ndarray | None = None
+    unconditional: np.ndarray | None = None
 
     def prediction(self, rows: np.ndarray) -> Prediction:
         """The prediction at some sites, which may repeat, as samples of length 1."""
-        without = None if self.without is None else tensor(self.without[rows][:, None])
+        unconditional = None if self.unconditional is None else tensor(self.unconditional[rows][:, None])
         token, time = tensor(self.k[rows][:, None]), tensor(self.at[rows])
-        return Prediction(self.head, tensor(self.output[rows][:, None]), token, time, self.logits_processor, without)
+        return Prediction(self.head, tensor(self.output[rows][:, None]), token, time, self.logits_processor, unconditional)
 
     def outcome(self, sampler: Sampler) -> Outcome:
         """One step of a sampler, as a function of its uniforms."""

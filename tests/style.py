@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -75,38 +76,64 @@ def documented(text: str | None) -> set[str]:
     """The names in the `Args:` (or `Attributes:`) section of a docstring."""
     names: set[str] = set()
     for section in re.findall(r"^\s*(?:Args|Attributes):\n(.*?)(?=^\s*\w+:\n|\Z)", text or "", flags=re.M | re.S):
+        indent = re.match(r" *", section)[0]  # type: ignore[index]  # lines that are indented further continue an entry
         names |= {
             part.strip(" *`")
-            for line in re.findall(r"^\s+([\w*, `]+?)(?: \([^)]*\))?:", section, re.M)
+            for line in re.findall(rf"^{indent}([\w*][\w*, `]*?)(?: \([^)]*\))?:", section, re.M)
             for part in line.split(",")
         }
     return names
 
 
 def undocumented(path: Path) -> Iterator[str]:
-    """Public functions and classes of a module without a docstring, or with arguments that it does not describe."""
+    """Public functions, classes and methods of a module without a docstring, or with an incomplete one."""
     tree = ast.parse(path.read_text())
     if not ast.get_docstring(tree):
         yield f"{path.relative_to(ROOT)}:1 has no module docstring"
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield from _function(path, node, node.name)
+            yield from _function(path, node, node.name, [ast.get_docstring(node) or ""])
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from _class(path, node)
 
 
-def _function(path: Path, node: ast.FunctionDef, name: str, method: bool = False) -> Iterator[str]:
-    at, doc = f"{path.relative_to(ROOT)}:{node.lineno} {name}", ast.get_docstring(node)
-    if not doc:
+def _function(path: Path, node: ast.FunctionDef, name: str, docs: list[str]) -> Iterator[str]:
+    """What `docs`, the docstrings of a function or of a method and of those that it overrides, leave open."""
+    at = f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+    if not any(docs):
         yield f"{at} has no docstring"
         return
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    names = [argument.arg for argument in arguments[1 if method else 0 :] if not argument.arg.startswith("_")]
-    if method:  # a method may follow its class's vocabulary; functions describe every argument
-        return
-    missing = [name for name in names if name not in documented(doc)]
-    if missing:
+    described = set().union(*map(documented, docs))
+    if missing := [argument for argument in _parameters(node) if argument not in described]:
         yield f"{at} does not describe {', '.join(missing)} under Args:"
+    if _has_result(node) and not any(describes_result(doc) for doc in docs):
+        yield f"{at} does not describe its result under Returns:"
+
+
+def _decorators(node: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(decorator).split("(")[0].split(".")[-1] for decorator in node.decorator_list}
+
+
+def _parameters(node: ast.FunctionDef) -> list[str]:
+    """The arguments of a function or method that a caller passes."""
+    names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]
+    if names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    names += [argument.arg for argument in (node.args.vararg, *node.args.kwonlyargs, node.args.kwarg) if argument]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _has_result(node: ast.FunctionDef) -> bool:
+    """Whether a call gives a value. The first line of a property describes it, and so does that of a context manager."""
+    kind, decorators = "None" if node.returns is None else ast.unparse(node.returns).strip("\"'"), _decorators(node)
+    if kind in ("None", "NoReturn", "Never") or decorators & {"property", "cached_property"}:
+        return False
+    return not (kind == "Iterator[None]" and "contextmanager" in decorators)
+
+
+def describes_result(doc: str) -> bool:
+    """Whether a docstring has a section `Returns:` or `Yields:`, or begins with "Return" or "Yield"."""
+    return re.match(r"(Return|Yield)s?\b", doc) is not None or re.search(r"^\s*(Returns|Yields):\n", doc, re.M) is not None
 
 
 def _class(path: Path, node: ast.ClassDef) -> Iterator[str]:
@@ -117,11 +144,43 @@ def _class(path: Path, node: ast.ClassDef) -> Iterator[str]:
     missing = [name for name in _arguments(node) if name not in documented(doc)]
     if missing and not _computed_doc(node):
         yield f"{at} does not describe {', '.join(missing)} under Args:"
-    if any(ast.unparse(base).split("[")[0] not in ("ABC", "Protocol", "Generic") for base in node.bases):
-        return  # a method of a subclass has the docstring of the method that it overrides
     for part in node.body:
-        if isinstance(part, ast.FunctionDef) and not part.name.startswith("_") and not ast.get_docstring(part):
-            yield f"{path.relative_to(ROOT)}:{part.lineno} {node.name}.{part.name} has no docstring"
+        public = isinstance(part, ast.FunctionDef) and (part.name == "__call__" or not part.name.startswith("_"))
+        if public and not _decorators(part) & {"overload", "setter"}:
+            docs = [ast.get_docstring(part) or "", *_overridden(path, node, part.name)]
+            yield from _function(path, part, f"{node.name}.{part.name}", docs)
+
+
+@cache
+def _classes(root: Path) -> dict[str, list[tuple[Path, ast.ClassDef]]]:
+    """The classes of the package by name, each with its file."""
+    found: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
+    for path in sorted((root / "m2s").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append((path, node))
+    return found
+
+
+def _overridden(path: Path, node: ast.ClassDef, method: str) -> Iterator[str]:
+    """The docstrings of a method in the base classes. A base class is found by its name, first in the same file."""
+    for base in node.bases:
+        name = ast.unparse(base).split("[")[0].split(".")[-1]
+        found = [(file, other) for file, other in _classes(ROOT).get(name, []) if other is not node]
+        for file, other in [pair for pair in found if pair[0] == path] or found:
+            for part, following in zip(other.body, [*other.body[1:], None], strict=True):
+                if isinstance(part, ast.FunctionDef) and part.name == method:
+                    yield ast.get_docstring(part) or ""
+                # An attribute that a property overrides is described by the string below it.
+                if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == method and _string(following):
+                    yield _string(following)
+            yield from _overridden(file, other, method)
+
+
+def _string(node: ast.stmt | None) -> str:
+    """The string that stands alone as a statement, such as the description of an attribute; else ""."""
+    value = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else ""
+    return value if isinstance(value, str) else ""
 
 
 def _computed_doc(node: ast.ClassDef) -> bool:
@@ -146,12 +205,7 @@ def _arguments(node: ast.ClassDef) -> list[str]:
             or "ClassVar" in ast.unparse(part.annotation)
         ):
             continue
-        described = (
-            isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-            and isinstance(following.value.value, str)
-        )
-        if not described and not part.target.id.startswith("_"):
+        if not _string(following) and not part.target.id.startswith("_"):
             names.append(part.target.id)
     return names
 

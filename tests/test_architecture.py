@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "m2s"
 
 # Each layer may import from the layers before it; names on one line may not import each other.
 LAYERS = [
-    ["version", "errors", "rng", "dtypes", "modes"],
-    ["io", "validation", "registry", "devices"],
+    ["version", "errors", "rng", "dtypes", "modes", "transforms"],
+    ["io", "npz", "validation", "registry", "devices", "heartbeat"],
     ["provenance", "distributed"],
     ["process"],
     ["conversions"],

@@ -146,8 +146,7 @@ def test_loss_and_projection_compile_to_one_graph(backend: str) -> None:
 REPLAYED = """
 import sys
 from pathlib import Path
-from small_runs import losses, small
-from test_distributed import weighted_rows
+from small_runs import losses, small, weighted_rows
 from m2s.training import train
 from m2s.training.config import replace
 out, network, micro_batch, compiled = sys.argv[1:]

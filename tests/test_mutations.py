@@ -330,8 +330,8 @@ MUTANTS = {
     ),
     "modes: all modules into training mode": Mutant(
         "modes.py",
-        "        for module in training:\n            module.training = True\n",
-        "        if training:\n            model.train()\n",
+        "                elif training:\n                    module.training = True\n",
+        "                else:\n                    module.training = True\n",
         "samplers/test_perfect_networks.py::test_every_module_gets_its_own_mode_back",
     ),
     "guidance of steps: exponents swapped": Mutant(
@@ -342,8 +342,8 @@ MUTANTS = {
     ),
     "corrector: an unconstrained score used at a token that is certainly clean": Mutant(
         "samplers/predictor_corrector.py",
-        "torch.where(part.certain().unsqueeze(-1),",
-        "torch.where(part.certain().unsqueeze(-1) & False,",
+        "torch.where(part.certainly_clean().unsqueeze(-1),",
+        "torch.where(part.certainly_clean().unsqueeze(-1) & False,",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[predictor_corrector-absorbing-linear]",
     ),
 }

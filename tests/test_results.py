@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ SETTINGS = {
     "Seven methods on digits, three seeds": {"1,000"},
     "Every method on MNIST, one budget": {"4.56"},
     "A recipe for text: first ablation": {"6.90", "32,768"},
+    "The plateau of text and the head": {"29.5"},
 }
 
 
@@ -173,7 +175,28 @@ def text_recipe() -> list[float]:
     return [*gaps, *medians, tokens, tokens / data["train_tokens"]]
 
 
+def renovated() -> list[float]:
+    found = benchmark("renovation")["contenders"].values()
+    return [statistics.fmean(one[key]) for one in found for key in ("before_ms", "after_ms")]
+
+
+def removed_kernels() -> list[float]:
+    """The sums of what the removed kernels save."""
+    files = [benchmark(name)["parts"]["ablation"]["saved"] for name in ("ablation", "ablation-mdlm")]
+    return [sum(saved[name]["time"] for name in ("embedding", "bias_columns", "bf16_weights")) for saved in files]
+
+
+def text_heads() -> list[float]:
+    rows = {row["row"]: row for entry in ("recipe", "heads") for row in experiment(f"text-{entry}")["rows"]}
+    nats = {name: row["nelbo"]["bound"]["nats"]["value"] for name, row in rows.items()}
+    medians = [statistics.median(row["trace"]["grad_norm"]) for row in rows.values()]
+    return [*nats.values(), nats["m2s"] - nats["m2s-0.1"], nats["sedd"] - nats["sedd-0.1"], math.log(50_257), *medians]
+
+
 DERIVED = {
+    "Speed before and after the renovation": renovated,
+    "Auxiliary kernels, one at a time": removed_kernels,
+    "The plateau of text and the head": text_heads,
     "Score entropy against the direct form": direct_form,
     "Transition matrices of a tabulated process": tabulated,
     "Kernels at 50,257 tokens on one H200": profiled,
@@ -215,9 +238,13 @@ def test_rows_of_the_mnist_table() -> None:
         has_rows(page, f"| `{row['method']}` | {line} |")
 
 
-def test_rows_of_the_text_table() -> None:
-    page = section("A recipe for text: first ablation")
-    for row in experiment("text-recipe")["rows"]:
+TEXT = {"text-recipe": "A recipe for text: first ablation", "text-heads": "The plateau of text and the head"}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_rows_of_the_text_tables(name: str) -> None:
+    page = section(TEXT[name])
+    for row in experiment(name)["rows"]:
         nats, bits, trace = row["nelbo"]["bound"]["nats"], row["nelbo"]["bound"]["bits_per_byte"]["value"], row["trace"]
         way = " | ".join(f"{point['nats']:.3f}" for point in row["validation"][:-1])
         norms = f"{statistics.median(trace['grad_norm']):,.0f} | {max(trace['grad_norm_max']):,.0f}"
@@ -226,6 +253,28 @@ def test_rows_of_the_text_table() -> None:
             page,
             f"| `{row['row']}` | {nats['value']:.3f} ± {nats['rows_error']:.3f} | {bits:.3f} | {way} | {norms} | {speed} |",
         )
+
+
+def test_rows_of_the_ablation_table() -> None:
+    from m2s.benchmark.ablation import REPLACEMENTS  # here, so that the other tests do not import torch
+
+    page = section("Auxiliary kernels, one at a time")
+    parts = [benchmark(name)["parts"]["ablation"]["saved"] for name in ("ablation", "ablation-mdlm")]
+    for operation in parts[0]:
+        if operation.startswith("nothing") or operation == "all below":
+            continue
+        cells = [f"{saved[operation]['time']:.1%} ± {saved[operation]['error']:.1%}" for saved in parts]
+        times = [f"{saved[operation]['milliseconds']:.2f}" for saved in parts]
+        memory = round(parts[0][operation]["memory_gib"], 2) + 0.0  # 0.0 instead of -0.0
+        verdict = "stays" if operation in REPLACEMENTS else "removed"
+        has_rows(page, f"| {cells[0]} | {times[0]} | {cells[1]} | {times[1]} | {memory:.2f} | {verdict} |")
+
+
+def test_rows_of_the_renovation_table() -> None:
+    page = section("Speed before and after the renovation")
+    for name, found in benchmark("renovation")["contenders"].items():
+        before, after = (statistics.fmean(found[key]) for key in ("before_ms", "after_ms"))
+        has_rows(page, f"| {name} | {before:.2f} | {after:.2f} | {found['ratio']:.3f} | {found['spread']:.1%} |")
 
 
 @pytest.mark.parametrize("name", ["kernels", "kernels-projection", "steps"])

@@ -35,6 +35,43 @@ def test_sentences_are_short(path: Path) -> None:
     assert mean <= 18 and not long, f"{mean:.1f} words on average; " + "\n".join(long)
 
 
+BASE = '''"""Module."""
+
+class Base:
+    """A base class."""
+
+    size: int
+    """The size."""
+
+    def scaled(self, x):
+        """Scale.
+
+        Args:
+            x: The input.
+        """
+'''
+METHODS = '''"""Module."""
+
+class Child(Base, nn.Module):
+    """A class."""
+    @property
+    def size(self) -> int:
+        return 1
+    def scaled(self, x, by) -> None:
+        pass
+
+    def drawn(self, *times) -> int:
+        """Draw.
+
+        Args:
+            *times: Some times.
+        """
+
+    def forward(self, x) -> Tensor:
+        pass
+'''
+
+
 def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert [word for _, word in banned_words("the law of\na free score, told at the door by a Learner")] == [
         "law",
@@ -50,6 +87,19 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     style.ROOT, before = tmp_path, style.ROOT
     try:
         assert list(undocumented(file)) == ["module.py:3 f does not describe b under Args:", "module.py:10 C has no docstring"]
+    finally:
+        style.ROOT = before
+
+    file.write_text(METHODS)
+    (tmp_path / "m2s").mkdir()
+    (tmp_path / "m2s" / "base.py").write_text(BASE)
+    style.ROOT, before = tmp_path, style.ROOT
+    try:
+        assert list(undocumented(file)) == [
+            "module.py:8 Child.scaled does not describe by under Args:",
+            "module.py:11 Child.drawn does not describe its result under Returns:",
+            "module.py:18 Child.forward has no docstring",
+        ]
     finally:
         style.ROOT = before
     page = tmp_path / "page.md"
