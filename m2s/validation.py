@@ -326,12 +326,14 @@ def positive_int(name: str, value: int, low: int = 1) -> None:
 
     Raises:
         UserTypeError: `value` is not an int.
-        UserError: `value` is below `low`.
+        UserError: `value` is below `low`, or above the range of 64 bits.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserTypeError(option=name, expected=f"an int, not {type(value).__name__}")
     if value < low:
         raise UserError(option=name, value=value, expected=f"at least {low}")
+    if value >= 2**63:
+        raise UserError(option=name, value=value, expected="below 2^63")
 
 
 def is_number(value: object) -> TypeGuard[float]:

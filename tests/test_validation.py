@@ -44,6 +44,13 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "token too small in corrupt": (lambda: uniform.corrupt(negative, t), ValueError, r"x_0\[0, 1\] is -1, .* 0\.\.4"),
     "mask as a clean token": (lambda: absorbing.corrupt(x * 5, t), ValueError, r"x_0\[0, 0\] is 5, .* 0\.\.4"),
     "noisy token too large": (lambda: m2s.score_entropy(head, output, x, big, t), ValueError, r"x_t\[1, 2\] is 7"),
+    "a single number in elbo": (lambda: m2s.elbo(lambda x, t: x, head, x[0, 0]), ValueError, r"x_0 must be a batch of seq"),
+    "audit in batches of None": (lambda: m2s.audit(len, head, (2, 3), batch_size=None), TypeError, "batch_size must be an int"),
+    "negative posterior": (
+        lambda: m2s.leave_one_out_from_posterior(-torch.ones(B, L, K), x, t, uniform),
+        ValueError,
+        r"posterior\[0, 0, 0\] is -1, but it must not be negative",
+    ),
     "clean token too large": (lambda: m2s.score_entropy(head, output, big, x, t), ValueError, r"x_0\[1, 2\] is 7"),
     "tokens are floats": (lambda: uniform.corrupt(x.float(), t), TypeError, r"x_0 must hold integers.*torch.float32"),
     "tokens are a list": (lambda: uniform.corrupt([[1, 2]], t), TypeError, r"x_0 must be a torch.Tensor.*list"),

@@ -160,9 +160,10 @@ def leave_one_out_from_posterior(
         nu, [*site, S].
 
     Raises:
-        ValueError: The support condition is violated (in checked mode).
+        ValueError: The support condition is violated (in checked mode), or an entry is negative.
     """
     validate_inputs("posterior", posterior, x_t, t, process)
+    validation.not_negative("posterior", posterior)
     likelihood = process.columns(x_t, to_float64(t))
     check_support(posterior, likelihood, x_t, t)
     leave_one_out = torch.softmax(safe_log(posterior) - safe_log(likelihood).where(likelihood > 0, torch.inf), -1)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.conversions.bridge import apply_transition
+from m2s.errors import UserError
 from m2s.heads import Head
 from m2s.heads.output import call_model, check_model
 from m2s.losses.d3pm import chain_kl
@@ -290,6 +291,8 @@ def elbo(
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process
     validation.tokens("x_0", x_0, process.vocab)
+    if x_0.ndim == 0:
+        raise UserError(option="x_0", expected="a batch of sequences, [B, L], not a single number")
     if condition is not None:
         validation.one_per_example("condition", condition, "x_0", x_0)
     terms = NelboTerms(model, head, t_min, loss)

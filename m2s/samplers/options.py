@@ -197,7 +197,8 @@ class SamplingOptions:
             reason = "temperature, top_k and top_p sharpen a posterior, and this combines steps"
             raise UserTypeError(option="guide", value=self.guide, reason=reason, hint="leave them out")
         if not self.head.has_posterior or self.logits_processor.guide == "rates":
-            option = next(name for name in ("temperature", "top_k", "top_p") if getattr(self, name) not in (1, None))
+            defaults = {"temperature": 1, "top_k": None, "top_p": 1}
+            option = next(name for name, default in defaults.items() if getattr(self, name) != default)
             raise UserTypeError(
                 option=option,
                 value=getattr(self, option),

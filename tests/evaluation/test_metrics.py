@@ -54,7 +54,8 @@ def test_ngrams_reject_invalid_input() -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", [np.int64(3), np.zeros(4, np.int64), np.zeros((2, 2, 2), np.int64), np.zeros((2, 3)), -np.eye(2, dtype=int)]
+    "tokens",
+    [np.int64(3), np.zeros(4, int), np.zeros((2, 2, 2), int), np.zeros((2, 3)), -np.eye(2, dtype=int), np.zeros((0, 4), int)],
 )
 def test_arrays_that_are_no_tokens_are_an_error_of_one_line(tokens, tmp_path: Path, capsys) -> None:
     np.savez(tmp_path / "a.npz", tokens=tokens)

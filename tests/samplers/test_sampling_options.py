@@ -175,6 +175,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         r"temperature is 0\.5, but it sharpens a posterior.*m2s.Projected\(head\)",
     ),
+    "top_k 1 of an unconstrained score": (
+        call(unconstrained, sampler="euler", top_k=1),
+        TypeError,
+        r"top_k is 1, but it sharp",
+    ),
+    "micro_batch above 64 bits": (call(micro_batch=2**63), ValueError, r"micro_batch is 9223372036854775808.*below 2\^63"),
     "top_k of zero": (call(top_k=0), ValueError, r"top_k is 0"),
     "top_k is a float": (call(top_k=2.0), TypeError, r"top_k must be an int, not float"),
     "top_p of zero": (call(top_p=0.0), ValueError, r"top_p is 0\.0.*\(0, 1\]"),

@@ -146,7 +146,7 @@ def read_tokens(path: Path) -> "Tensor":
         tokens = read_npz(path, ["tokens"])["tokens"]
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is no .npz with an array `tokens`, as m2s sample writes it ({error})") from error
-    if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or (tokens < 0).any():
+    if tokens.dtype.kind not in "iu" or tokens.ndim != 2 or not tokens.size or (tokens < 0).any():
         raise UserError(f"{path} holds {tokens.dtype} {list(tokens.shape)}, expected tokens from 0 on, integers [N, L]")
     return torch.from_numpy(tokens.astype(np.int64))
 

@@ -109,6 +109,7 @@ def audit(
         Audit(31.00% outside, 54.00% material, 0.00% boundary, 15.00% realizable of 100 scores)
     """
     check_auditable(head)
+    validation.positive_int("batch_size", batch_size)
     sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
     options = SamplingOptions(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
     total = Audit(head, options.sampler_object.name, steps)
