@@ -337,7 +337,7 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
     finished = [row for row in rows if "error" not in row]
     points = [point["tokens"] for point in finished[0]["validation"][:-1]] if finished else []
     columns = ["row", "NELBO, nats per token", "bits per byte", *(f"{tokens / 1e6:.1f} M" for tokens in points)]
-    columns += ["gradient norm: median", "greatest", "tokens/s", "seconds"]
+    columns += ["gradient norm: median", "maximum", "tokens/s", "seconds"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         if "error" in row:

@@ -139,7 +139,7 @@ def write(path: Path, names: list[str]) -> int:
         file = json.loads(path.read_text(encoding="utf-8"))
         entries = {name: value for name, value in file["entries"].items() if name.split("/")[0] not in names}
         if entries and any(file["header"][key] != now[key] for key in ("torch", "cpu_capability")):
-            print(f"{path} was written with another torch or CPU: write all sections anew", file=sys.stderr)
+            print(f"{path} was written with another torch or CPU: write all sections again", file=sys.stderr)
             return 1
     found, errors = compute(names)
     if errors:
