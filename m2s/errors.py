@@ -15,8 +15,8 @@ class UserError(ValueError):
     """An option, argument or file that cannot be used. Raised before anything is computed or written.
 
     The message is either given or built from the parts. It is one line: control characters, which a file may hold, are
-    escaped. The parts stay on the exception, so that a command line can print the
-    option as its user typed it (`describe`) without parsing the message.
+    escaped. The parts stay on the exception, so that a command line can print the option as its user typed it (`describe`)
+    without parsing the message.
 
     Args:
         message: The complete message, for example about the shape of a tensor. Leave it out to build it from the parts.

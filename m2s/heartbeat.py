@@ -1,4 +1,4 @@
-"""Signs of life between the processes of a run: when one stops, the others end with a message that names it.
+"""Heartbeats between the processes of a run: when one stops, the others end with a message that names it.
 
 A collective operation waits for every process. Without a limit, one process that is stopped or stuck makes all others wait
 silently. So each process counts the places of the program that it reaches. A thread publishes that count, and a tick that shows
@@ -44,8 +44,8 @@ def rank_timeout() -> float:
 
 
 @dataclass
-class Sign:
-    """The last sign of life of a process.
+class LastBeat:
+    """The last heartbeat of a process.
 
     Args:
         text: What it published.
@@ -72,7 +72,7 @@ class Sign:
 
 
 class Heartbeat:
-    """Publishes signs of life of this process, and ends it when another one stops. Call `announce`, then `start`.
+    """Publishes the heartbeats of this process, and ends it when another one stops. Call `announce`, then `start`.
 
     Args:
         store: The store of the process group. It is cloned, because a connection serves one thread.
@@ -83,17 +83,17 @@ class Heartbeat:
 
     def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
         self.store, self.rank, self.size, self.seconds = store.clone(), rank, size, seconds  # type: ignore[attr-defined]
-        self.pause = min(5.0, seconds / 8)  # between two signs, so a message names a place at most this old
+        self.pause = min(5.0, seconds / 8)  # between two heartbeats, so a message names a place at most this old
         self._count, self._place, self._since = 0, "the start", time.monotonic()
-        self._signs: dict[int, Sign] = {}
+        self._beats: dict[int, LastBeat] = {}
         self._ticks, self._answered, self._stopped = 0, time.monotonic(), threading.Event()
         self._threads = [threading.Thread(target=work, name=NAME, daemon=True) for work in (self._exchange, self._watch)]
 
     def announce(self) -> None:
-        """Publish the first sign of life, before any process reads it."""
+        """Publish the first heartbeat, before any process reads it."""
         self._ticks += 1
         process = f"process {os.getpid()} on {socket.gethostname()}"
-        self.store.set(f"sign-{self.rank}", f"{self._ticks}|{self._count}|{process}|{self._place}")
+        self.store.set(f"heartbeat-{self.rank}", f"{self._ticks}|{self._count}|{process}|{self._place}")
 
     def start(self) -> None:
         """Start to publish and to watch. All processes have called `announce`."""
@@ -117,26 +117,26 @@ class Heartbeat:
                 thread.join(1.0)  # the store may not answer
 
     def _exchange(self) -> None:
-        """Publish this process's sign of life and read those of the others, again and again."""
+        """Publish this process's heartbeat and read those of the others, in a loop."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         with contextlib.suppress(Exception):  # the process that holds the store has ended
             while not self._stopped.wait(self.pause):
                 self.announce()
-                texts = [value.decode() for value in self.store.multi_get([f"sign-{rank}" for rank in others])]
+                texts = [value.decode() for value in self.store.multi_get([f"heartbeat-{rank}" for rank in others])]
                 now = time.monotonic()
                 for rank, text in zip(others, texts, strict=True):
-                    if rank not in self._signs or self._signs[rank].text != text:
-                        self._signs[rank] = Sign(text, now)
+                    if rank not in self._beats or self._beats[rank].text != text:
+                        self._beats[rank] = LastBeat(text, now)
                 self._answered = now
 
     def _watch(self) -> None:
-        """Compare the signs of life, and end this process where another one has stopped."""
+        """Compare the heartbeats, and end this process where another one has stopped."""
         before = time.monotonic()
         while not self._stopped.wait(self.pause):
             now = time.monotonic()
             if now - before > 3 * self.pause + 1:  # this process itself was stopped: the others may have been, too
-                for sign in list(self._signs.values()):
-                    sign.changed = now
+                for beat in list(self._beats.values()):
+                    beat.changed = now
                 self._since = self._answered = now
             before = now
             if (missing := self._missing(now)) is not None:
@@ -149,9 +149,9 @@ class Heartbeat:
                 return "torchrun's store does not answer"
             return f"rank 0{self._describe(0)} does not answer"
         faults = []
-        for rank, sign in sorted(self._signs.items()):
-            behind = sign.count < self._count and now - self._since > self.seconds
-            if now - sign.changed > self.seconds:
+        for rank, beat in sorted(self._beats.items()):
+            behind = beat.count < self._count and now - self._since > self.seconds
+            if now - beat.changed > self.seconds:
                 faults.append(f"rank {rank}{self._describe(rank)} does not answer")
             elif behind:
                 faults.append(f"rank {rank}{self._describe(rank)} makes no progress")
@@ -159,8 +159,8 @@ class Heartbeat:
 
     def _describe(self, rank: int) -> str:
         """The process and the last place of a rank, where they are known."""
-        sign = self._signs.get(rank)
-        return "" if sign is None else f" ({sign.process}, last seen at {sign.place})"
+        beat = self._beats.get(rank)
+        return "" if beat is None else f" ({beat.process}, last seen at {beat.place})"
 
     def _end(self, missing: str) -> None:
         """Print what is missing, and end this process at once: its main thread waits in an operation without a way out."""

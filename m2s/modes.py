@@ -64,7 +64,7 @@ def evaluation_mode(model: object) -> Iterator[None]:
 def _after_fork() -> None:
     """Make a forked process able to compute.
 
-    It has one thread. The OpenMP of torch waits for ever for the threads of the parent if it is asked for more than one. A lock
+    It has one thread. The OpenMP of torch waits forever for the threads of the parent if it is asked for more than one. A lock
     that another thread of the parent held at that moment is never released.
     """
     torch.set_num_threads(1)

@@ -227,7 +227,7 @@ def test_a_full_disk_of_one_process_stops_all_with_the_same_message(
 
 
 def test_killed_while_two_processes_write_a_state(tmp_path, monkeypatch):
-    """kill -9 of one of them at each moment of the writing of its second state, again and again, in one run."""
+    """kill -9 of one of them at each moment of the writing of its second state, repeatedly, in one run."""
     changes = {"steps": 16, "save_every": 2, "parallel": "fsdp"}
     together(2, small(tmp_path / "uninterrupted", **changes), random_rows())
     moments = [

@@ -48,11 +48,11 @@ def at_step_6(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "parallel"), [(1, "ddp"), (0, "ddp"), (1, "fsdp")])
 def test_a_stopped_rank_is_named_and_the_others_end(tmp_path, monkeypatch, capfd, at_step_6, rank, parallel):
-    """SIGSTOP of one of two processes. Rank 0 also holds the store through which they exchange signs of life."""
+    """SIGSTOP of one of two processes. Rank 0 also holds the store through which they exchange heartbeats."""
     monkeypatch.setenv("M2S_RANK_TIMEOUT", "3")
 
     def stop() -> None:
-        time.sleep(1)  # until a sign of life with the current step is published: one every 3/8 s
+        time.sleep(1)  # until a heartbeat with the current step is published: one every 3/8 s
         os.kill(os.getpid(), signal.SIGSTOP)
 
     at_step_6([rank], stop)
