@@ -54,7 +54,7 @@ class Benchmark:
     overwrite: bool = False
     """Replace a finished result."""
     quick: bool = False
-    """Small sizes and few repeats: a rehearsal, under a minute on two cores."""
+    """Small sizes and few repeats: a quick trial, under a minute on two cores."""
     method: str = "m2s"
     """train and ablation: the method, as in m2s train --method. The targets are those of m2s."""
     against: Number = None

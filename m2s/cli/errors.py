@@ -1,4 +1,4 @@
-"""Error messages in words of the command line: options as they are typed, and what to type instead."""
+"""Error messages for the command line: options as they are typed, and what to type instead."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Failures that are no errors of the input: a full disk, too little memory, a damaged file, Ctrl-C, a closed pipe.
+"""Failures that the input does not cause: a full disk, too little memory, a damaged file, Ctrl-C, a closed pipe.
 
 Every command handles them in the same way. It prints one line that says what failed, what to do, and whether the same command
 resumes. Set M2S_TRACEBACK=1 to see the traceback too. The exit codes are:

@@ -61,7 +61,7 @@ class Repair(AuditArgs):
     inception: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """fid: weights of Inception, as in m2s evaluate fid."""
     few: bool = False
-    """fid: accept too few samples for a covariance of full rank, for a rehearsal."""
+    """fid: accept too few samples for a covariance of full rank, for a quick trial."""
     resamples: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Bootstrap resamples of the pairs, for the intervals; by default 2,000, and 100 for FID."""
 

@@ -71,7 +71,7 @@ class Fid:
     seed: int = 0
     """Seed of the subsets of KID."""
     few: bool = False
-    """Accept too few images for a covariance of full rank. The FID is then far too large: useful as a rehearsal only."""
+    """Accept too few images for a covariance of full rank. The FID is then far too large: useful as a quick trial only."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Images in each call of the network; by default 16 on a CPU, 256 elsewhere."""
     device: str = ""
@@ -186,7 +186,7 @@ def check_count(images: Images, network: "Network", few: bool) -> None:
     """
     count, least = len(images.tokens), 2 if few else network.width + 1
     if count < least:
-        hint = "" if few else " (--few accepts fewer, for a rehearsal)"
+        hint = "" if few else " (--few accepts fewer, for a quick trial)"
         raise UserError(
             f"{images.name} has {count:,} images, too few for a covariance of {network.width:,} features: "
             f"at least {least:,} are needed{hint}"
