@@ -153,7 +153,7 @@ def test_sedd_scores_the_tokens_themselves(folders: dict[str, Path], judges: dic
     assert summarize(got)["perplexity"]["value"] == pytest.approx(np.exp(got.nll / 6).mean())
     retokenized = score(read_samples(tmp_path / "a.npz", PROTOCOLS["mdlm"], LETTERS), judges["letters"])
     assert retokenized.tokens.tolist() == [4, 4]
-    with pytest.raises(UserError, match=r"0 of Characters is another token .* \(gpt2-large\)"):
+    with pytest.raises(UserError, match=r"token 0 of Characters has a different text in .* \(gpt2-large\)"):
         score(read_samples(tmp_path / "a.npz", PROTOCOLS["sedd"], LETTERS), judges["gpt2"])
     with pytest.raises(UserError, match=r"holds text: give the \.npz"):
         score(samples_of(tmp_path / "a.txt", ["a", "b"], "sedd"), judges["letters"])

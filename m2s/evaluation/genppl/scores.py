@@ -19,7 +19,7 @@ NLL, TOKENS, BYTES, PERPLEXITY, SCORED, ENTROPY, ONE = range(7)  # columns of Sc
 
 @dataclass(frozen=True)
 class Scores:
-    """What a judge says about each sample, in the order of the file.
+    """The judge's NLL and token counts of each sample, in the order of the file.
 
     Args:
         samples: The samples.
@@ -89,7 +89,7 @@ def score(samples: Samples, judge: Judge, batch_size: int = 8) -> Scores:
     counted = [_counted_tokens(reading.ids, judge, protocol) for reading in readings]
     tokens = np.array([float(mask.sum()) for mask in counted])
     if not tokens.any():
-        raise UserError(f"no sample in {samples.path} has a token to score: they are empty, or of one token and without a BOS")
+        raise UserError(f"no sample in {samples.path} has a token to score: they are empty, or have one token and no BOS")
     nll = judge.nll([reading.ids for reading in readings], batch_size)
     first = int(protocol.bos and judge.bos is not None)
     sequences = [reading.ids[first:] for reading in readings] if samples.tokens is None else list(samples.tokens)
@@ -118,9 +118,9 @@ def _read_as_tokens(samples: Samples, judge: Judge) -> list[TokenizedText]:
         theirs = judge.tokenizer.decode([token], clean_up_tokenization_spaces=False) if token < judge.vocab else None
         if theirs != tokenizer.decode([token]):
             raise UserError(
-                f"the protocol {name} scores the samples' own tokens, but {token} of {type(tokenizer).__name__} is another "
-                f"token to the judge {judge.name}: choose a judge with the same tokens ({samples.protocol.judge}), or a "
-                "protocol that tokenizes the text again (paper, mdlm)"
+                f"the protocol {name} scores the samples' own tokens, but token {token} of {type(tokenizer).__name__} has a "
+                f"different text in the vocabulary of the judge {judge.name}: choose a judge with the same tokens "
+                f"({samples.protocol.judge}), or a protocol that tokenizes the text again (paper, mdlm)"
             )
     return [TokenizedText(row.tolist(), len(decode(tokenizer, row[1:]).replace(END, "").encode())) for row in rows]
 
