@@ -1,6 +1,6 @@
 """The last layer of a network: logits in float32 from hidden states.
 
-In a training step it stands between the network body and the loss. A network returns `Unprojected`, its hidden states together
+It connects the network body and the loss. A network returns `Unprojected`, its hidden states together
 with the weights of the last layer, so that a fused loss can compute logits in chunks (`m2s.ops.linear_loss`). Everything else
 calls `Unprojected.project`. Hidden states in bf16 on a GPU are multiplied as bf16 operands with float32 accumulation.
 """

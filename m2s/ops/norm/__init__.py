@@ -1,13 +1,12 @@
 """Residual, LayerNorm and modulation in one pass over the rows, and their gradients in one backward pass.
 
-In a training step it stands between two branches of a transformer block. With h = (x - mean) r the normalized row,
+It connects two branches of a transformer block. With h = (x - mean) r the normalized row,
 g = dy (1 + scale) weight and means over the row, the gradient of the sum is
 
     dx = dx_sum + r (g - mean(g) - h mean(g h)),   dbranch = gate dx,   dgate = sum dx branch,   dshift = sum dy,
 
 and one sum over the positions of an example, U = sum dy h, gives both dscale = weight U and dweight = sum_b (1 + scale_b)
-U_b. A kernel adds up some rows of an example at a time; the rest of the sum is done here in torch, where a compiler can fuse
-it.
+U_b. A kernel sums blocks of rows; torch adds the partial sums, which a compiler can fuse with other operations.
 """
 
 from typing import Any

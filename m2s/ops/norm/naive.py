@@ -1,4 +1,4 @@
-"""Definition of what stands between two branches of a transformer: residual, norm, shift and scale."""
+"""Definition of the operation that connects two branches of a transformer: residual, norm, shift and scale."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -7,11 +7,11 @@
    the end of the row to its beginning, so that it starts with what the first pass left in the cache;
 3. the gradient, which overwrites the logits.
 
-The entries at k and x follow other formulas. They are taken out of the row for the duration of the passes (the logit `LOWEST`
-stands there) in place of a comparison at every column, and put back at the end. Two programs share a multiprocessor, so that
+The entries at k and x follow other formulas. They are taken out of the row for the duration of the passes (replaced by the
+logit `LOWEST`), which saves a comparison at every column, and put back at the end. Two programs share a multiprocessor, so that
 one computes while the other waits for memory; values that are read for the last time leave the cache first.
 
-Everything that belongs to the row as a full is float64 and is repeated by every thread. `prepare` therefore computes quotients
+Everything that belongs to the row as a whole is float64 and is repeated by every thread. `prepare` therefore computes quotients
 of the process's scalars beforehand, for all rows at once.
 """
 

@@ -20,7 +20,7 @@ from torch._higher_order_ops import while_loop
 from m2s.process import SiteCoefficients
 
 CPU_BLOCK = 1 << 17  # scores per block on a CPU, so that they stay in cache
-PASSES = 100  # far above the handful that occur: a bound against a loop that rounding keeps alive
+PASSES = 100  # an iteration limit, because rounding can make the support alternate; 3 or 4 passes occur
 
 
 class _Coefficients(NamedTuple):

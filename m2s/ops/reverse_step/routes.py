@@ -38,7 +38,7 @@ class BayesRoutes(NamedTuple):
         jump: Factor of the weight of the second route.
         m_k: m_t(k); infinite where it is zero.
         stay: P_t(k|k).
-        mask: The share of the mask in the mixing distribution at s.
+        mask: The probability of the mask in the mixing distribution at s.
     """
 
     go: Tensor

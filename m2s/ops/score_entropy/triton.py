@@ -1,7 +1,7 @@
 """Score entropy of an unconstrained log-score and its gradient as a Triton kernel, one program per row, one pass.
 
 `cpu.py` has the mathematics. The entries at k, at the clean token x and at the mask have ratios r different from the others.
-They are taken out of the row for the duration of the pass (a log-score of zero loss stands there) and put back at the end, so
+They are taken out of the row for the duration of the pass (replaced by a log-score of zero loss) and put back at the end, so
 that the loop needs no comparison per column.
 """
 
