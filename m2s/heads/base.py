@@ -18,7 +18,7 @@ class Head(ABC):
 
     Every head turns an output into three things: `posterior`, `log_score`, and `last_step`, the distribution from which the
     clean token is drawn at the last step. An output is a tensor [*site, V] with V >= `process.states` columns, of which those
-    past `process.states` are padding, or an `m2s.Unprojected` that stands for one.
+    past `process.states` are padding, or an `m2s.Unprojected`.
 
     Args:
         process: The forward process.

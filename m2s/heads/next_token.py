@@ -47,7 +47,7 @@ class Shifted(Process):
         return self.network_input(x_0.long())
 
     def rows(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return the distribution of the network's input: probability 1 at the token before."""
+        """Return the distribution of the network's input: probability 1 at the previous token."""
         validation.align("t", t, x_0)
         return torch.nn.functional.one_hot(self.network_input(x_0.long()), self.states).to(t.dtype)
 

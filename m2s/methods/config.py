@@ -13,7 +13,7 @@ from m2s.heads.registry import HEADS
 from m2s.losses.registry import LOSSES
 from m2s.process.registry import PROCESSES, SCHEDULES
 
-AUTO = "auto"  # the one spelling of "choose for me"
+AUTO = "auto"  # selects a default, in every option that has one
 
 
 def _read_auto(kind: Callable[[str], Any]) -> tyro.constructors.PrimitiveConstructorSpec[Any]:

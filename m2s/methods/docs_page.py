@@ -7,8 +7,8 @@ from m2s.methods import METHODS, HeadConfig, Method, ProcessConfig
 
 INTRODUCTION = """# Methods
 
-Every method here is a choice of the same parts: a process that corrupts, a head that gives the network's output its meaning, a
-loss, a network. `m2s train mnist --method NAME` trains each on the same batches with the same network. There are two
+Every method here is a choice of the same parts: a process that corrupts, a head, which defines what the network's output
+means, a loss, a network. `m2s train mnist --method NAME` trains each on the same batches with the same network. There are two
 exceptions. `ar` has a causal transformer, whatever network the preset has. `radd` has the preset's network without its time
 input. After training, `m2s sample`, `m2s evaluate` and `m2s audit` run the same code for all methods.
 

@@ -46,7 +46,8 @@ A level far from $k$ has almost no probability of having become $k$, down to $10
 probability, the ratio above is as large. The authors divide by $P_t(k\mid z) + 10^{-9}$ and let the network give a logistic
 distribution about $x_t$. Here it gives the leave-one-out distribution $\nu$, and $\mu_z \propto \nu_z\,P_t(k\mid z)$
 (`--head.offset exact`). Every $\mu$ belongs to some $\nu$, and no ratio diverges. With `--head.offset none` the 256 levels of
-MNIST did not train: 13.9 bits a pixel after 750 updates, then infinity (`experiments/results/mnist-tauldr-no-offset.json`).
+MNIST did not train: 13.9 bits a pixel after 750 training steps, then infinity
+(`experiments/results/mnist-tauldr-no-offset.json`).
 
 Samples are drawn by tau-leaping: a Poisson number of jumps, of mean $E = (t-s)\sum_y R_\theta(k\to y)$. For images the authors
 add the displacements of several jumps (`--sampler ordinal_tau_leaping`). Tokens without an order cannot be added.

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-# Opaque to a compiler, which would rather work out an angle, its cosine and its sine again for every number that it turns.
+# Opaque to a compiler, which would recompute angle, cosine and sine for every number that it rotates.
 @torch.library.custom_op("m2s::angles", mutates_args=())
 def _angles(length: int, width: int, slowest: float, device: torch.device) -> tuple[Tensor, Tensor]:
     frequency = slowest ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)

@@ -133,8 +133,8 @@ class UNetConfig:
 class GroupNormFloat32(nn.GroupNorm):
     """GroupNorm in float32.
 
-    A compiler for a GPU gets the formula instead of torch's kernel, which would move channels first; convolutions want them
-    last.
+    A compiler for a GPU gets the formula instead of torch's kernel, which converts to channels-first; the convolutions here use
+    channels-last.
 
     Args:
         channels: The number of channels.
@@ -293,20 +293,20 @@ class UNet(nn.Module):
         self.embedding = nn.Embedding(config.rows or config.states, width) if config.input == "embedding" else None
         features = width if config.input == "embedding" else 1 + config.mask
         self.first = convolution(config.channels * features, width)
-        left = [width]  # channels of what the way down leaves for the way up
+        skips = [width]  # channels of the skip connections
         channels = width
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         for i, size in enumerate(sizes):
             for _ in range(config.layers):
                 self.down.append(block(channels, size))
-                left.append(channels := size)
+                skips.append(channels := size)
             if i < len(sizes) - 1:
                 self.down.append(convolution(channels, channels, stride=2))
-                left.append(channels)
+                skips.append(channels)
         self.middle = nn.ModuleList([block(channels, channels), Attention(channels, config.groups), block(channels, channels)])
         for i, size in reversed(list(enumerate(sizes))):
             for _ in range(config.layers + 1):
-                self.up.append(block(channels + left.pop(), size))
+                self.up.append(block(channels + skips.pop(), size))
                 channels = size
             if i > 0:
                 self.up.append(Up(channels))
@@ -338,14 +338,14 @@ class UNet(nn.Module):
             )
         c = self.condition(x_t, t, condition)
         x = self.first(self._features(x_t.long()))
-        left = [x]
+        skips = [x]
         for layer in self.down:
             x = layer(x, c) if isinstance(layer, Residual) else layer(x)
-            left.append(x)
+            skips.append(x)
         for layer in self.middle:
             x = layer(x, c) if isinstance(layer, Residual) else layer(x)
         for layer in self.up:
-            x = layer(torch.cat([x, left.pop()], 1), c) if isinstance(layer, Residual) else layer(x)
+            x = layer(torch.cat([x, skips.pop()], 1), c) if isinstance(layer, Residual) else layer(x)
         with torch.autocast(x.device.type, enabled=False):
             x = at_least_float32(silu(self.norm(x.to(self.norm.weight.dtype))))
             assert self.last.bias is not None
