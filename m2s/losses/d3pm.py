@@ -65,9 +65,8 @@ def d3pm(
 ) -> Float[Tensor, "*site"]:
     """Compute `chain` plus the auxiliary cross entropy T lambda (-log nu_{x_0}), lambda = 0.001; for training, not an NELBO.
 
-    nu is the distribution that the network itself predicts, as in the paper: the leave-one-out distribution, or mu for a
-    head without
-    offset.
+    nu is the distribution that the network itself predicts, as in the paper: the leave-one-out distribution, or mu for
+    a head without offset.
 
     Args:
         head: A head with a posterior, over `m2s.Chain`.
@@ -96,9 +95,9 @@ def _chain(head: Head) -> Chain:
 def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
     """Compute KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}; in float64.
 
-    With nu proportional to mu / P_n(k|.), both distributions are Q_n(k|y) times another one, normalised: P_{n-1}(y|x_0) for
-    q and
-    (nu P_{n-1})_y for p. The term of x_0 in the latter is added in logarithms, so that it stays positive for any nu_{x_0} > 0.
+    With nu proportional to mu / P_n(k|.), both distributions are Q_n(k|y) times another one, normalized: P_{n-1}(y|x_0) for
+    q and (nu P_{n-1})_y for p. The term of x_0 in the latter is added in logarithms, so that it stays positive for any
+    nu_{x_0} > 0.
     """
     process = _chain(head)
     validation.tokens("x_0", x_0, process.vocab)

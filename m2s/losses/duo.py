@@ -30,8 +30,8 @@ def gaussian_to_uniform(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[T
     """Compute the operator T: alpha and 1 - alpha of the uniform noise that is the argmax of Gaussian noise, in float64.
 
     alpha = K/(K-1) (int phi(v) F(v + r)^(K-1) dv - 1/K), with phi and F the density and distribution function of a standard
-    normal variable and r = a / sqrt(1 - a^2). Both results are sums of positive terms, so neither
-    loses digits by subtraction from 1.
+    normal variable and r = a / sqrt(1 - a^2). Both results are sums of positive terms, so neither loses digits by subtraction
+    from 1.
 
     Args:
         ratio: r, the ratio of signal to noise [*b], not negative.
@@ -59,7 +59,7 @@ def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
 def signal_to_noise(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
     """Invert `gaussian_to_uniform`: find the ratio r at which T gives alpha = 1 - beta.
 
-    A table of log r over log(alpha / beta) gives the start, three Newton steps give the digits.
+    A table of log r over log(alpha / beta) gives the initial value; three Newton steps refine it to float64 precision.
 
     Args:
         alpha: The survival probability [*b].
@@ -157,7 +157,7 @@ def check_duo(model: nn.Module, head: Head) -> None:
         raise UnsupportedError("DUO's curriculum", head, Posterior, Uniform)
     if not isinstance(getattr(model, "embedding", None), nn.Embedding):
         raise TypeError(
-            f"DUO's curriculum averages over a network's embedding, and this {type(model).__name__} has none; "
+            f"DUO's curriculum needs a network with an `embedding` (nn.Embedding), which {type(model).__name__} does not have; "
             "m2s.models.UNet has one if its input is 'embedding'"
         )
 

@@ -145,7 +145,7 @@ class NelboTerms:
     Args:
         model: The network, called as model(x_t, t) or model(x_t, t, condition).
         head: What its output means.
-        t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off; the network never sees a time there.
+        t_min: The integral excludes [0, t_min) and (1 - t_min, 1]; the network never sees a time there.
         loss: The integrand; score entropy by default.
         autocast: Makes the context in which the network is called.
 

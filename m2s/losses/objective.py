@@ -103,7 +103,7 @@ class Objective(nn.Module):
             t: A time for each example, [B].
             weight: The weight of each position, [B, L]; 0 for padding. None: all have weight 1.
             condition: The network's third argument, [B, ...], such as a class label. Dropping it at random, as guidance needs,
-                is up to the network.
+                is the network's task.
 
         Returns:
             The weighted loss in nats per position, [B, L].

@@ -87,7 +87,7 @@ def _of_masked_positions(
     masked, hidden = torch.eq(x_t.reshape(-1), spec.process.vocab), output.hidden.reshape(-1, output.hidden.shape[-1])
     count = len(masked)
     at = masked.nonzero().squeeze(-1) if max_masked is None else _masked_indices(masked, max_masked)
-    near = at.clamp(max=count - 1)  # a row to spare repeats the last position, with a weight of 0
+    near = at.clamp(max=count - 1)  # an unused row repeats the last position, with a weight of 0
     token, clean, weight = (value.reshape(-1)[near] for value in (x_t, x_0, weight))
     if max_masked is not None:
         weight = torch.where(at < count, weight, 0)

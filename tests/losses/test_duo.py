@@ -189,7 +189,7 @@ def test_unsupported_heads_networks_and_temperatures_raise() -> None:
     for wrong in (m2s.LogScore(PROCESS), m2s.Posterior(m2s.Absorbing(K, m2s.Linear()))):
         with pytest.raises(TypeError, match=r"is for m2s\.Posterior over m2s\.Uniform"):
             Relaxed(model, wrong)
-    with pytest.raises(TypeError, match="Linear has none"):
+    with pytest.raises(TypeError, match="which Linear does not have"):
         Relaxed(torch.nn.Linear(2, 2), head)
     with pytest.raises(ValueError, match="t_min"):
         Relaxed(model, head, t_min=0.5)
@@ -282,7 +282,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, parallel) -> None:
                 "network__heads": None,
                 "network__multipliers": (1, 2),
             },
-            "UNet has none",
+            "which UNet does not have",
         ),
     ],
 )
