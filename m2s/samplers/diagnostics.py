@@ -83,7 +83,7 @@ class Diagnostics:
         has_score = part.process.has_transitions and part.process.chain is None
         if not has_score or not bool((inside | ~free.any(-1)).all()):
             return
-        part.t = torch.where(inside, part.t, 0.5)  # any valid time, for samples without a free site, which do not count
+        part.t = torch.where(inside, part.t, 0.5)  # placeholder for samples without a free site: not counted
         counts = part.map(_classes)[0][free].bincount(minlength=CLASSES)
         stats.classes = [a + b for a, b in zip(stats.classes, counts.tolist(), strict=True)]
 

@@ -42,7 +42,7 @@ class SamplingOptions:
         temperature: Sharpens the posterior.
         top_p: Keep the smallest set of tokens with this probability.
         top_k: Keep the `top_k` most likely tokens.
-        on: Which distribution is sharpened.
+        on: The distribution to which temperature, top-k and top-p apply.
         batch_size: Samples that take a step together.
         start: The number of the first sample.
         micro_batch: Rows of every call of the network.
@@ -112,7 +112,7 @@ class SamplingOptions:
         return LogScore(self.head.process) if guides_rates else self.head
 
     def windows(self) -> Iterator[slice]:
-        """Yield the sites of each window: all sites, or windows that share `overlap` sites with the one before."""
+        """Yield the sites of each window: all sites, or windows that overlap the previous one by `overlap` sites."""
         length = self.shape[1]
         if self.window is None:
             if self.overlap is not None:

@@ -357,7 +357,7 @@ class Prediction:
         return self.head.offset_at_current_token(self.x_t, self.t).masked_fill(self.known_clean(), torch.inf).reshape(-1)
 
     def _draw(self, u: Float[Tensor, "*site"], other: bool) -> TokenDraw:
-        """`draw` of a part of the sites, from its logits."""
+        """`draw_token` of a part of the sites, from its logits."""
         vocab = self.process.vocab
         logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
         offset = torch.where(self.known_clean().reshape(-1), torch.inf, 0.0)

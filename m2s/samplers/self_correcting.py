@@ -26,13 +26,13 @@ class SelfCorrecting(Sampler):
     greatest probability.
 
     Unlike the authors, this replaces a token only where nu_z > nu_k. No step then lowers the likelihood of a site that it
-    changes, and a sample that nothing improves stays. The authors monitor the fraction of tokens that are the network's first
-    choice, and stop by it.
+    changes, and a sample without an improvement is unchanged. The authors monitor the fraction of tokens that are the network's
+    first choice, and use it as a stopping criterion.
     """
 
     name = "self_correcting"
     needs = (Need.POSTERIOR, Need.RANK_ONE)
-    open_start = True  # whatever the predictor says
+    open_start = True  # also if the predictor's is False
     predictor: Sampler = field(default_factory=Bayes)
     """The sampler that is corrected."""
     corrections: int = 128
@@ -55,8 +55,8 @@ class SelfCorrecting(Sampler):
         super().check_supported(head)
         if has_capability(head, Need.PURE_MASK):
             raise TypeError(
-                f"sampler {self.name!r} replaces tokens, but under {head.process} every revealed token is certainly clean: it "
-                "needs m2s.Hybrid or m2s.Uniform; use sampler='remasking'"
+                f"sampler {self.name!r} replaces tokens, but under {head.process} every unmasked token is clean: it needs "
+                " m2s.Hybrid or m2s.Uniform; use sampler='remasking'"
             )
         self.predictor.check_supported(head)
 

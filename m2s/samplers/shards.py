@@ -120,7 +120,7 @@ class SampleShards:
         """Create the folder, or resume with the one that exists.
 
         Args:
-            overwrite: Delete the folder of an unfinished run with other settings, and start anew.
+            overwrite: Delete the folder of an unfinished run with other settings, and start again from the beginning.
 
         Returns:
             The number of samples that are on disk already.

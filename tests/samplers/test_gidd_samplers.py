@@ -257,7 +257,7 @@ def test_invalid_options_and_heads_raise() -> None:
         with pytest.raises(TypeError, match=word):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), head, (1, 2), sampler=sampler)
     for masks in (m2s.Absorbing(4, m2s.Linear()), m2s.Hybrid(4, 0.0)):
-        with pytest.raises(TypeError, match="every revealed token is certainly clean"):
+        with pytest.raises(TypeError, match="every unmasked token is clean"):
             m2s.sample(lambda x, t: torch.zeros(*x.shape, 5), m2s.Posterior(masks), (1, 2), sampler="self_correcting")
 
 
