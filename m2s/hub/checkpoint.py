@@ -210,7 +210,7 @@ def _describe(
 
 
 def _check_ordinary(folder: Path) -> None:
-    """Raise ValueError where a file of the checkpoint is a pipe or a device: reading it could wait for ever."""
+    """Raise ValueError where a file of the checkpoint is a pipe or a device: reading it could wait forever."""
     for name in (CONFIG, CONFIG + NEW, WEIGHTS, *tokenizers.KEPT, *sedd.FILES):
         if (folder / name).exists() and not (folder / name).is_file():
             raise ValueError(f"{folder / name} is not an ordinary file: take it from a copy, or save the checkpoint again")

@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights, in float32, which is validated and published."""
+"""The exponential moving average of the weights, in float32, used for validation and saved in the checkpoint."""
 
 import contextlib
 from collections.abc import Iterator

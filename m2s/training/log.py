@@ -70,7 +70,7 @@ def truncate(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    if not path.is_file():  # reading a pipe could wait for ever
+    if not path.is_file():  # reading a pipe could wait forever
         raise UserError(f"{path} is not an ordinary file: remove it")
     ended = path.read_bytes().endswith(b"\n")
     lines = read_log(path)

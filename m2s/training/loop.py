@@ -172,8 +172,8 @@ def start_message(trainer: Trainer) -> str:
     )
     if trainer.unfused_loss:
         text += (
-            f"\nthe loss {config.head.loss} has no fused form for {type(trainer.head).__name__}: last layer and loss are not "
-            "fused, with all logits in memory"
+            f"\nthe loss {config.head.loss} has no fused form for {type(trainer.head).__name__}: the last layer and the "
+            "loss run unfused, and all logits are in memory"
         )
     return text
 
@@ -237,8 +237,8 @@ class StepResult:
 def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stopper) -> StepResult:
     """Update the weights, or not where the loss or the gradient is not finite.
 
-    Work that does not depend on the loss is done while the device computes the gradient. The device decides by itself whether
-    there is an update to make. So it does not wait for the host, which reads the numbers meanwhile.
+    Work that does not depend on the loss is done while the device computes the gradient. The device decides whether to update
+    the weights. So it does not wait for the host, which reads the numbers meanwhile.
 
     Args:
         trainer: The trainer, with the gradient of this step.

@@ -141,7 +141,7 @@ def learning_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def is_graph_safe(process: Process, device: torch.device) -> bool:
-    """Return whether a CUDA graph can record the process: its transition matrices do not depend on looking at the times.
+    """Return whether a CUDA graph can record the process: its transition matrices need no value of t on the host.
 
     A tabulated process uses tables, which are computed here. Without tables it squares matrices a number of times that depends
     on the time.
@@ -321,7 +321,7 @@ class Trainer:
         tau: Tensor | None = None,
         max_masked: int | None = None,
     ) -> Tensor:
-        """Add the gradient of a micro-batch to the parameters'. A CUDA graph may record it: it looks at no value on the host.
+        """Add the gradient of a micro-batch. A CUDA graph may record it: it reads no tensor value on the host.
 
         Args:
             x_0: Clean tokens, [B, L].
