@@ -10,22 +10,22 @@ class Protocol:
 
     Args:
         name: The name for `--protocol`.
-        who: Who uses it, and what it does.
+        description: Who uses it, and what it does.
         judge: The language model that they used.
         samples: The number of samples; None where they do not say.
         tokens: At most this many tokens of a sample, and of the judge where it tokenizes the text again; None: all.
-        retokenise: The judge tokenizes the text again; otherwise it reads the sample's tokens as they are.
+        retokenize: The judge tokenizes the text again; otherwise it reads the sample's tokens as they are.
         bos: The judge's BOS token goes first, for a judge that was trained with one; otherwise never.
         ends: Which end-of-text tokens count: all, or the first of each sequence.
         average: exp of the mean NLL over all tokens, or the mean of the perplexities of the sequences.
     """
 
     name: str
-    who: str
+    description: str
     judge: str
     samples: int | None
     tokens: int | None
-    retokenise: bool
+    retokenize: bool
     bos: bool
     ends: Literal["all", "first"]
     average: Literal["tokens", "sequences"]
@@ -36,35 +36,37 @@ PROTOCOLS = {
     for protocol in (
         Protocol(
             name="paper",
-            who="the M2S paper: exp of the mean NLL of the first 512 tokens. Its main table is the best of several seeds; this "
-            "is one. It does not say how <|endoftext|> is treated: here it is the judge's end-of-text token, and counts",
+            description="the M2S paper: exp of the mean NLL of the first 512 tokens. Its main table is the best of several "
+            "seeds; this is one. It does not say how <|endoftext|> is treated: here it is the judge's end-of-text token, and "
+            "counts",
             judge="google/gemma-2-9b",
             samples=1024,
             tokens=512,
-            retokenise=True,
+            retokenize=True,
             bos=True,
             ends="all",
             average="tokens",
         ),
         Protocol(
             name="sedd",
-            who="SEDD's released code: the samples' own GPT-2 tokens, no BOS, the mean over sequences of each one's perplexity",
+            description="SEDD's released code: the samples' own GPT-2 tokens, no BOS, the mean of the sequences' perplexities",
             judge="gpt2-large",
             samples=None,
             tokens=1024,
-            retokenise=False,
+            retokenize=False,
             bos=False,
             ends="all",
             average="sequences",
         ),
         Protocol(
             name="mdlm",
-            who="MDLM's and DUO's released code: the text is tokenized again, and only the first <|endoftext|> of a sequence "
-            "counts. Theirs also counts one padding token of a text without any, if its batch has a longer one; this does not",
+            description="MDLM's and DUO's released code: the text is tokenized again, and only the first <|endoftext|> of a "
+            "sequence counts. Theirs also counts one padding token of a text without any, if its batch has a longer one; this "
+            "does not",
             judge="gpt2-large",
             samples=None,
             tokens=1024,
-            retokenise=True,
+            retokenize=True,
             bos=True,
             ends="first",
             average="tokens",

@@ -82,7 +82,7 @@ def score(samples: Samples, judge: Judge, batch_size: int = 8) -> Scores:
         UserError: No token can be scored, or the judge cannot read the samples' tokens.
     """
     protocol = samples.protocol
-    if protocol.retokenise:
+    if protocol.retokenize:
         readings = [judge.tokenize(text, protocol.tokens, protocol.bos) for text in samples.texts]
     else:
         readings = _read_as_tokens(samples, judge)
