@@ -46,7 +46,7 @@ COMMANDS: dict[str, Any] = {
 }
 
 # Names that other projects use: the commands where a user may type them, and what to do here.
-ELSEWHERE: dict[str, tuple[tuple[str, ...], str]] = {
+OTHER_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "--resume": (
         ("train", "sample", "audit", "repair", "demo", "data"),
         "the same command, given again, resumes an interrupted run",
@@ -200,5 +200,5 @@ def _advice(word: str, path: list[str], choices: list[str]) -> str:
 
 def _elsewhere(word: str, command: str) -> str:
     """What to do about a name that other projects use, or the empty string."""
-    where, advice = ELSEWHERE.get(word, ((), ""))
+    where, advice = OTHER_COMMANDS.get(word, ((), ""))
     return advice if command in where else ""

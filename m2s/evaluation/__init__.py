@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from m2s.evaluation.registry import METRICS, Metric
 
 PARTS = ("audit", "bootstrap", "bpd", "fid", "genppl", "gguf", "inception", "judge", "ngrams", "registry", "repair")
-LATER = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd", "METRICS": "registry", "Metric": "registry"}
+LAZY_IMPORTS = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd", "METRICS": "registry", "Metric": "registry"}
 
 __all__ = ["METRICS", "DatasetNelbo", "Metric", "dataset_nelbo"]
 
@@ -20,6 +20,6 @@ __all__ = ["METRICS", "DatasetNelbo", "Metric", "dataset_nelbo"]
 def __getattr__(name: str) -> Any:
     if name in PARTS:
         return import_module(f"m2s.evaluation.{name}")
-    if name in LATER:
-        return getattr(import_module(f"m2s.evaluation.{LATER[name]}"), name)
+    if name in LAZY_IMPORTS:
+        return getattr(import_module(f"m2s.evaluation.{LAZY_IMPORTS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -301,14 +301,14 @@ def _in_order(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors, state = iter(weights.items()), {}
     for name in (name for name, module in _blank().named_modules() if isinstance(module, _Convolution)):
         found = {key.rpartition(".")[2]: value for key, value in itertools.islice(tensors, 4)}
-        for ours, theirs in OURS.items():
+        for ours, theirs in TENSOR_NAMES.items():
             if theirs in found:
                 state[f"{name}.{ours}"] = found[theirs]
         state[f"{name}.bn.weight"] = torch.ones_like(found.get("beta", torch.empty(0)))
     return state
 
 
-OURS = {"conv.weight": "weight", "bn.bias": "beta", "bn.running_mean": "mean", "bn.running_var": "var"}
+TENSOR_NAMES = {"conv.weight": "weight", "bn.bias": "beta", "bn.running_mean": "mean", "bn.running_var": "var"}
 
 
 def _blank() -> Inception:

@@ -28,14 +28,14 @@ SECTIONS = {"graph", "noise", "model", "tokens"}  # of SEDD's configuration
 UNUSED = {"rotary_emb.inv_freq"}  # determined by the width of an attention head
 
 # Our names of tensors, then SEDD's: outside the blocks, and inside.
-OUTSIDE = {
+TOP_LEVEL_NAMES = {
     "embedding.weight": "vocab_embed.embedding",
     "condition.time": "sigma_map.mlp",
     "norm": "output_layer.norm_final",
     "modulation.linear": "output_layer.adaLN_modulation",
     "head": "output_layer.linear",
 }
-INSIDE = {"attention.qkv": "attn_qkv", "attention.out": "attn_out", "modulation.linear": "adaLN_modulation"}
+BLOCK_NAMES = {"attention.qkv": "attn_qkv", "attention.out": "attn_out", "modulation.linear": "adaLN_modulation"}
 
 
 def recognise(folder: Path) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ def their_name(name: str) -> str:
     found = re.match(r"blocks\.\d+\.", name)
     block = found.group() if found else ""
     inner = name.removeprefix(block)
-    for ours, theirs in (INSIDE if block else OUTSIDE).items():
+    for ours, theirs in (BLOCK_NAMES if block else TOP_LEVEL_NAMES).items():
         if inner.startswith(ours):
             return block + theirs + inner.removeprefix(ours)
     return name

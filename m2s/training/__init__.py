@@ -21,7 +21,7 @@ from m2s.training.config import (
 if TYPE_CHECKING:
     from m2s.training.loop import Diverged, Result, train
 
-LAZY = {"Diverged": "loop", "Result": "loop", "train": "loop"}
+LAZY_IMPORTS = {"Diverged": "loop", "Result": "loop", "train": "loop"}
 
 __all__ = [
     "Batch",
@@ -41,6 +41,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LAZY:
+    if name not in LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"m2s.training.{LAZY[name]}"), name)
+    return getattr(import_module(f"m2s.training.{LAZY_IMPORTS[name]}"), name)
