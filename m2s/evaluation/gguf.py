@@ -45,13 +45,13 @@ def _pair(file: BinaryIO) -> tuple[str, Any]:
         return key, _string(file)
     if kind != ARRAY:
         return key, _number(file, kind)
-    of, length = struct.unpack("<IQ", file.read(12))
-    if of == STRING:
+    item_kind, length = struct.unpack("<IQ", file.read(12))
+    if item_kind == STRING:
         for _ in range(length):
             (size,) = struct.unpack("<Q", file.read(8))
             file.seek(size, 1)
     else:
-        file.seek(length * struct.calcsize(SCALARS[of]), 1)
+        file.seek(length * struct.calcsize(SCALARS[item_kind]), 1)
     return key, None
 
 

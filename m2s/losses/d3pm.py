@@ -38,8 +38,8 @@ def chain_kl(
     Returns:
         Nats per site [*site].
     """
-    every = chain(head, output, x_0, x_t, t)
-    return torch.where(validation.align("t", _chain(head).index(t), x_t) > 1, every, 0)
+    divergence = chain(head, output, x_0, x_t, t)
+    return torch.where(validation.align("t", _chain(head).index(t), x_t) > 1, divergence, 0)
 
 
 def chain(
@@ -110,15 +110,15 @@ def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor)
     seen = safe_log(process.columns(x_t, t)[..., : process.vocab])
     log_nu = torch.log_softmax(log_mu - seen.where(seen > -torch.inf, 0), -1)
     before = process.previous_time(t)
-    arrival, truth = process.last_step_columns(x_t, t), process.rows(x_0, before)
+    step_likelihood, p_previous = process.last_step_columns(x_t, t), process.rows(x_0, before)
     others = torch.nn.functional.pad(scatter_at(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
     others = safe_log(apply_transition(others, process.transition_matrix(before)))
-    certain = gather_at(log_nu, x_0) + torch.log(truth.where(truth > 0, 1))
-    distribution = torch.where(truth > 0, torch.logaddexp(others, certain), others)
-    joint = truth * arrival
+    log_clean_term = gather_at(log_nu, x_0) + torch.log(p_previous.where(p_previous > 0, 1))
+    distribution = torch.where(p_previous > 0, torch.logaddexp(others, log_clean_term), others)
+    joint = p_previous * step_likelihood
     q = joint / joint.sum(-1, keepdim=True)
     # where q is 0 its logarithm and that of the model do not count
     log_q = torch.log(q.where(q > 0, 1))
-    weights = distribution + safe_log(arrival)
+    weights = distribution + safe_log(step_likelihood)
     log_p = (weights - torch.logsumexp(weights, -1, keepdim=True)).where(q > 0, 0)
     return (q * (log_q - log_p)).sum(-1).to(values.dtype)

@@ -22,8 +22,8 @@ from m2s.losses.objective import Loss, apply_weight
 from m2s.losses.score_entropy import score_entropy
 from m2s.process import Uniform
 
-REACH, STEP = 12.0, 1 / 32  # nodes of the quadrature over a normal density: its error is below rounding
-LEAST, MOST = 1e-9, 30.0  # range of the signal-to-noise ratio in the table: alpha is about 0 and about 1 at its ends
+QUADRATURE_LIMIT, QUADRATURE_STEP = 12.0, 1 / 32  # nodes of the quadrature over a normal density: its error is below rounding
+MIN_RATIO, MAX_RATIO = 1e-9, 30.0  # range of the signal-to-noise ratio in the table: alpha is about 0 and about 1 at its ends
 
 
 def gaussian_to_uniform(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
@@ -52,8 +52,9 @@ def gaussian_to_uniform(ratio: Float[Tensor, "*b"], vocab: int) -> tuple[Float[T
 @cache
 def _normal(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return quadrature nodes and the standard normal density at them times their spacing."""
-    node = torch.arange(-REACH, REACH + STEP, STEP, dtype=torch.float64, device=device)
-    return node, torch.exp(-(node**2) / 2) * (STEP / math.sqrt(2 * math.pi))
+    ends = (-QUADRATURE_LIMIT, QUADRATURE_LIMIT + QUADRATURE_STEP)
+    node = torch.arange(*ends, QUADRATURE_STEP, dtype=torch.float64, device=device)
+    return node, torch.exp(-(node**2) / 2) * (QUADRATURE_STEP / math.sqrt(2 * math.pi))
 
 
 def signal_to_noise(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab: int) -> Float[Tensor, "*b"]:
@@ -77,20 +78,20 @@ def signal_to_noise(alpha: Float[Tensor, "*b"], beta: Float[Tensor, "*b"], vocab
     node, weight = _normal(wanted.device)
     for _ in range(3):
         ratio = log_ratio.exp()
-        kept, lost = gaussian_to_uniform(ratio, vocab)
+        alpha_r, beta_r = gaussian_to_uniform(ratio, vocab)
         at = node + ratio.unsqueeze(-1)
         density = (vocab - 2) * torch.special.log_ndtr(at) - at**2 / 2
         slope = vocab * (weight * density.exp()).sum(-1) / math.sqrt(2 * math.pi)  # dT/dr
-        log_ratio = log_ratio - (torch.log(kept) - torch.log(lost) - wanted) * kept * lost / (ratio * slope)
+        log_ratio = log_ratio - (torch.log(alpha_r) - torch.log(beta_r) - wanted) * alpha_r * beta_r / (ratio * slope)
     return log_ratio.exp()
 
 
 @cache
 def _table(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return log r on a grid, and log(alpha / beta) there."""
-    log_ratio = torch.linspace(math.log(LEAST), math.log(MOST), 2048, dtype=torch.float64, device=device)
-    kept, lost = gaussian_to_uniform(log_ratio.exp(), vocab)
-    return log_ratio, torch.log(kept) - torch.log(lost)
+    log_ratio = torch.linspace(math.log(MIN_RATIO), math.log(MAX_RATIO), 2048, dtype=torch.float64, device=device)
+    alpha, beta = gaussian_to_uniform(log_ratio.exp(), vocab)
+    return log_ratio, torch.log(alpha) - torch.log(beta)
 
 
 def gaussian_latent(
