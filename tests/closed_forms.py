@@ -145,7 +145,7 @@ def terminal_distribution(
     network: Network,
     form: StepForm,
     ends: Sequence[float],
-    open_start: bool,
+    excludes_t_one: bool,
     t_min: float,
 ) -> np.ndarray:
     """The exact distribution of the samples over all S^L states.
@@ -156,7 +156,7 @@ def terminal_distribution(
         network: The network's output at all sequences.
         form: The distribution of one step.
         ends: The times of the steps, from 1 to 0.
-        open_start: The prediction at t = 1 is used as one at 1 - t_min.
+        excludes_t_one: The prediction at t = 1 is used as one at 1 - t_min.
         t_min: The network sees times in [t_min, 1 - t_min].
 
     Returns:
@@ -165,7 +165,7 @@ def terminal_distribution(
     x = np.array(list(itertools.product(range(process.states), repeat=length)))
     p = joint_step(np.broadcast_to(process.reference().numpy(), (1, length, process.states)))[0]
     for t, s in itertools.pairwise(ends):
-        at = min(t, 1 - t_min) if open_start else t
+        at = min(t, 1 - t_min) if excludes_t_one else t
         p = p @ joint_step(form(network(x, network_time(t, t_min)), x, t, min(s, at), at))
     return p
 

@@ -26,7 +26,7 @@ class Head(ABC):
     Attributes:
         has_posterior: Whether every output has a true posterior, so that `posterior_logits` exists.
         predicts_score: Whether the output is a score, whose posterior is found by inverting the noise of its time.
-        open_start: Whether t = 1 is excluded: samplers evaluate the head at 1 - t_min there.
+        excludes_t_one: Whether t = 1 is excluded: samplers evaluate the head at 1 - t_min there.
         exact: Whether `last_step` is the exact likelihood, as for an autoregressive model: there is no noise.
         generates_left_to_right: Whether the head predicts the next token, and not the reverse process.
 
@@ -36,7 +36,7 @@ class Head(ABC):
 
     has_posterior: ClassVar[bool] = False
     predicts_score: ClassVar[bool] = False
-    open_start: ClassVar[bool] = False
+    excludes_t_one: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     generates_left_to_right: ClassVar[bool] = False
 

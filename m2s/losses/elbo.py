@@ -104,7 +104,7 @@ def prior_nats(
         x_0: Clean tokens, [B, L].
         end: T, the end of the integral.
         shared: Call the network on one example and use its output for all, where no condition distinguishes them.
-        t_min: A head that excludes t = 1 (`Head.open_start`) is evaluated at 1 - t_min. The term is exact for any mu.
+        t_min: A head that excludes t = 1 (`Head.excludes_t_one`) is evaluated at 1 - t_min. The term is exact for any mu.
 
     Returns:
         Nats per site, [B, L], float64.
@@ -115,7 +115,7 @@ def prior_nats(
         return process.prior_kl(x_0, t)
     masks = torch.full_like(x_0, process.states - 1)
     called = slice(0, 1) if shared else slice(None)
-    head_time = t.clamp(max=1 - t_min) if head.open_start else t
+    head_time = t.clamp(max=1 - t_min) if head.excludes_t_one else t
     log_mu = head.last_step(network(masks[called], t[called]), masks[called], head_time[called]).expand(*x_0.shape, -1)
     rank_one = process.rank_one
     if rank_one is not None:  # its reference is the mask, so the closed form for absorbing noise holds

@@ -35,7 +35,7 @@ class Projected(Head):
 
     has_posterior = True
     predicts_score = True
-    open_start = True
+    excludes_t_one = True
 
     def __init__(self, head: Head) -> None:
         validation.instance("head", head, Head, "a head such as m2s.LogScore(process)")

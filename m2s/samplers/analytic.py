@@ -26,7 +26,7 @@ class Analytic(StepSampler):
 
     name = "analytic"
     needs = (Need.RANK_ONE,)
-    open_start = True
+    excludes_t_one = True
     end: float = 1e-5
     """Time at which the grid ends. One more call of the network, the denoiser, goes from there to 0."""
 

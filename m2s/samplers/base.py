@@ -36,7 +36,7 @@ class Move(NamedTuple):
     """One row of a plan: one step.
 
     Args:
-        t: Time at the start of the step, [B]. `Prediction.t` is the same, or 1 - t_min at t = 1 where `Sampler.open_start`.
+        t: Time at the start of the step, [B]. `Prediction.t` is the same, or 1 - t_min at t = 1 where `Sampler.excludes_t_one`.
         s: Time at its end, [B].
         reveal: How many sites to fill, [B], for samplers that count them; otherwise None.
     """
@@ -81,10 +81,10 @@ class Sampler(NamedSampler):
     """A sampler of the reverse process. A subclass implements `step`.
 
     Attributes:
-        open_start: Whether rates or scores at t = 1 are infinite, so that the first step uses those at 1 - t_min.
+        excludes_t_one: Whether rates or scores at t = 1 are infinite, so that the first step uses those at 1 - t_min.
     """
 
-    open_start: ClassVar[bool] = False
+    excludes_t_one: ClassVar[bool] = False
 
     @abstractmethod
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:

@@ -50,7 +50,7 @@ class Diagnostics:
         self.steps: list[WeightStats] = []
         self.masks_left = 0
 
-    def add(self, number: int, prediction: Prediction, move: Move, x_s: Tensor, real: slice) -> None:
+    def add(self, number: int, prediction: Prediction, move: Move, x_s: Tensor, requested: slice) -> None:
         """Count one step of a micro-batch.
 
         Args:
@@ -58,14 +58,14 @@ class Diagnostics:
             prediction: The prediction at its start, [M, W].
             move: Its times.
             x_s: The state at its end, [M, W].
-            real: The rows whose samples were asked for.
+            requested: The rows that hold requested samples.
         """
         while len(self.steps) <= number:
             self.steps.append(WeightStats())
         stats = self.steps[number]
-        part, after = prediction.samples(real), x_s[real]
+        part, after = prediction.samples(requested), x_s[requested]
         free = part.free if part.free is not None else torch.ones_like(part.x_t, dtype=torch.bool)
-        stats.t, stats.s = float(move.t[real].mean()), float(move.s[real].mean())
+        stats.t, stats.s = float(move.t[requested].mean()), float(move.s[requested].mean())
         stats.sites += int(free.sum())
         stats.jumps += int(((after != part.x_t) & free).sum())
         for name in ("exit_above_one", "several_jumps"):

@@ -28,7 +28,7 @@ class Euler(Sampler):
 
     name = "euler"
     needs = (Need.RATES,)
-    open_start = True
+    excludes_t_one = True
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         span = validation.align("t", to_float64(move.t - move.s), prediction.x_t)

@@ -30,7 +30,7 @@ class ForwardBackward(Sampler):
 
     name = "forward_backward"
     needs = (Need.RATES,)
-    open_start = True
+    excludes_t_one = True
     ordinal: bool | None = None
     """Displacements of several jumps add up; otherwise a site with several jumps stays. By default they add up unless there is
     a mask, which has no place in an order."""

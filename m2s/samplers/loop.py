@@ -206,7 +206,7 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
             window = Window(samples, tokens[rows, span], condition, number, span)
             batches = list(micro_batches(window, options.micro_batch, run.device))
             fill(run, batches, progress and not several)
-            tokens[rows, span] = torch.cat([batch.x[batch.real] for batch in batches]).cpu()
+            tokens[rows, span] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
     return tokens.to(run.device)
 
 

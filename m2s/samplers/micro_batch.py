@@ -80,7 +80,7 @@ class MicroBatch:
 
     Args:
         samples: The number of the sample of each row, [M].
-        real: The rows whose samples were asked for. The others are computed and dropped.
+        requested: The rows that hold requested samples. The others are computed and dropped.
         clamp: Tokens that are given, -1 at free sites, [M, W].
         condition: The condition of each row, [M, ...], or None.
         window: The window that is being filled.
@@ -95,12 +95,12 @@ class MicroBatch:
     def __init__(
         self,
         samples: Int[Tensor, "M"],
-        real: slice,
+        requested: slice,
         clamp: Int[Tensor, "M W"],
         condition: Tensor | None,
         window: Window,
     ) -> None:
-        self.samples, self.real, self.clamp, self.condition, self.window = samples, real, clamp, condition, window
+        self.samples, self.requested, self.clamp, self.condition, self.window = samples, requested, clamp, condition, window
         self.free: Bool[Tensor, "M W"] = clamp < 0
 
     def noise(self, seed: int, step: int) -> CounterNoise:
@@ -143,19 +143,19 @@ def micro_batches(window: Window, size: int, device: torch.device) -> Iterator[M
     low, high = int(window.samples[0]), int(window.samples[-1]) + 1
     for first in range(low - low % size, high, size):
         begin, end = max(low, first), min(high, first + size)
-        real, rows = slice(begin - first, end - first), slice(begin - low, end - low)
+        requested, rows = slice(begin - first, end - first), slice(begin - low, end - low)
         clamp = window.clamp.new_zeros(size, window.clamp.shape[1])
-        clamp[real] = window.clamp[rows]
+        clamp[requested] = window.clamp[rows]
         condition = None
         if window.condition is not None:
             condition = window.condition.new_zeros(size, *window.condition.shape[1:])
-            condition[real] = window.condition[rows]
+            condition[requested] = window.condition[rows]
             condition = condition.to(device)
         samples = torch.arange(first, first + size, device=device)
-        yield MicroBatch(samples, real, clamp.to(device), condition, window)
+        yield MicroBatch(samples, requested, clamp.to(device), condition, window)
 
 
-def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, open_start: bool = False) -> Prediction:
+def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, excludes_t_one: bool = False) -> Prediction:
     """Return the prediction of a micro-batch from the outputs of its calls.
 
     Args:
@@ -163,13 +163,13 @@ def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tenso
         batch: The micro-batch.
         outputs: The output with the condition and, with guidance, the one without.
         t: Time, [M].
-        open_start: Use the prediction at t = 1 as one at 1 - t_min.
+        excludes_t_one: Use the prediction at t = 1 as one at 1 - t_min.
 
     Returns:
         The prediction at all sites of the window, [M, W].
     """
     unconditional = outputs[1] if len(outputs) > 1 else None
-    time = t.clamp(max=1 - run.options.t_min) if open_start else t
+    time = t.clamp(max=1 - run.options.t_min) if excludes_t_one else t
     return Prediction(run.options.head, outputs[0], batch.x, time, run.options.logits_processor, unconditional, batch.free)
 
 
@@ -247,13 +247,14 @@ def check_outputs(run: SamplingRun, batch: MicroBatch, outputs: list[Output], si
         bad = rows.isnan() | rows.isposinf()
         if run.options.head.has_posterior:
             bad |= rows.isneginf()
-        bad = (bad & sites)[batch.real]
+        bad = (bad & sites)[batch.requested]
         if bool(bad.any()):
             index = validation.first_index(bad)
-            sample, site = int(batch.samples[batch.real][index[0]]), index[1] + (batch.window.span.start or 0)
+            sample, site = int(batch.samples[batch.requested][index[0]]), index[1] + (batch.window.span.start or 0)
+            value = float(rows[batch.requested][index])
             raise UserError(
-                f"the network's output at sample {sample}, site {site} in the {call} call is {float(rows[batch.real][index]):g}"
-                ", so nothing can be drawn from it: its weights diverged in training, or its precision is too low. "
+                f"the network's output at sample {sample}, site {site} in the {call} call is {value:g}, so nothing can be "
+                "drawn from it: its weights diverged in training, or its precision is too low. "
                 "m2s.checked() finds the first such call"
             )
 
@@ -272,10 +273,10 @@ def report_step(
         x_t: The state before the step, [M, W].
         prediction: The prediction of the step.
     """
-    real = batch.real
+    requested = batch.requested
     if run.log is not None:
-        run.log.add(number, prediction, move, batch.x, real)
+        run.log.add(number, prediction, move, batch.x, requested)
     if run.callback is not None:
-        tensors = (batch.samples[real], move.t[real], move.s[real], x_t[real], batch.x[real])
+        tensors = (batch.samples[requested], move.t[requested], move.s[requested], x_t[requested], batch.x[requested])
         span, length = batch.window.span, run.options.shape[1]
-        run.callback(StepEvent(number, steps, *tensors, prediction.samples(real), span, length))
+        run.callback(StepEvent(number, steps, *tensors, prediction.samples(requested), span, length))

@@ -25,7 +25,7 @@ class PredictorCorrector(Sampler):
     """
 
     name = "predictor_corrector"
-    open_start = True  # also if the predictor's is False
+    excludes_t_one = True  # also if the predictor's is False
     predictor: Sampler | None = None
     """By default that of `default_sampler`: bayes; for an unconstrained score analytic or tau_leaping."""
     corrections: int = 1

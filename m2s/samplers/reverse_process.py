@@ -67,7 +67,7 @@ def _step(run: SamplingRun, each: _Reverse, number: int) -> None:
     move = Move(plan.t[number], plan.s[number], None if plan.reveal is None else plan.reveal[number])
     noise = batch.noise(run.options.seed, number + 1)
     call = "first" if number == 0 else "last" if number == len(plan.t) - 1 else ""
-    prediction = _call_and_predict(run, batch, move.t, sampler.open_start or head.open_start, call)
+    prediction = _call_and_predict(run, batch, move.t, sampler.excludes_t_one or head.excludes_t_one, call)
     some, every = each.reaches_zero[number]
     if every:
         x_s = sampler.last_step(prediction, noise)
@@ -89,18 +89,18 @@ def _draw_remaining_masks(run: SamplingRun, batch: MicroBatch) -> None:
         return
     left = (batch.x == mask) & batch.free
     if run.log is not None:
-        run.log.masks_left += int(left[batch.real].sum())
+        run.log.masks_left += int(left[batch.requested].sum())
     if not bool(left.any()):
         return
     t = torch.full((len(batch.x),), options.t_min, dtype=torch.float64, device=run.device)
-    prediction = _call_and_predict(run, batch, t, open_start=False, call="last")
+    prediction = _call_and_predict(run, batch, t, excludes_t_one=False, call="last")
     u = batch.noise(options.seed, AFTER_LAST_STEP)("last")
     (token,) = prediction.map(lambda part, u: (draw_categorical(part.last_step(), u),), u)
     batch.x = torch.where(left, token, batch.x)
 
 
 def _call_and_predict(
-    run: SamplingRun, batch: MicroBatch, t: Float[Tensor, "M"], open_start: bool, call: str = ""
+    run: SamplingRun, batch: MicroBatch, t: Float[Tensor, "M"], excludes_t_one: bool, call: str = ""
 ) -> Prediction:
     """Call the network at the current state, with guidance also without the condition. Check a "first" or "last" call."""
     options = run.options
@@ -111,7 +111,7 @@ def _call_and_predict(
     ]
     if call:
         check_outputs(run, batch, outputs, batch.free, call)
-    return predict(run, batch, outputs, t, open_start)
+    return predict(run, batch, outputs, t, excludes_t_one)
 
 
 def _sampler(run: SamplingRun) -> Sampler:

@@ -32,7 +32,7 @@ class SelfCorrecting(Sampler):
 
     name = "self_correcting"
     needs = (Need.POSTERIOR, Need.RANK_ONE)
-    open_start = True  # also if the predictor's is False
+    excludes_t_one = True  # also if the predictor's is False
     predictor: Sampler = field(default_factory=Bayes)
     """The sampler that is corrected."""
     corrections: int = 128

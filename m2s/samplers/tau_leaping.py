@@ -24,7 +24,7 @@ class TauLeaping(Sampler):
 
     name = "tau_leaping"
     needs = (Need.RATES,)
-    open_start = True
+    excludes_t_one = True
     ordinal: bool = False
     """Add up the displacements y - k of several jumps, clipped to the vocabulary. For tokens with an order, such as pixels."""
 

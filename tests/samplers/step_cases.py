@@ -54,14 +54,18 @@ def predictions(name: str, t: float, k: int, kind: int, score: bool, offset: boo
 
 
 def sites(
-    name: str, head: m2s.Head, steps: list[tuple[float, float]], open_start: bool = False, kinds: tuple[int, ...] = (0, 1, 2, 3)
+    name: str,
+    head: m2s.Head,
+    steps: list[tuple[float, float]],
+    excludes_t_one: bool = False,
+    kinds: tuple[int, ...] = (0, 1, 2, 3),
 ) -> Sites:
     """Every token at every step, with alternating kinds of output; at t = 1 only tokens of positive reference probability."""
     process = PLACES[name].process
     score, offset = not isinstance(head, m2s.Posterior), isinstance(head, m2s.Posterior) and head.offset == "exact"
     rows = []
     for turn, ((t, s), k) in enumerate(itertools.product(steps, range(process.states))):
-        at = min(t, 1 - 1e-3) if open_start else t
+        at = min(t, 1 - 1e-3) if excludes_t_one else t
         if t == 1 and process.reference()[k] == 0:
             continue
         for kind in {kinds[turn % len(kinds)], kinds[(turn + 1) % len(kinds)]}:

@@ -175,7 +175,7 @@ def test_diagnostics_count_what_happened(sampler: str, process: str, head: str) 
     assert log.masks_left == int((states[-1] == chosen.process.mask).sum() if chosen.process.mask is not None else 0)
     assert (out < K).all()
     for moment in log.steps:
-        inside = moment.t < 1 or chosen.open_start or SAMPLERS[sampler].open_start
+        inside = moment.t < 1 or chosen.excludes_t_one or SAMPLERS[sampler].excludes_t_one
         assert sum(moment.classes) == (free if inside else 0)
     if process not in RANK_ONE or head != "posterior":
         return  # one comparison of batches for each sampler

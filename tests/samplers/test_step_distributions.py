@@ -98,7 +98,7 @@ def test_euler_step(name: str, kind: str) -> None:
     """(t - s) Q_t(y -> k) s_y, normalised where it exceeds one, by one draw from a posterior or by K-vectors of rates."""
     process = PLACES[name].process
     head = HEADS[kind](process)
-    problem = sites(name, head, SHORT, open_start=True)
+    problem = sites(name, head, SHORT, excludes_t_one=True)
     streamed = kind != "score" and name in RANK_ONE
 
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_tau_leaping_step(name: str, kind: str) -> None:
     """A site moves with exactly one jump, which has probability E e^{-E}, in proportion to the rates."""
     process = PLACES[name].process
     head = HEADS[kind](process)
-    problem = sites(name, head, SHORT[::2] if name in TABULATED else SHORT, open_start=True)
+    problem = sites(name, head, SHORT[::2] if name in TABULATED else SHORT, excludes_t_one=True)
     mass = expected(lambda output, k, t, s, at: (t - s) * rates_of(head, output, k, at), problem).sum(-1, keepdims=True)
     hints = {"route": (np.exp(-mass) * (1 + mass * [[0.01, 0.5, 0.99]])).clip(0, exact_steps.LARGEST)}
 
@@ -198,7 +198,7 @@ def test_analytic_step(name: str, kind: str) -> None:
     """The positive part of (s P_{t|s}^{-1})_y P_{t|s}(k|y); the last step never gives the mask."""
     process = PLACES[name].process
     head = HEADS[kind](process)
-    problem = sites(name, head, [*SHORT, (0.3, 0.3), (1e-5, 0.0)], open_start=True)
+    problem = sites(name, head, [*SHORT, (0.3, 0.3), (1e-5, 0.0)], excludes_t_one=True)
 
     def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.analytic(process, score_of(head, output, k, at), k, at, s)

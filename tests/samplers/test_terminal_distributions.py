@@ -56,9 +56,9 @@ def exact_distribution_of_samples(
     strength: float = 0.1,
 ) -> np.ndarray:
     """The exact distribution of the samples over clean sequences."""
-    form, open_start = step_form(case, sampler, head, strength)
+    form, excludes_t_one = step_form(case, sampler, head, strength)
     ends = forms.grid(grid, steps, 1e-5 if sampler == "analytic" else None)
-    p = forms.terminal_distribution(case.process, case.length, network, form, ends, open_start, t_min)
+    p = forms.terminal_distribution(case.process, case.length, network, form, ends, excludes_t_one, t_min)
     oracle = case.oracle()
     assert abs(p.sum() - 1) < 1e-9
     assert p[(oracle.noisy >= case.process.vocab).any(1)].sum() < EXACT
