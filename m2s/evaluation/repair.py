@@ -146,16 +146,16 @@ def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:
         if gap is None:
             lines.append("too many samples for an interval over pairs")
         else:
-            span = f"[{gap['low']:+.4f}, {gap['high']:+.4f}]"
-            lines.append(f"projected less free: {gap['value']:+.4f}, 95% of resampled pairs {span}")
+            interval = f"[{gap['low']:+.4f}, {gap['high']:+.4f}]"
+            lines.append(f"projected less free: {gap['value']:+.4f}, 95% of resampled pairs {interval}")
         if network["name"] != "inception-2015-12-05":
             lines.append(f"features of {network['file']}, which is not FID's Inception: compare with no published figure")
         return lines
     lines = ["", f"{'score input':16} {'average NLL':>12} {'GenPPL':>10} {'95% interval':>22}"]
     for arm in ARMS:
         nats, perplexity = measure[arm]["nats_per_token"], measure[arm]["perplexity"]
-        span = f"[{perplexity['low']:.2f}, {perplexity['high']:.2f}]"
-        lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {span:>22}")
+        interval = f"[{perplexity['low']:.2f}, {perplexity['high']:.2f}]"
+        lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {interval:>22}")
     gap = measure["difference"]["nats_per_token"]
     lines.append(
         f"projected less free, in pairs: {gap['value']:+.4f} nats a token, "

@@ -31,12 +31,12 @@ class Euler(Sampler):
     excludes_t_one = True
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
-        span = validation.align("t", to_float64(move.t - move.s), prediction.x_t)
+        step_length = validation.align("t", to_float64(move.t - move.s), prediction.x_t)
         if prediction.needs_one_draw:
-            token, exit_mass = prediction.step(routes(prediction, span), noise)
+            token, exit_mass = prediction.step(routes(prediction, step_length), noise)
         else:
             rate, target = prediction.map(_exit_rate_and_target, noise("token"))
-            exit_mass = span * rate
+            exit_mass = step_length * rate
             token = torch.where(noise("route") < exit_mass, target, prediction.x_t.long())
         prediction.notes["exit_above_one"] = exit_mass > 1 + 1e-9
         return token
@@ -48,12 +48,12 @@ def _exit_rate_and_target(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:
     return rates.sum(-1, dtype=part.t.dtype), draw_categorical(rates, u)
 
 
-def routes(prediction: Prediction, span: Float[Tensor, "B #L"]) -> EulerRoutes:
+def routes(prediction: Prediction, step_length: Float[Tensor, "B #L"]) -> EulerRoutes:
     """Return the coefficients of an Euler step of a rank-one process at every site.
 
     Args:
         prediction: The prediction at time t, with sites [B, L].
-        span: The length t - s of the step, [B, 1].
+        step_length: The length t - s of the step, [B, 1].
 
     Returns:
         All coefficients that do not depend on the network's output.
@@ -69,5 +69,5 @@ def routes(prediction: Prediction, span: Float[Tensor, "B #L"]) -> EulerRoutes:
         clean=site.clean,
         mask=site.mask,
         rate=site.rate.where(site.rate > 0, 0),
-        span=span,
+        step_length=step_length,
     )

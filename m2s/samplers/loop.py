@@ -202,11 +202,11 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
         rows = slice(first, min(first + firsts.step, n))
         samples = torch.arange(options.start + rows.start, options.start + rows.stop, device="cpu")
         condition = None if options.condition is None else options.condition[rows]
-        for number, span in enumerate(options.windows()):
-            window = Window(samples, tokens[rows, span], condition, number, span)
+        for number, sites in enumerate(options.windows()):
+            window = Window(samples, tokens[rows, sites], condition, number, sites)
             batches = list(micro_batches(window, options.micro_batch, run.device))
             fill(run, batches, progress and not several)
-            tokens[rows, span] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
+            tokens[rows, sites] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
     return tokens.to(run.device)
 
 

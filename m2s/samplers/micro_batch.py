@@ -65,14 +65,14 @@ class Window:
         clamp: Tokens that are given, -1 at sites to be filled, [b, W].
         condition: The condition of each sample, [b, ...], or None.
         number: The number of the window, from 0; windows have different noise.
-        span: Which sites of the sequence these are.
+        sites: Which sites of the sequence these are.
     """
 
     samples: Int[Tensor, "b"]
     clamp: Int[Tensor, "b W"]
     condition: Tensor | None
     number: int
-    span: slice
+    sites: slice
 
 
 class MicroBatch:
@@ -250,7 +250,7 @@ def check_outputs(run: SamplingRun, batch: MicroBatch, outputs: list[Output], si
         bad = (bad & sites)[batch.requested]
         if bool(bad.any()):
             index = validation.first_index(bad)
-            sample, site = int(batch.samples[batch.requested][index[0]]), index[1] + (batch.window.span.start or 0)
+            sample, site = int(batch.samples[batch.requested][index[0]]), index[1] + (batch.window.sites.start or 0)
             value = float(rows[batch.requested][index])
             raise UserError(
                 f"the network's output at sample {sample}, site {site} in the {call} call is {value:g}, so nothing can be "
@@ -278,5 +278,5 @@ def report_step(
         run.log.add(number, prediction, move, batch.x, requested)
     if run.callback is not None:
         tensors = (batch.samples[requested], move.t[requested], move.s[requested], x_t[requested], batch.x[requested])
-        span, length = batch.window.span, run.options.shape[1]
-        run.callback(StepEvent(number, steps, *tensors, prediction.samples(requested), span, length))
+        sites, length = batch.window.sites, run.options.shape[1]
+        run.callback(StepEvent(number, steps, *tensors, prediction.samples(requested), sites, length))

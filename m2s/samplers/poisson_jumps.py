@@ -49,14 +49,14 @@ def check_order(sampler: str, ordinal: bool, head: Head) -> None:
 
 
 def poisson_jumps(
-    prediction: Prediction, rates: Rates, span: Float[Tensor, "B"], ordinal: bool, noise: CounterNoise
+    prediction: Prediction, rates: Rates, step_length: Float[Tensor, "B"], ordinal: bool, noise: CounterNoise
 ) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
     """Simulate jumps at constant rates for some time.
 
     Args:
         prediction: The prediction at the start, with sites [B, L].
         rates: Returns the rates k -> y of a part of the prediction, [*site, S].
-        span: How long, [B].
+        step_length: How long, [B].
         ordinal: Displacements y - k of several jumps add up, clipped to the vocabulary. Otherwise a site moves if it has
             exactly one jump.
         noise: Uniforms: "route" for the number of jumps; "token" for the target, or 0, 1, ... for those of ordinal jumps.
@@ -65,8 +65,8 @@ def poisson_jumps(
         The tokens after the jumps, and the numbers of jumps (at most 2 is counted unless `ordinal`), both [B, L].
     """
 
-    def count(part: Prediction, span: Tensor, u: Tensor) -> tuple[Tensor]:
-        mean = validation.align("span", span, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype)
+    def count(part: Prediction, step_length: Tensor, u: Tensor) -> tuple[Tensor]:
+        mean = validation.align("step_length", step_length, part.x_t) * rates(part).sum(-1, dtype=part.t.dtype)
         return (poisson(mean, u, MAX_JUMPS if ordinal else 2),)
 
     def single_jump(part: Prediction, jumps: Tensor, u: Tensor) -> tuple[Tensor]:
@@ -82,7 +82,7 @@ def poisson_jumps(
             x += torch.where(number < jumps, y.squeeze(-1) - k, 0)
         return (x.clamp(0, part.process.vocab - 1),)
 
-    (jumps,) = prediction.map(count, span, noise("route"))
+    (jumps,) = prediction.map(count, step_length, noise("route"))
     if not ordinal:
         return prediction.map(single_jump, jumps, noise("token"))[0], jumps
     return prediction.map(all_jumps, jumps, *(noise(number) for number in range(int(jumps.max()))))[0], jumps

@@ -239,7 +239,7 @@ def test_the_corrector_with_masks_uses_forward_plus_reverse_rates() -> None:
 def test_hundreds_of_jumps_add_up() -> None:
     """A drift of many levels in one leap, as for 256 grey levels and few steps. The sum has mean E E[d] and variance E E[d^2],
     and the number of jumps is Poisson."""
-    levels, count, span = 1001, 4000, 300.0
+    levels, count, step_length = 1001, 4000, 300.0
     weights = np.zeros(levels)
     weights[[499, 501, 502]] = 0.3, 0.5, 0.2  # from the middle: one down, one up, two up
 
@@ -250,12 +250,12 @@ def test_hundreds_of_jumps_add_up() -> None:
     x, t = torch.full((count, 1), 500), torch.full((count,), 0.5, dtype=torch.float64)
     prediction = Prediction(m2s.Posterior(process), torch.zeros(count, 1, levels, dtype=torch.float64), x, t)
     noise = CounterNoise(0, torch.arange(count), 1, 0)
-    found, jumps = leaps.poisson_jumps(prediction, rates, torch.full_like(t, span), True, noise)
-    drift, spread = span * (0.5 + 0.4 - 0.3), span * (0.5 + 0.8 + 0.3)
+    found, jumps = leaps.poisson_jumps(prediction, rates, torch.full_like(t, step_length), True, noise)
+    drift, spread = step_length * (0.5 + 0.4 - 0.3), step_length * (0.5 + 0.8 + 0.3)
     moved = found.double() - 500
     assert abs(float(moved.mean()) - drift) < 4 * np.sqrt(spread / count)
     assert abs(float(moved.var()) / spread - 1) < 5 * np.sqrt(2 / count)
-    assert abs(float(jumps.double().mean()) - span) < 4 * np.sqrt(span / count) and int(jumps.max()) > 300
+    assert abs(float(jumps.double().mean()) - step_length) < 4 * np.sqrt(step_length / count) and int(jumps.max()) > 300
     u = torch.tensor([0.5, 1 - 2**-53, 0.0], dtype=torch.float64)
     most = leaps.poisson(torch.full_like(u, 300.0), u, 1024)
     assert most.tolist()[0] == scipy.stats.poisson.ppf(0.5, 300) and 430 < most[1] < 480 and most[2] == 0

@@ -103,8 +103,8 @@ def _line(name: str, value: Mapping[str, float | None]) -> str:
     """Format one estimate."""
     digits = 2 if (value["value"] or 0) >= 100 else 5
     error, rows_error = ("-" if value[key] is None else f"{value[key]:.{digits}f}" for key in ("error", "rows_error"))
-    span = "-" if value["low"] is None else f"{value['low']:.{digits}f} .. {value['high']:.{digits}f}"
-    return f"{name:30s}{value['value']:>12.{digits}f}{error:>11s}{rows_error:>11s}   {span}"
+    interval = "-" if value["low"] is None else f"{value['low']:.{digits}f} .. {value['high']:.{digits}f}"
+    return f"{name:30s}{value['value']:>12.{digits}f}{error:>11s}{rows_error:>11s}   {interval}"
 
 
 def plot_integrand(points: Sequence[Mapping[str, Any]], unit: str) -> "Figure":

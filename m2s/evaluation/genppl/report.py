@@ -142,10 +142,10 @@ def format_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     other = "perplexity_over_sequences" if average == "tokens" else "perplexity_over_tokens"
     for result in results:
         p, nats, bits = (result[name] for name in ("perplexity", "nats_per_token", "bits_per_byte"))
-        span = f"{p['low']:.2f} .. {p['high']:.2f}"
+        interval = f"{p['low']:.2f} .. {p['high']:.2f}"
         lines.append(
             f"{Path(result['file']).name:{width}s}  {result['settings'].get('temperature', ''):>5}  {result['samples']:>7,}  "
-            f"{result['distinct']:>8,}  {result['entropy_bits']['value']:>7.3f}  {p['value']:>10.2f}  {span:>19s}  "
+            f"{result['distinct']:>8,}  {result['entropy_bits']['value']:>7.3f}  {p['value']:>10.2f}  {interval:>19s}  "
             f"{nats['value']:>10.4f}  {bits['value']:>9.4f}  {result[other]['value']:>11.2f}"
         )
     return lines

@@ -86,7 +86,7 @@ class EulerRoutes(NamedTuple):
         clean: m(y) of a clean y.
         mask: m(mask).
         rate: n(k).
-        span: t - s.
+        step_length: t - s.
     """
 
     token: Tensor
@@ -95,7 +95,7 @@ class EulerRoutes(NamedTuple):
     clean: Tensor
     mask: Tensor
     rate: Tensor
-    span: Tensor
+    step_length: Tensor
 
     @property
     def other(self) -> bool:
@@ -128,7 +128,7 @@ class EulerRoutes(NamedTuple):
         target = torch.where(masked, uniform_integer(w, vocab), target + (target >= k))  # any clean token but k
         if mask is not None:
             target = torch.where(v < to_token + to_clean, target, mask)
-        leave = self.span * (self.rate * total)
+        leave = self.step_length * (self.rate * total)
         return torch.where(u < leave, torch.where(v < to_token, drawn.token, target), k), leave
 
 

@@ -99,8 +99,8 @@ def _draw(
             clean_mass = scalar_3
             mask_mass = tl.where(masked, 0.0, scalar_4)
             rate = tl.load(row_scalars + 5 * row_scalars_stride)
-            span = tl.load(row_scalars + 6 * row_scalars_stride)
-            most = span * (rate * (into + (clean_mass * count + mask_mass) / tl.minimum(m_k, stay)))
+            step_length = tl.load(row_scalars + 6 * row_scalars_stride)
+            most = step_length * (rate * (into + (clean_mass * count + mask_mass) / tl.minimum(m_k, stay)))
         # `most` bounds the weight of leaving over all posteriors; the margin covers its rounding
         read = (offset != float("inf")) & (w < most + most * 1e-9)
     # the result of a row that is not read: it stays
@@ -191,7 +191,7 @@ def _draw(
                 target_token = _uniform_integer(place, count)
                 target_token += tl.where(masked | (target_token < k), 0, 1)
                 target_token = tl.where((mask < 0) | (v < to_token + to_clean), target_token, mask)
-                leave = span * (rate * total)
+                leave = step_length * (rate * total)
                 moved = tl.where(v < to_token, drawn, target_token)
             tl.store(offs + row, leave)
             tl.store(tokens + row, tl.where(w < leave, moved, k))
