@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from m2s.evaluation.audit import CLASSES
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.evaluation.genppl import Samples, paired_difference, score, summarize
 from m2s.evaluation.judge import Judge
+from m2s.realizability import SCORE_CLASSES
 
 ARMS = ("free", "projected")
 TITLES = {"free": "score as it is", "projected": "projected score"}
@@ -124,7 +124,7 @@ def format_table(result: Mapping[str, Any]) -> str:
     for arm in ARMS:
         overall = result["audits"][arm]["overall"]
         sites, before = max(1, overall["position_steps"]), overall["before"]
-        fractions = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in CLASSES)
+        fractions = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in SCORE_CLASSES)
         negative = before["negative_weights"]
         weights = "-" if negative is None else f"{negative / sites:.4%}"
         lines.append(f"{TITLES[arm]:16} {fractions} {weights:>10} {counts[f'distinct_{arm}']:>9,}")

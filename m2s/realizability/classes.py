@@ -15,7 +15,8 @@ from m2s.ops.classify.measures import relative_distance, replace_nonfinite
 from m2s.process import Process
 from m2s.realizability.projection import project
 
-CLASSES = ("outside the box", "material", "boundary", "realizable")
+SCORE_CLASSES = ("outside", "material", "boundary", "realizable")
+"""The classes of a score vector, by the number that `m2s.classify` returns. "outside" is outside the box."""
 BLOCK = 1 << 22  # float64 entries that are processed at once
 
 
@@ -166,7 +167,7 @@ def classify(
         process: A forward process with rates.
 
     Returns:
-        Classes 0 to 3, [*site]. `m2s.realizability.CLASSES` has their names.
+        Classes 0 to 3, [*site]. `m2s.realizability.SCORE_CLASSES` has their names.
 
     Raises:
         ValueError: The score has negative entries, as log-scores have.

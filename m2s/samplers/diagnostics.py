@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from m2s.realizability import diagnose
+from m2s.realizability import SCORE_CLASSES, diagnose
 from m2s.samplers.base import Move
 from m2s.samplers.prediction import Prediction
-
-CLASSES = 4  # of `m2s.classify`
 
 
 @dataclass
@@ -33,7 +31,7 @@ class WeightStats:
     """analytic and last steps: total mass of the negative weights that were dropped."""
     negative_sites: int = 0
     """Sites with negative weights."""
-    classes: list[int] = field(default_factory=lambda: [0] * CLASSES)
+    classes: list[int] = field(default_factory=lambda: [0] * len(SCORE_CLASSES))
     """Scores that are outside the box, material, boundary and realizable (`m2s.classify`). Not counted at t = 1, for a finite
     chain, and in autoregressive generation, where there is no score."""
 
@@ -84,7 +82,7 @@ class Diagnostics:
         if not has_score or not bool((inside | ~free.any(-1)).all()):
             return
         part.t = torch.where(inside, part.t, 0.5)  # placeholder for samples without a free site: not counted
-        counts = part.map(_classes)[0][free].bincount(minlength=CLASSES)
+        counts = part.map(_classes)[0][free].bincount(minlength=len(SCORE_CLASSES))
         stats.classes = [a + b for a, b in zip(stats.classes, counts.tolist(), strict=True)]
 
     def total(self, name: str) -> Any:

@@ -14,7 +14,6 @@ import m2s.hub
 from m2s.cli import main
 from m2s.data import load
 from m2s.evaluation.audit import (
-    CLASSES,
     TOLERANCE,
     Audit,
     LogHistogram,
@@ -25,6 +24,7 @@ from m2s.evaluation.audit import (
     stats_from_json,
 )
 from m2s.models import DiT, DiTConfig
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit import CLASS_LABELS, NAMES, format_table, plot_audit, read_audit
 from m2s.samplers import Trajectory
 from m2s.samplers.options import SamplingOptions
@@ -282,7 +282,7 @@ def test_an_audit_prints_the_fractions_of_the_classes():
     process = m2s.Uniform(6, m2s.Linear())
     found = m2s.audit(Fixed(6, 5, 0.5), m2s.LogScore(process), (5, 5), steps=4)
     total = found.overall()
-    shares = ", ".join(f"{n / 100:.2%} {name}" for n, name in zip(total.before.classes, CLASSES, strict=True))
+    shares = ", ".join(f"{n / 100:.2%} {name}" for n, name in zip(total.before.classes, SCORE_CLASSES, strict=True))
     assert repr(found) == str(found) == f"Audit({shares} of 100 scores)" and total.sites == 100
     assert repr(Audit(m2s.LogScore(process), "analytic", 4)) == "Audit(nothing was counted)"
     assert m2s.audit is audit
@@ -356,7 +356,7 @@ def test_a_trained_sedd_model_has_material_positions_and_the_report_says_so(sedd
     assert {name: found[name] for name in expected} == expected
     assert found["denoiser"]["position_steps"] == 48 and len(found["steps"]) == 5
     text = (tmp_path / "audit.txt").read_text()
-    for name in CLASSES:
+    for name in SCORE_CLASSES:
         count = overall["before"]["strict"][name]
         for page in (said, text):
             row = next(line for line in page.splitlines() if line.startswith(f"{NAMES[name]} ")).split()
@@ -374,7 +374,7 @@ def test_the_figure_shows_the_numbers_of_the_file(done, tmp_path, capsys):
     overall, steps = found["overall"], found["steps"]
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels == [
-        f"{CLASS_LABELS[name]}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in CLASSES
+        f"{CLASS_LABELS[name]}: {overall['before']['strict'][name] / overall['position_steps']:.3%}" for name in SCORE_CLASSES
     ]
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     weights = [step["before"]["negative_weights"] / step["position_steps"] for step in steps]

@@ -12,9 +12,9 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.errors import UserError
-from m2s.evaluation.audit import CLASSES
 from m2s.heads import NextToken, Shifted
 from m2s.models import DiT, DiTConfig
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit import read_audit
 from m2s.report.film_strip import film_frames, rgb_image
 from m2s.report.read_run import read_runs
@@ -88,7 +88,7 @@ def test_figure_of_audits_and_losses_has_a_panel_for_each_data_set(run: Path, au
     assert digits.get_title(loc="left").endswith("on digits") and mnist.get_title(loc="left").endswith("on mnist")
     names = [text.get_text().split("\n") for text in classes.get_yticklabels()]
     assert [name[0] for name in names] == ["md4", "free"] and names[0][1] == "100.000%"
-    for name, bars in zip(CLASSES, classes.containers, strict=True):
+    for name, bars in zip(SCORE_CLASSES, classes.containers, strict=True):
         shares = [one["overall"]["before"]["strict"][name] / one["overall"]["position_steps"] for one in found.values()]
         np.testing.assert_allclose([bar.get_width() for bar in bars], shares)
     steps = [step for step in found[audits[1]]["steps"] if step["position_steps"]]

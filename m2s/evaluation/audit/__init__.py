@@ -12,10 +12,9 @@ have no score that the sampler uses, and are not counted.
 
 from m2s.evaluation.audit.auditor import ROUNDING, TOLERANCE, Audit
 from m2s.evaluation.audit.run import audit, audit_parts, audit_sampling, check_auditable
-from m2s.evaluation.audit.stats import CLASSES, Counts, LogHistogram, StepStats, merge_stats, stats_from_json
+from m2s.evaluation.audit.stats import Counts, LogHistogram, StepStats, merge_stats, stats_from_json
 
 __all__ = [
-    "CLASSES",
     "ROUNDING",
     "TOLERANCE",
     "Audit",

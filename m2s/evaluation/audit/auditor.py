@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from m2s import validation
-from m2s.evaluation.audit.stats import CLASSES, Counts, StepStats, merge_stats
+from m2s.evaluation.audit.stats import Counts, StepStats, merge_stats
 from m2s.heads import Head, score_from_posterior
-from m2s.realizability import diagnose, project
+from m2s.realizability import SCORE_CLASSES, diagnose, project
 from m2s.samplers import Analytic, Prediction, StepEvent
 
 TOLERANCE = 1e-6  # on the box, relative, and on the signed posterior
@@ -58,7 +58,7 @@ class Audit:
         found = self.overall()
         if not found.sites:
             return "Audit(nothing was counted)"
-        fractions = zip(found.before.classes, CLASSES, strict=True)
+        fractions = zip(found.before.classes, SCORE_CLASSES, strict=True)
         parts = ", ".join(f"{count / found.sites:.2%} {name}" for count, name in fractions)
         return f"Audit({parts} of {found.sites:,} scores)"
 
@@ -198,8 +198,8 @@ class Audit:
         """Return the counts and means of the scores before or after projection."""
         weights = {"mean": counts.negative_mass / sites, "most": counts.negative_mass_most}
         return {
-            "classes": dict(zip(CLASSES, counts.classes, strict=True)),
-            "strict": dict(zip(CLASSES, counts.strict, strict=True)),
+            "classes": dict(zip(SCORE_CLASSES, counts.classes, strict=True)),
+            "strict": dict(zip(SCORE_CLASSES, counts.strict, strict=True)),
             "coordinates_outside": counts.coordinates,
             "coordinates_outside_strict": counts.coordinates_strict,
             "signed": counts.signed,
@@ -213,7 +213,7 @@ class Audit:
 def _add_findings(counts: Counts, findings: _ScoreFindings) -> None:
     """Add the findings of some sites, before or after projection."""
     for total, values in ((counts.classes, findings.classes), (counts.strict, findings.strict)):
-        total[:] = [a + b for a, b in zip(total, values.bincount(minlength=len(CLASSES)).tolist(), strict=True)]
+        total[:] = [a + b for a, b in zip(total, values.bincount(minlength=len(SCORE_CLASSES)).tolist(), strict=True)]
     counts.coordinates += int(findings.coordinates.sum())
     counts.coordinates_strict += int(findings.coordinates_strict.sum())
     counts.signed += int((findings.lowest < -TOLERANCE).sum())

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-CLASSES = ("outside", "material", "boundary", "realizable")
-"""The classes of a score vector, in the order of the counts (`m2s.classify`)."""
+from m2s.realizability import SCORE_CLASSES
 
 
 @dataclass
@@ -16,7 +15,7 @@ class Counts:
     """Counts of score vectors, either before or after projection.
 
     Args:
-        classes: Vectors in each of `CLASSES`.
+        classes: Vectors in each of `SCORE_CLASSES`.
         strict: The same without a tolerance on the box, which is the paper's count.
         coordinates: Single scores outside the box.
         coordinates_strict: The same without a tolerance.
@@ -29,8 +28,8 @@ class Counts:
         negative_mass_most: The greatest of these.
     """
 
-    classes: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
-    strict: list[int] = field(default_factory=lambda: [0] * len(CLASSES))
+    classes: list[int] = field(default_factory=lambda: [0] * len(SCORE_CLASSES))
+    strict: list[int] = field(default_factory=lambda: [0] * len(SCORE_CLASSES))
     coordinates: int = 0
     coordinates_strict: int = 0
     signed: int = 0

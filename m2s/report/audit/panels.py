@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from m2s.evaluation.audit import CLASSES, ROUNDING
+from m2s.evaluation.audit import ROUNDING
 from m2s.io import atomic_write, output_file
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit.result import CLASS_COLOURS, CLASS_LABELS, AuditResult, format_heading
 from m2s.report.style import BLUE, GREEN, INK, MUTED, SMALL, SUFFIXES, TEXT, TITLE, VERMILLION, format_frame, new_figure
 
@@ -142,9 +143,9 @@ def plot_classes(axes: Axes, audit: AuditResult) -> None:
     """
     panel_title(axes, "a", "Is there a posterior behind the score?")
     steps, t = audited_steps(audit)
-    fractions = [[class_fraction(step, name) for step in steps] for name in CLASSES]
-    labels = [f"{CLASS_LABELS[name]}: {class_fraction(audit['overall'], name):.3%}" for name in CLASSES]
-    axes.stackplot(t, fractions, labels=labels, colors=[CLASS_COLOURS[name] for name in CLASSES], lw=0)
+    fractions = [[class_fraction(step, name) for step in steps] for name in SCORE_CLASSES]
+    labels = [f"{CLASS_LABELS[name]}: {class_fraction(audit['overall'], name):.3%}" for name in SCORE_CLASSES]
+    axes.stackplot(t, fractions, labels=labels, colors=[CLASS_COLOURS[name] for name in SCORE_CLASSES], lw=0)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)
     legend_above(axes)

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from m2s.errors import UserError
-from m2s.evaluation.audit import CLASSES
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit.panels import (
     audited_steps,
     class_fraction,
@@ -53,7 +53,7 @@ def plot_class_fractions(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
         for audit, counts in zip(audits, overall, strict=True)
     ]
     left = np.zeros(len(audits))
-    for name in CLASSES:
+    for name in SCORE_CLASSES:
         fractions = np.array([class_fraction(counts, name) for counts in overall])
         axes.barh(names, fractions, left=left, color=CLASS_COLOURS[name], label=CLASS_LABELS[name])
         left += fractions

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from m2s.evaluation.audit import CLASSES
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit.result import NAMES, AuditResult, criteria, format_heading
 
 
@@ -32,7 +32,7 @@ def _class_lines(audit: AuditResult) -> list[str]:
     total, before, after = overall["position_steps"], overall["before"], overall["after"]
     lines = [f"{'position-step class':25} {'criterion':37} {'fraction':>9} {'count':>13} {'tolerant':>13} {'projected':>13}"]
     lines.append("-" * len(lines[0]))
-    for name in CLASSES:
+    for name in SCORE_CLASSES:
         strict, tolerant, projected = before["strict"][name], before["classes"][name], after["classes"][name]
         fraction = _fraction(strict, total)
         lines.append(f"{NAMES[name]:25} {criterion[name]:37} {fraction:>9} {strict:>13,} {tolerant:>13,} {projected:>13,}")
@@ -74,7 +74,7 @@ def _other_lines(audit: AuditResult) -> list[str]:
         lines.append(f"sum(s)/c - 1: mean {overall['excess']['mean']:+.4g}; quantiles {quantiles}")
     if audit["denoiser"]:
         counts = audit["denoiser"]["before"]["strict"]
-        listed = ", ".join(f"{name} {counts[name]:,}" for name in CLASSES)
+        listed = ", ".join(f"{name} {counts[name]:,}" for name in SCORE_CLASSES)
         lines.append(f"the denoising call after the last step, not counted above: {listed}")
     return lines
 
@@ -102,7 +102,7 @@ def _step_line(number: int, step: AuditResult) -> str:
     start = f"{number:>5} {step['t']:>8.5f} {total:>9,} | "
     if not total:
         return start + "nothing to audit"
-    fractions = [before["strict"][name] / total for name in CLASSES]
+    fractions = [before["strict"][name] / total for name in SCORE_CLASSES]
     fractions.append(before["coordinates_outside_strict"] / step["coordinates"])
     weights = f"{'-':>10}" if before["negative_weights"] is None else f"{before['negative_weights'] / total:>10.2%}"
     unrealizable = (after["classes"]["outside"] + after["classes"]["material"]) / total

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from m2s.evaluation.audit import CLASSES
+from m2s.realizability import SCORE_CLASSES
 from m2s.report import audit
 from m2s.report.blocks import UNKNOWN, Picture, Table, format_number, format_percentage, svg_uri
 from m2s.report.read_run import Result, TrainingRun
@@ -51,7 +51,7 @@ def _class_table(value: dict[str, Any]) -> Table:
     overall, criteria = value["overall"], audit.criteria(value)
     total, before, after = overall["position_steps"], overall["before"], overall["after"]
     rows = []
-    for kind in CLASSES:
+    for kind in SCORE_CLASSES:
         strict, tolerant, projected = before["strict"][kind], before["classes"][kind], after["classes"][kind]
         counts = (format_number(strict), format_number(tolerant), format_number(projected))
         rows.append((audit.NAMES[kind], _with_symbols(criteria[kind]), format_percentage(strict, total), *counts))

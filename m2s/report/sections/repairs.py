@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from m2s.evaluation.audit import CLASSES
 from m2s.evaluation.repair import ARMS, TITLES
+from m2s.realizability import SCORE_CLASSES
 from m2s.report.blocks import UNKNOWN, Table, format_number, format_percentage, interval_cell
 from m2s.report.read_run import Result, TrainingRun
 from m2s.report.sections.common import Problems, result_name, sampler_settings
@@ -37,7 +37,7 @@ def _repair(problems: Problems, run: TrainingRun, result: Result) -> dict[str, A
     for arm in ARMS:
         overall = value["audits"][arm]["overall"]
         total, before = overall["position_steps"], overall["before"]
-        fractions = [format_percentage(before["classes"][kind], total) for kind in CLASSES]
+        fractions = [format_percentage(before["classes"][kind], total) for kind in SCORE_CLASSES]
         weights = format_percentage(before["negative_weights"], total)
         rows.append((TITLES[arm], *fractions, weights, format_number(changes[f"distinct_{arm}"])))
     pairs = (run.path / result.file).parent / "pairs.png"
@@ -47,7 +47,7 @@ def _repair(problems: Problems, run: TrainingRun, result: Result) -> dict[str, A
         "measure": _measure(value["measure"]),
         "settings": sampler_settings(value["audits"]["free"]["settings"]),
         "changes": {key: f"{changes[key]:,}" for key in ("tokens", "tokens_changed", "samples", "samples_changed")},
-        "classes": Table(("score", *CLASSES, "negative weights", "distinct samples"), rows, range(1, 7)),
+        "classes": Table(("score", *SCORE_CLASSES, "negative weights", "distinct samples"), rows, range(1, 7)),
         "pairs": problems.picture(pairs, alt, f"{alt}; the noise is the same.") if pairs.is_file() else None,
     }
 
