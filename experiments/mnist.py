@@ -34,8 +34,7 @@ from torch import Tensor
 import m2s
 from m2s import data
 from m2s.cli.evaluate.bpd import finite
-from m2s.cli.evaluate.fid import PROTOCOLS, statistics
-from m2s.cli.evaluate.fid import Images as EvaluatedImages
+from m2s.cli.evaluate.fid import PROTOCOLS, ImageTokens, statistics
 from m2s.data.source import ImageSource
 from m2s.distributed import World
 from m2s.errors import UserError, suggest
@@ -72,7 +71,7 @@ class TimedSource(ImageSource):
         wait: Called before timing starts; returns when no background work is left.
     """
 
-    def __init__(self, images: data.Images, device: torch.device, steps: int, wait: Callable[[], None]) -> None:
+    def __init__(self, images: data.ImageDataset, device: torch.device, steps: int, wait: Callable[[], None]) -> None:
         super().__init__(images)
         self.device, self.steps, self.wait = device, steps, wait
         self.first, self.batches, self.start, self.end = min(UNTIMED_STEPS, steps // 2), 0, 0.0, 0.0
@@ -127,7 +126,7 @@ class Experiment:
     """
 
     out: Path
-    images: data.Images
+    images: data.ImageDataset
     device: torch.device
     features: inception.Network
     reference: Statistics
@@ -163,7 +162,7 @@ class Experiment:
         for steps in (self.images.train.shape[1],) if autoregressive else SAMPLING_STEPS:
             tokens = self._timed(seconds, f"{steps} steps", lambda steps=steps: self.sample(checkpoint, name, steps))
             row["samples"].append({"steps": steps, "samples_per_second": len(tokens) / seconds[f"{steps} steps"]})
-            drawn = EvaluatedImages(f"{name}, {steps} steps", tokens, self.images.shape, self.images.vocab)
+            drawn = ImageTokens(f"{name}, {steps} steps", tokens, self.images.shape, self.images.vocab)
             found = self._timed(seconds, f"features {steps}", lambda drawn=drawn: statistics(drawn, self.features))
             distances.append(self.submit(frechet, found, self.reference))
         with atomic_write(self.out / f"{name}.npz") as temporary:
@@ -350,7 +349,7 @@ def run(options: argparse.Namespace, started: float) -> bool:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = inception.load(options.inception, device)
     output_folder(options.out)
-    reference = EvaluatedImages(PROTOCOL.against, images.test[: min(PROTOCOL.count or 0, limit)], images.shape, images.vocab)
+    reference = ImageTokens(PROTOCOL.against, images.test[: min(PROTOCOL.count or 0, limit)], images.shape, images.vocab)
     reference_statistics = statistics(reference, features)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         experiment = Experiment(options.out, images, device, features, reference_statistics, settings, pool)

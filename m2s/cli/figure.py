@@ -166,7 +166,7 @@ def grid(name: str) -> "Grid":
 
     import torch
 
-    from m2s.cli.evaluate.images import Images, is_split, load_split, read_settings, read_tokens
+    from m2s.cli.evaluate.images import ImageTokens, is_split, load_split, read_settings, read_tokens
     from m2s.report.traces import Grid
 
     if is_split(name):
@@ -180,8 +180,8 @@ def grid(name: str) -> "Grid":
                 f"{name} holds no images that m2s sample drew: give an .npz of images, or a split such as mnist:test"
             )
         shape = tuple(data["shape"])
-        like = Images(name, torch.zeros(0, math.prod(shape)), shape, data["levels"])
-        found = Images(path.parent.name or path.stem, read_tokens(path, like), shape, data["levels"])
+        like = ImageTokens(name, torch.zeros(0, math.prod(shape)), shape, data["levels"])
+        found = ImageTokens(path.parent.name or path.stem, read_tokens(path, like), shape, data["levels"])
     return Grid(found.name, found.tokens[:GRID_IMAGES].long(), found.shape, found.levels)
 
 

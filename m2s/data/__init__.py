@@ -15,7 +15,7 @@ from m2s.data.cifar10 import CIFAR10
 from m2s.data.digits import DIGITS
 from m2s.data.files import BadData, root
 from m2s.data.image_set import ImageSet, image_sets, load
-from m2s.data.images import Images
+from m2s.data.images import ImageDataset
 from m2s.data.mnist import MNIST
 from m2s.data.order import batch_indices, batches
 from m2s.data.source import DATASETS, Batch, ImageSource, Source, TextSource, open_source, open_text
@@ -35,9 +35,9 @@ __all__ = [
     "Bytes",
     "Characters",
     "HuggingFace",
+    "ImageDataset",
     "ImageSet",
     "ImageSource",
-    "Images",
     "Source",
     "TextSource",
     "Tokenizer",

@@ -12,7 +12,7 @@ import torch
 
 from m2s.data.files import BadData, read_bytes, root
 from m2s.data.hub import hub_images
-from m2s.data.images import Arrays, Images
+from m2s.data.images import Arrays, ImageDataset
 from m2s.data.source import DATASETS, ImageSource, Source
 from m2s.errors import UserError
 
@@ -92,7 +92,7 @@ class ImageSet:
         found = self.locate(folder)
         return [name + self.endings[0] for name in self.sha256 if name not in found]
 
-    def load(self, folder: Path | str | None = None, hub: bool = False) -> Images:
+    def load(self, folder: Path | str | None = None, hub: bool = False) -> ImageDataset:
         """Read the data set.
 
         Args:
@@ -114,7 +114,7 @@ class ImageSet:
         train, train_labels, test, test_labels = arrays
         images = [torch.from_numpy(np.ascontiguousarray(a).reshape(len(a), math.prod(self.shape))) for a in (train, test)]
         labels = [torch.from_numpy(np.asarray(a, dtype=np.int64)) for a in (train_labels, test_labels)]
-        return Images(self.name, images[0], labels[0], images[1], labels[1], self.shape, self.vocab)
+        return ImageDataset(self.name, images[0], labels[0], images[1], labels[1], self.shape, self.vocab)
 
     def require(self, folder: Path) -> None:
         """Raise an error, with a download address, where a file is missing in `folder`.
@@ -154,7 +154,7 @@ def image_sets() -> dict[str, ImageSet]:
     return {name: entry for name, entry in DATASETS.items() if isinstance(entry, ImageSet)}
 
 
-def load(name: str, folder: Path | str | None = None, hub: bool = False) -> Images:
+def load(name: str, folder: Path | str | None = None, hub: bool = False) -> ImageDataset:
     """Load an image data set.
 
     Args:

@@ -14,7 +14,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageDataset:
     """An image data set in memory, one token per pixel and color channel.
 
     Args:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from m2s.data.files import root
-from m2s.data.images import Images
+from m2s.data.images import ImageDataset
 from m2s.data.tokenizer import Tokenizer
 from m2s.data.tokens import Tokens
 from m2s.errors import UserError
@@ -136,7 +136,7 @@ class ImageSource:
 
     tokenizer = None
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: ImageDataset) -> None:
         self.images = images
         self.vocab, self.length, self.shape = images.vocab, images.train.shape[1], images.shape
         self.classes = int(images.train_labels.max()) + 1

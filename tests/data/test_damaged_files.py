@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import m2s.data
-from m2s.cli.evaluate.images import Images, load_split, read
+from m2s.cli.evaluate.images import ImageTokens, load_split, read
 from m2s.data import Bytes, Tokens, check_text, prepare_text
 from m2s.data.cifar10 import read_binary, read_python
 from m2s.data.digits import read as read_digits
@@ -108,7 +108,7 @@ def test_mutated_images_give_one_line(tmp_path: Path) -> None:
 
 
 def test_settings_of_another_form(tmp_path: Path) -> None:
-    reference = Images("digits:test", load_split("digits:test").tokens, (8, 8), 17)
+    reference = ImageTokens("digits:test", load_split("digits:test").tokens, (8, 8), 17)
     for settings in ("[]", "5", '{"data": 5}', '{"data": [1]}', "{", "[" * 100_000):
         np.savez(tmp_path / "a.npz", tokens=np.zeros((2, 64), np.int32), settings=settings)
         assert read(str(tmp_path / "a.npz"), reference).tokens.shape == (2, 64)

@@ -511,9 +511,9 @@ def test_bad_input(arguments, said, place):
 
 
 def test_images_of_another_kind(place, monkeypatch):
-    other = command.Images("mnist:train", torch.zeros(3, 784, dtype=torch.uint8), (28, 28), 256)
+    other = command.ImageTokens("mnist:train", torch.zeros(3, 784, dtype=torch.uint8), (28, 28), 256)
     monkeypatch.setattr(command, "load_split", lambda name: other)
-    reference = command.Images("digits:test", torch.zeros(3, 64, dtype=torch.uint8), (8, 8), 17)
+    reference = command.ImageTokens("digits:test", torch.zeros(3, 64, dtype=torch.uint8), (8, 8), 17)
     with pytest.raises(
         UserError, match=r"mnist:train has images of \[28, 28\] in 256 levels, but digits:test has \[8, 8\] in 17"
     ):

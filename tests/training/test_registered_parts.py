@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import m2s
-from m2s.data import DATASETS, Images
+from m2s.data import DATASETS, ImageDataset
 from m2s.data.source import ImageSource
 from m2s.heads.registry import HEADS
 from m2s.hub import CLASSES
@@ -106,7 +106,7 @@ class Bag(nn.Module):
 def open_bits(folder=None, length=512, hub=False, *, size: int = 32) -> ImageSource:
     pixels = torch.randint(2, (size, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     labels = torch.zeros(size, dtype=torch.long)
-    return ImageSource(Images("bits", pixels, labels, pixels, labels, (4, 4), 2))
+    return ImageSource(ImageDataset("bits", pixels, labels, pixels, labels, (4, 4), 2))
 
 
 def add(registry, name, entry):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from m2s.cli import main
-from m2s.data import Bytes, Images, ImageSource, prepare_text
+from m2s.data import Bytes, ImageDataset, ImageSource, prepare_text
 from m2s.errors import UserError
 from m2s.training import run_folder, train
 from small_runs import QUICK, Rows, random_rows, small, user_error
@@ -93,7 +93,7 @@ def images(seed: int, count: int = 64, levels: int = 5) -> ImageSource:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(levels, (count, 4), generator=generator, dtype=torch.uint8)
     labels = torch.arange(count) % 3
-    return ImageSource(Images("random", pixels, labels, pixels[:8], labels[:8], (2, 2), levels))
+    return ImageSource(ImageDataset("random", pixels, labels, pixels[:8], labels[:8], (2, 2), levels))
 
 
 def test_a_run_does_not_resume_on_other_images_of_equal_size(tmp_path, capsys):

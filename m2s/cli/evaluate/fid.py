@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from m2s.cli.evaluate.images import Images, load_split, read, read_settings
+from m2s.cli.evaluate.images import ImageTokens, load_split, read, read_settings
 from m2s.cli.evaluate.statistics import statistics
 from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from m2s.evaluation.fid import Kid, Statistics
     from m2s.evaluation.inception import Network
 
-__all__ = ["PROTOCOLS", "Fid", "Images", "Protocol", "read", "statistics"]
+__all__ = ["PROTOCOLS", "Fid", "ImageTokens", "Protocol", "read", "statistics"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,13 @@ class Fid:
         return kid(ours.rows.to(device), theirs.rows.to(device), size=size, seed=self.seed, progress=progress)
 
     def _result(
-        self, samples: Images, reference: Images, network: "Network", distance: float, kernel: "Kid | None", seconds: float
+        self,
+        samples: ImageTokens,
+        reference: ImageTokens,
+        network: "Network",
+        distance: float,
+        kernel: "Kid | None",
+        seconds: float,
     ) -> dict[str, Any]:
         """The content of the .json."""
         from m2s.evaluation.inception import PREPROCESSING
@@ -173,7 +179,7 @@ def find_protocol(name: str, against: str, limit: int | None = None) -> Protocol
     return Protocol(limit, against, limit)
 
 
-def check_count(images: Images, network: "Network", few: bool) -> None:
+def check_count(images: ImageTokens, network: "Network", few: bool) -> None:
     """Check that there are enough images: a covariance of D features has full rank from D + 1 images on.
 
     Args:
@@ -193,18 +199,20 @@ def check_count(images: Images, network: "Network", few: bool) -> None:
         )
 
 
-def describe(part: "Images | Network") -> dict[str, Any]:
+def describe(part: "ImageTokens | Network") -> dict[str, Any]:
     """Return what a result records of its images, or of its network.
 
     Args:
         part: The images or the network.
     """
-    if isinstance(part, Images):
+    if isinstance(part, ImageTokens):
         return {"name": part.name, "count": len(part.tokens), "sha256": part.sha256}
     return {"name": part.name, "file": part.path.name, "sha256": part.sha256, "features": part.width}
 
 
-def _lines(samples: Images, reference: Images, network: "Network", distance: float, kernel: "Kid | None") -> list[str]:
+def _lines(
+    samples: ImageTokens, reference: ImageTokens, network: "Network", distance: float, kernel: "Kid | None"
+) -> list[str]:
     """The result, for people."""
     lines = [f"{samples.name} ({len(samples.tokens):,} images) against {reference.name} ({len(reference.tokens):,})"]
     if network.name != "inception-2015-12-05":

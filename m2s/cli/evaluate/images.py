@@ -15,7 +15,7 @@ SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageTokens:
     """Images as tokens, with their name and format.
 
     Args:
@@ -30,13 +30,13 @@ class Images:
     shape: tuple[int, ...]
     levels: int
 
-    def first(self, count: int | None) -> "Images":
+    def first(self, count: int | None) -> "ImageTokens":
         """Return the first `count` images, or all where it is None.
 
         Args:
             count: The number of images; None: all.
         """
-        return Images(self.name, self.tokens[:count], self.shape, self.levels)
+        return ImageTokens(self.name, self.tokens[:count], self.shape, self.levels)
 
     @property
     def sha256(self) -> str:
@@ -57,7 +57,7 @@ def is_split(name: str) -> bool:
     return bool(colon) and data in image_sets() and part in SPLITS and not Path(name).exists()
 
 
-def load_split(name: str) -> Images:
+def load_split(name: str) -> ImageTokens:
     """Return the images of a split of a data set.
 
     Args:
@@ -73,10 +73,10 @@ def load_split(name: str) -> Images:
         raise UserError(f"{name!r} is not a split of a data set: choose from {known}")
     data, _, part = name.partition(":")
     images = load(data)
-    return Images(name, getattr(images, part), images.shape, images.vocab)
+    return ImageTokens(name, getattr(images, part), images.shape, images.vocab)
 
 
-def read(name: str, reference: Images) -> Images:
+def read(name: str, reference: ImageTokens) -> ImageTokens:
     """Read samples, which must have the format of the reference.
 
     Args:
@@ -104,10 +104,10 @@ def read(name: str, reference: Images) -> Images:
             f"{name} says that it holds {data}, but {reference.name} has images of {list(reference.shape)} in "
             f"{reference.levels} levels: compare like with like"
         )
-    return Images(name, tokens, reference.shape, reference.levels)
+    return ImageTokens(name, tokens, reference.shape, reference.levels)
 
 
-def read_tokens(path: Path, reference: Images) -> "Tensor":
+def read_tokens(path: Path, reference: ImageTokens) -> "Tensor":
     """Read the tokens of an .npz, which must be images of the same number of sites and levels as the reference.
 
     Args:

@@ -4,7 +4,7 @@ import hashlib
 import sys
 from typing import TYPE_CHECKING
 
-from m2s.cli.evaluate.images import Images, is_split
+from m2s.cli.evaluate.images import ImageTokens, is_split
 from m2s.errors import UserError
 from m2s.io import output_folder
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from m2s.evaluation.inception import Network
 
 
-def statistics(images: Images, network: "Network", batch_size: int | None = None) -> "Statistics":
+def statistics(images: ImageTokens, network: "Network", batch_size: int | None = None) -> "Statistics":
     """Return the statistics of the features of images. Those of a data set are cached in $M2S_DATA/statistics.
 
     Args:
@@ -50,7 +50,7 @@ def statistics(images: Images, network: "Network", batch_size: int | None = None
     return found
 
 
-def _compute(images: Images, network: "Network", batch_size: int | None) -> "Statistics":
+def _compute(images: ImageTokens, network: "Network", batch_size: int | None) -> "Statistics":
     """The statistics, computed batch by batch."""
     from tqdm import tqdm
 
