@@ -28,16 +28,16 @@ def derivative(function: Callable, t: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Noise:
-    """How one site is corrupted: `kernel(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean tokens come first."""
+    """How one site is corrupted: `transition_matrix(t)[z, y]` = P_t(y|z), `rates(t)[y, k]` = Q_t(y -> k); clean ones first."""
 
     vocab: int
     states: int
-    kernel: Callable[[float], np.ndarray]
+    transition_matrix: Callable[[float], np.ndarray]
     rates: Callable[[float], np.ndarray]
 
     def step(self, s: float, t: float) -> np.ndarray:
         """P_{t|s}, from P_s P_{t|s} = P_t."""
-        return np.linalg.solve(self.kernel(s), self.kernel(t))
+        return np.linalg.solve(self.transition_matrix(s), self.transition_matrix(t))
 
 
 def tabulated(rates: np.ndarray, sigma: Callable, vocab: int | None = None) -> Noise:
@@ -50,11 +50,13 @@ def hybrid(vocab: int, p: float) -> Noise:
     """GIDD: c = B sqrt(t(1-t)), B = 2p/(1-p), P_t = ((1-t) I + 1 (t e_mask + c u)^T) / (1+c)."""
     mask, spread = np.eye(vocab + 1)[vocab], np.append(np.full(vocab, 1 / vocab), 0.0)
 
-    def kernel(t: complex) -> np.ndarray:
+    def transition_matrix(t: complex) -> np.ndarray:
         c = 2 * p / (1 - p) * np.sqrt(t * (1 - t))
         return ((1 - t) * np.eye(vocab + 1) + t * mask + c * spread) / (1 + c)
 
-    return Noise(vocab, vocab + 1, kernel, lambda t: np.linalg.solve(kernel(t), derivative(kernel, t)))
+    return Noise(
+        vocab, vocab + 1, transition_matrix, lambda t: np.linalg.solve(transition_matrix(t), derivative(transition_matrix, t))
+    )
 
 
 def with_diagonal(off: np.ndarray) -> np.ndarray:
@@ -140,7 +142,7 @@ class Oracle:
 
     def factors(self, x: np.ndarray, t: float) -> np.ndarray:
         """P_t(x^i | x_0^i) as [x_0, x, site]."""
-        return self.noise.kernel(t)[self.clean[:, None, :], x[None, :, :]]
+        return self.noise.transition_matrix(t)[self.clean[:, None, :], x[None, :, :]]
 
     def likelihood(self, x: np.ndarray, t: float) -> np.ndarray:
         """q_t(x | x_0) = prod_i P_t(x^i | x_0^i) as [x_0, x]."""
@@ -175,10 +177,10 @@ class Oracle:
 
     def bridge(self, posterior: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
         """sum_z mu_z P_t(y|z) / P_t(x^i|z) over the z from which x^i can be reached, term by term."""
-        kernel = self.noise.kernel(t)
-        likelihood = kernel[:, x].transpose(1, 2, 0)  # [N, L, z]
+        transition = self.noise.transition_matrix(t)
+        likelihood = transition[:, x].transpose(1, 2, 0)  # [N, L, z]
         ratio = np.divide(posterior, likelihood, out=np.zeros_like(posterior), where=likelihood > 0)
-        return ratio @ kernel
+        return ratio @ transition
 
     def weights(self, x: np.ndarray, t: float) -> np.ndarray:
         """Q_t(y -> x^i) for y != x^i, 0 at x^i."""
@@ -188,9 +190,11 @@ class Oracle:
 
     def losses(self, score: np.ndarray, x: np.ndarray, t: float) -> np.ndarray:
         """sum_{y != k} Q_t(y -> k) h(s_y, P_t(y|z)/P_t(k|z)) as [N, L, z]; 0 for a z from which k cannot be reached."""
-        kernel, weight = self.noise.kernel(t)[: self.noise.vocab], self.weights(x, t)
-        likelihood = kernel[:, x].transpose(1, 2, 0)[..., None]
-        ratio = np.divide(kernel, likelihood, out=np.zeros(likelihood.shape[:-1] + kernel.shape[-1:]), where=likelihood > 0)
+        transition, weight = self.noise.transition_matrix(t)[: self.noise.vocab], self.weights(x, t)
+        likelihood = transition[:, x].transpose(1, 2, 0)[..., None]
+        ratio = np.divide(
+            transition, likelihood, out=np.zeros(likelihood.shape[:-1] + transition.shape[-1:]), where=likelihood > 0
+        )
         counted = (weight[:, :, None, :] > 0) & (likelihood > 0)
         s = np.where(counted, score[:, :, None, :], 1.0)
         return np.where(counted, weight[:, :, None, :] * h(s, ratio), 0.0).sum(-1)

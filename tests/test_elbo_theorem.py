@@ -17,12 +17,12 @@ from theorem_tools import EVERY, UNIFORM, case, log, site_losses, tensor
 def reference(oracle: Oracle) -> np.ndarray:
     """The distribution at t = 1 of a uniformly drawn clean token; just before t = 1, where the rates can diverge."""
     vocab = oracle.noise.vocab
-    return oracle.noise.kernel(1 - 1e-15)[:vocab].mean(0)
+    return oracle.noise.transition_matrix(1 - 1e-15)[:vocab].mean(0)
 
 
 def prior(oracle: Oracle, t: float) -> np.ndarray:
     """KL(q_t(. | x_0) || reference) of every clean sequence."""
-    rows, ref = oracle.noise.kernel(t)[: oracle.noise.vocab], reference(oracle)
+    rows, ref = oracle.noise.transition_matrix(t)[: oracle.noise.vocab], reference(oracle)
     terms = np.where(rows > 0, rows * np.log(np.where(rows > 0, rows, 1) / np.where(ref > 0, ref, 1)), 0.0).sum(-1)
     return terms[oracle.clean].sum(-1)
 
@@ -69,11 +69,11 @@ def path_divergence(oracle: Oracle, output: np.ndarray, x: np.ndarray, t: float)
 
     l and pi are the network's, l* and pi* those of the reverse process that ends in z.
     """
-    kernel, weight = oracle.noise.kernel(t)[: oracle.noise.vocab], oracle.weights(x, t)[:, :, None, :]
-    likelihood = kernel[:, x].transpose(1, 2, 0)[..., None]
+    transition, weight = oracle.noise.transition_matrix(t)[: oracle.noise.vocab], oracle.weights(x, t)[:, :, None, :]
+    likelihood = transition[:, x].transpose(1, 2, 0)[..., None]
     exit_rate, jump = (value[:, :, None] for value in exit_rate_and_jump(oracle, output, x, t))
     exact_rate = weight * np.divide(
-        kernel, likelihood, out=np.zeros(likelihood.shape[:-1] + kernel.shape[-1:]), where=likelihood > 0
+        transition, likelihood, out=np.zeros(likelihood.shape[:-1] + transition.shape[-1:]), where=likelihood > 0
     )
     total = exact_rate.sum(-1)
     exact_jump = np.divide(exact_rate, total[..., None], out=np.zeros_like(exact_rate), where=total[..., None] > 0)
@@ -92,7 +92,7 @@ def path_integrals(process: m2s.Process, oracle: Oracle, network, low: float, hi
     for t, weight in quadrature(low, high):
         output = network(x, t)
         losses = {"definition": path_divergence(oracle, output, x, t)}
-        reached = oracle.noise.kernel(t)[: oracle.noise.vocab][:, x].transpose(1, 2, 0) > 0
+        reached = oracle.noise.transition_matrix(t)[: oracle.noise.vocab][:, x].transpose(1, 2, 0) > 0
         for name, loss in (("path_kl", path_kl), ("score_entropy", m2s.score_entropy)):
             losses[name] = np.where(reached, site_losses(head, output, oracle, x, t, loss).numpy(), 0.0)
         for name, each in losses.items():
@@ -121,7 +121,7 @@ def test_elbo_theorem(name: str, seed: int) -> None:
     network = Network(oracle, seed)
 
     def score(x: np.ndarray, t: float) -> np.ndarray:
-        joint = network.posterior(x, t) * oracle.noise.kernel(t)[:, x].transpose(1, 2, 0)
+        joint = network.posterior(x, t) * oracle.noise.transition_matrix(t)[:, x].transpose(1, 2, 0)
         return oracle.bridge(joint / joint.sum(-1, keepdims=True), x, t)
 
     nll = -np.log(oracle.terminal(score, reference(oracle), HIGH, LOW)[oracle.index(oracle.clean)])
@@ -266,7 +266,7 @@ def test_elbo_theorem_with_its_ends_cut(name: str, unconstrained: bool, t_min: f
     last = network.posterior(x, low)
     if unconstrained:
         s = np.where(np.arange(oracle.noise.states) == x[..., None], 1.0, score(x, low))
-        last = s * oracle.noise.kernel(low)[:, x].transpose(1, 2, 0)
+        last = s * oracle.noise.transition_matrix(low)[:, x].transpose(1, 2, 0)
         last /= last.sum(-1, keepdims=True)
     found = head.last_step(tensor(network.logits(x, low)), tensor(x), torch.tensor(low, dtype=torch.float64)).exp().numpy()
     np.testing.assert_allclose(found, last, rtol=1e-11)
@@ -288,7 +288,7 @@ def h_transform(oracle: Oracle, rate, last: np.ndarray, low: float, high: float)
 
     def slope(u: float, state: np.ndarray) -> np.ndarray:
         t = expit(u)
-        chance, rates, kernel = state[:size].reshape(last.shape), rate(x, t), oracle.noise.kernel(t)
+        chance, rates, transition = state[:size].reshape(last.shape), rate(x, t), oracle.noise.transition_matrix(t)
         weight, likelihood = oracle.weights(x, t), oracle.likelihood(x, t).T
         change, excess = np.zeros_like(chance), np.zeros(last.shape[1])
         for i, y in itertools.product(range(oracle.length), range(oracle.noise.states)):
@@ -297,7 +297,7 @@ def h_transform(oracle: Oracle, rate, last: np.ndarray, low: float, high: float)
             change[at] += rates[at, i, y, None] * (after - before)
             counted = likely > 0
             there = np.where(counted, rates[at, i, y, None] * after / np.where(counted, before, 1), 0.0)
-            ratio = kernel[oracle.clean[:, i], y] / np.where(counted, kernel[oracle.clean[:, i]][:, x[at, i]].T, 1)
+            ratio = transition[oracle.clean[:, i], y] / np.where(counted, transition[oracle.clean[:, i]][:, x[at, i]].T, 1)
             wanted = np.where(counted, weight[at, i, y, None] * ratio, 0.0)
             moves = wanted > 0
             logs = np.log(np.where(moves, wanted, 1) / np.where(moves, there, 1))
@@ -323,7 +323,7 @@ def test_nelbo_of_exit_rates_and_jumps_exceeds_the_nll_by_a_path_kl(name: str) -
 
     # the last draw: s_y P_t(k|y), over clean y, with s_k = 1, and 1 too for a token without a rate into k
     score = np.where(np.arange(oracle.noise.states) == x[..., None], 1.0, rate_score(oracle, network.logits(x, low), x, low))
-    last = (score * oracle.noise.kernel(low)[:, x].transpose(1, 2, 0))[..., : oracle.noise.vocab]
+    last = (score * oracle.noise.transition_matrix(low)[:, x].transpose(1, 2, 0))[..., : oracle.noise.vocab]
     last /= last.sum(-1, keepdims=True)
     time = torch.tensor(low, dtype=torch.float64)
     found = m2s.FactorizedRate(process).last_step(tensor(network.logits(x, low)), tensor(x), time).exp().numpy()

@@ -113,9 +113,9 @@ def test_transition_matrices_are_stochastic_and_compose(process: m2s.Process, en
     t = torch.tensor([end], dtype=torch.float64)
     s = t * fraction
     early, step, late = process.transition_matrix(s), process.step_transition_matrix(s, t), process.transition_matrix(t)
-    for kernel in (early, step, late):
-        assert (kernel >= 0).all()
-        close(kernel.sum(-1), torch.ones(1, process.states, dtype=torch.float64))
+    for transition in (early, step, late):
+        assert (transition >= 0).all()
+        close(transition.sum(-1), torch.ones(1, process.states, dtype=torch.float64))
     close(early @ step, late)
     close(process.rates(t).sum(-1) / process.rates(t).abs().max(), torch.zeros(1, process.states, dtype=torch.float64))
     off_diagonal = process.rates(t) - torch.diag_embed(process.rates(t).diagonal(dim1=-2, dim2=-1))
@@ -128,12 +128,12 @@ def test_transition_matrices_are_stochastic_and_compose(process: m2s.Process, en
 @given(situations())
 def test_rows_columns_and_rates_are_those_of_the_matrices(situation: tuple) -> None:
     process, x_0, x_t, t, _ = situation
-    kernel, rates = process.transition_matrix(t), process.rates(t)
+    transition, rates = process.transition_matrix(t), process.rates(t)
     for b in range(SITES[0]):
         for i in range(SITES[1]):
             start, end = int(x_0[b, i]), int(x_t[b, i])
-            close(process.rows(x_0, t)[b, i], kernel[b, start])
-            close(process.columns(x_t, t)[b, i], kernel[b, :, end])
+            close(process.rows(x_0, t)[b, i], transition[b, start])
+            close(process.columns(x_t, t)[b, i], transition[b, :, end])
             into = rates[b, :, end].clone()
             into[end] = 0
             close(process.rates_into(x_t, t)[b, i], into, into.abs().max().clamp(min=1))

@@ -83,7 +83,7 @@ def test_score_entropy_is_its_definition(name: str, head: str, t: float) -> None
     chosen = m2s.LogScore(process) if head == "unconstrained" else m2s.Posterior(process)
     expected = oracle.losses(score, x, t)
     found = site_losses(chosen, network.logits(x, t), oracle, x, t).numpy()
-    possible = oracle.noise.kernel(t)[: oracle.noise.vocab, x].transpose(1, 2, 0) > 0
+    possible = oracle.noise.transition_matrix(t)[: oracle.noise.vocab, x].transpose(1, 2, 0) > 0
     np.testing.assert_allclose(found[possible], expected[possible], rtol=1e-9, atol=1e-13)
     assert (found[possible & (oracle.weights(x, t).sum(-1)[..., None] == 0)] == 0).all()
 
@@ -166,7 +166,7 @@ def test_md4_reduction(name: str, t: float) -> None:
     """Theorem 4.6: under a mask the objective is (-alpha'/(1-alpha)) (-log mu_{x_0}) at masked sites and 0 elsewhere."""
     process, oracle = case(name)
     x, network = oracle.noisy, Network(oracle, 6)
-    alpha = oracle.noise.kernel(t)[0, 0]
+    alpha = oracle.noise.transition_matrix(t)[0, 0]
     slope = oracle.noise.rates(t)[0, oracle.noise.states - 1] * alpha
     expected = np.where(
         (x == oracle.noise.vocab)[..., None],

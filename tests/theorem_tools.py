@@ -43,6 +43,6 @@ def conditional_risk(losses: np.ndarray, posterior: np.ndarray) -> np.ndarray:
 
 def bridge_rows(oracle: Oracle, k: int, t: float) -> np.ndarray:
     """B_+: the rows P_t(y|z)/P_t(k|z) of the candidates y with a forward rate into k, over clean z."""
-    kernel, rates = oracle.noise.kernel(t)[: oracle.noise.vocab], oracle.noise.rates(t)
+    transition, rates = oracle.noise.transition_matrix(t)[: oracle.noise.vocab], oracle.noise.rates(t)
     counted = [y for y in range(oracle.noise.states) if y != k and rates[y, k] > 0]
-    return (kernel / kernel[:, [k]]).T[counted]
+    return (transition / transition[:, [k]]).T[counted]

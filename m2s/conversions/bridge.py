@@ -67,19 +67,19 @@ def scatter_at(prediction: Float[Tensor, "*site S"], x_t: Int[Tensor, "*site"], 
     return prediction.scatter(-1, x_t.long().unsqueeze(-1), value)
 
 
-def apply_transition(distribution: Float[Tensor, "*site S"], kernel: Float[Tensor, "*b S S"]) -> Float[Tensor, "*site S"]:
+def apply_transition(distribution: Float[Tensor, "*site S"], transition: Float[Tensor, "*b S S"]) -> Float[Tensor, "*site S"]:
     """Return the vector-matrix product with a transition matrix at every site: sum_z p(z) P(y|z).
 
     Args:
         distribution: p, [*site, S].
-        kernel: P, one matrix for each example, [*b, S, S].
+        transition: P, one matrix for each example, [*b, S, S].
 
     Returns:
         The distribution after the transition, [*site, S].
     """
-    batch = kernel.shape[:-2]
+    batch = transition.shape[:-2]
     sites = math.prod(distribution.shape[len(batch) : -1])
-    return (distribution.reshape(*batch, sites, distribution.shape[-1]) @ kernel).reshape(distribution.shape)
+    return (distribution.reshape(*batch, sites, distribution.shape[-1]) @ transition).reshape(distribution.shape)
 
 
 def validate_process(process: Process) -> None:
@@ -228,8 +228,8 @@ def score_from_leave_one_out(
         site = site_coefficients(rank_one, x_t, t, leave_one_out.dtype)
         marginal = site.alpha.unsqueeze(-1) * leave_one_out + mixing_vector(rank_one, site)
     else:
-        kernel = process.transition_matrix(to_float64(t))
-        marginal = apply_transition(leave_one_out.to(kernel.dtype), kernel)
+        transition = process.transition_matrix(to_float64(t))
+        marginal = apply_transition(leave_one_out.to(transition.dtype), transition)
     return scatter_at(marginal / gather_at(marginal, x_t), x_t, 1.0).to(leave_one_out.dtype)
 
 
@@ -288,12 +288,12 @@ def _rank_one_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: RankOne
 
 def _matrix_bridge(posterior: Tensor, x_t: Tensor, t: Tensor, process: Process) -> Tensor:
     """Return the bridge by the transition matrix: the product of mu_z / P_t(k|z) with P_t, in O(S^2)."""
-    kernel = process.transition_matrix(to_float64(t))
-    likelihood = select_rows(kernel, x_t, -1)
+    transition = process.transition_matrix(to_float64(t))
+    likelihood = select_rows(transition, x_t, -1)
     check_support(posterior, likelihood, x_t, t)
     # Division by infinity makes the weight of an unreachable token 0, without NaN in the gradient.
     weights = posterior / likelihood.where(likelihood > 0, torch.inf)
-    return scatter_at(apply_transition(weights, kernel), x_t, 1.0).to(posterior.dtype)
+    return scatter_at(apply_transition(weights, transition), x_t, 1.0).to(posterior.dtype)
 
 
 def bridge_matrix(x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Process) -> Float[Tensor, "*site S K"]:
@@ -311,11 +311,11 @@ def bridge_matrix(x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"], process: Pr
     """
     validate_process(process)
     validation.tokens("x_t", x_t, process.states)
-    kernel = process.transition_matrix(t)[..., : process.vocab, :]
-    batch = kernel.shape[:-2]
+    transition = process.transition_matrix(t)[..., : process.vocab, :]
+    batch = transition.shape[:-2]
     likelihood = process.columns(x_t, t)[..., : process.vocab]
     ratio = 1 / likelihood.where(likelihood > 0, torch.inf)
-    per_site = kernel.reshape(*batch, *(1 for _ in x_t.shape[len(batch) :]), *kernel.shape[-2:])
+    per_site = transition.reshape(*batch, *(1 for _ in x_t.shape[len(batch) :]), *transition.shape[-2:])
     return (per_site * ratio.unsqueeze(-1)).transpose(-1, -2)
 
 

@@ -119,7 +119,7 @@ def denoising_weights(
     if process.rank_one is not None:
         return analytic_weights(score, x_t, torch.zeros_like(t), t, process)
     validate_inputs("score", score, x_t, t, process)
-    kernel = process.transition_matrix(promote_to(t, score)).to(score.dtype)
-    rows = scatter_at(score, x_t, 1.0).reshape(*kernel.shape[:-2], -1, process.states)
-    leave_one_out = torch.linalg.solve(kernel, rows, left=False).reshape(score.shape)
-    return leave_one_out * select_rows(kernel, x_t, -1)
+    transition = process.transition_matrix(promote_to(t, score)).to(score.dtype)
+    rows = scatter_at(score, x_t, 1.0).reshape(*transition.shape[:-2], -1, process.states)
+    leave_one_out = torch.linalg.solve(transition, rows, left=False).reshape(score.shape)
+    return leave_one_out * select_rows(transition, x_t, -1)

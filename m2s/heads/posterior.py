@@ -149,10 +149,10 @@ class Posterior(Head):
         In float64, since transition probabilities go far below float32's range.
         """
         logits = self.posterior_logits(output, x_t, t)
-        kernel = self.process.transition_matrix(to_float64(t))
-        likelihood = select_rows(kernel, x_t, -1)[..., : self.process.vocab]
+        transition = self.process.transition_matrix(to_float64(t))
+        likelihood = select_rows(transition, x_t, -1)[..., : self.process.vocab]
         # A logit of -inf (unreachable) stays -inf: subtract 0 there and not -inf.
-        log_nu = logits.to(kernel.dtype) - safe_log(likelihood).where(likelihood > 0, 0)
+        log_nu = logits.to(transition.dtype) - safe_log(likelihood).where(likelihood > 0, 0)
         nu = torch.nn.functional.pad(torch.softmax(log_nu, -1), (0, self.process.states - self.process.vocab))
-        log_marginal = safe_log(apply_transition(nu, kernel))
+        log_marginal = safe_log(apply_transition(nu, transition))
         return scatter_at(log_marginal - gather_at(log_marginal, x_t), x_t, 0.0).to(logits.dtype)

@@ -36,7 +36,7 @@ def log(p: np.ndarray) -> np.ndarray:
 
 def likelihood_of_current(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
     """P_t(x^i | z) as [N, L, z]."""
-    return oracle.noise.kernel(t)[:, x].transpose(1, 2, 0)
+    return oracle.noise.transition_matrix(t)[:, x].transpose(1, 2, 0)
 
 
 def reachable(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
@@ -52,7 +52,7 @@ def reachable(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
 def test_offset_is_log1p_alpha_over_m(name: str, t: float) -> None:
     """Posterior logits are leave-one-out logits plus log1p(alpha/m_t(k)) at a clean k, and nothing at the mask."""
     process, oracle, x = case(name)
-    kernel, output = oracle.noise.kernel(t), Network(oracle, 0).logits(x, t)
+    kernel, output = oracle.noise.transition_matrix(t), Network(oracle, 0).logits(x, t)
     alpha = kernel[0, 0] - kernel[1, 0]
     found = m2s.Posterior(process, offset="exact").posterior(tensor(output), tensor(x), at(t)).numpy()
     logits = output[..., : process.vocab].copy()
@@ -100,7 +100,7 @@ def losses(head: m2s.Head, output: np.ndarray, x: np.ndarray, t: float) -> np.nd
 def test_gidd_elbo(name: str, t: float) -> None:
     """GIDD: n_t(z_t)/q_t(z_t|x) times KL(q_t(.|x) || q_t(.|x_theta)) + Itakura-Saito(q_t(z_t|x), q_t(z_t|x_theta))."""
     process, oracle, x = case(name)
-    network, vocab, kernel = Network(oracle, 1), oracle.noise.vocab, oracle.noise.kernel(t)
+    network, vocab, kernel = Network(oracle, 1), oracle.noise.vocab, oracle.noise.transition_matrix(t)
     plugged = network.posterior(x, t) @ kernel  # q_t(. | x_theta)
     rate = oracle.noise.rates(t)
     into = np.array([rate[(k + 1) % oracle.noise.states, k] if k < vocab else rate[0, k] for k in range(oracle.noise.states)])
@@ -124,7 +124,7 @@ def test_udlm_nelbo(name: str, t: float) -> None:
     """UDLM: alpha'/(N alpha) [N/xbar_i - N/xbar^theta_i - sum_j xbar_j/xbar_i log(...)], xbar = N alpha x + 1 - alpha."""
     process, oracle, x = case(name)
     network, n = Network(oracle, 2), oracle.noise.vocab
-    kernel = oracle.noise.kernel(t)
+    kernel = oracle.noise.transition_matrix(t)
     alpha = kernel[0, 0] - kernel[0, 1]
     slope = oracle.noise.rates(t)[0, 1]  # -alpha' / (N alpha)
     model = n * alpha * network.posterior(x, t) + (1 - alpha)
@@ -205,7 +205,7 @@ def test_score_entropy_gradient(name: str, kind: str) -> None:
     x, t = x[:: len(x) // 20], 0.35
     output = tensor(Network(oracle, 3).logits(x, t)).requires_grad_()
     x_0 = tensor(np.random.default_rng(0).integers(process.vocab, size=x.shape))
-    kernel, weight = tensor(oracle.noise.kernel(t)), tensor(oracle.weights(x, t))
+    kernel, weight = tensor(oracle.noise.transition_matrix(t)), tensor(oracle.weights(x, t))
     likelihood = kernel[:, tensor(x)].permute(1, 2, 0)
     ratio = kernel[x_0] / kernel[x_0, tensor(x)].unsqueeze(-1)
     if kind in ("none", "exact"):
@@ -242,7 +242,7 @@ def test_score_entropy_gradient(name: str, kind: str) -> None:
 def test_bayes_probabilities(name: str, s: float, t: float) -> None:
     """With the exact posterior it is Pr(X_s^i = y | X_t = x), enumerated; it always sums to one, and at s = 0 is mu."""
     process, oracle, x = case(name)
-    early, step, factors = oracle.noise.kernel(s), oracle.noise.step(s, t), oracle.factors(x, t)
+    early, step, factors = oracle.noise.transition_matrix(s), oracle.noise.step(s, t), oracle.factors(x, t)
     expected = np.empty((*x.shape, process.states))
     for i in range(oracle.length):
         others = oracle.distribution[:, None] * np.delete(factors, i, axis=-1).prod(-1)
@@ -265,7 +265,7 @@ def test_bayes_step_is_a_mixture_of_three_routes(name: str, s: float, t: float) 
     """To z ~ mu with weight q(k) alpha_s/m_t(k), to y by m_s with weight q(k) N, else stay."""
     process, oracle, x = case(name)
     mu = Network(oracle, 5).posterior(x, t)
-    late, early, step = oracle.noise.kernel(t), oracle.noise.kernel(s), oracle.noise.step(s, t)
+    late, early, step = oracle.noise.transition_matrix(t), oracle.noise.transition_matrix(s), oracle.noise.step(s, t)
     other = (np.arange(process.states) + 1) % process.vocab  # a clean token that differs from the column
     m_t, m_s, q = (matrix[other, np.arange(process.states)] for matrix in (late, early, step))
     alpha_s = early[0, 0] - early[1, 0]
@@ -302,7 +302,7 @@ def test_analytic_weights_are_the_released_ones(name: str, s: float, t: float) -
     score = np.exp(2 * Network(oracle, 6).logits(x, t))
     np.put_along_axis(score, x[..., None], 1.0, -1)
     absorbing = process.mask is not None
-    late, early = oracle.noise.kernel(t), oracle.noise.kernel(s)
+    late, early = oracle.noise.transition_matrix(t), oracle.noise.transition_matrix(s)
     difference = np.log((early[0, 0] - early[1, 0]) / (late[0, 0] - late[1, 0]))
     expected = released_weights(score, x, difference, absorbing)
     found = m2s.analytic_weights(tensor(score), tensor(x), at(s), at(t), process).numpy()
@@ -321,7 +321,7 @@ def test_analytic_weights_are_the_released_ones(name: str, s: float, t: float) -
 def test_analytic_weights_are_bayes_on_an_exact_score(name: str, s: float, t: float) -> None:
     """On the exact score, at sites whose candidates all count, the analytic step is Pr(X_s^i = y | X_t = x)."""
     process, oracle, x = case(name)
-    early, step, mu = oracle.noise.kernel(s), oracle.noise.step(s, t), oracle.posterior(x, t)
+    early, step, mu = oracle.noise.transition_matrix(s), oracle.noise.step(s, t), oracle.posterior(x, t)
     likelihood = likelihood_of_current(oracle, x, t)
     expected = np.divide(mu, likelihood, out=np.zeros_like(mu), where=likelihood > 0) @ early * step[:, x].transpose(1, 2, 0)
     found = m2s.analytic_weights(tensor(oracle.score(x, t)), tensor(x), at(s), at(t), process).numpy()
@@ -367,7 +367,7 @@ def test_factorized_rate_score_entropy(name: str, t: float) -> None:
     total = jump.sum(-1, keepdims=True)
     jump = np.divide(jump, total, out=np.zeros_like(jump), where=total > 0)
     rate = np.exp(np.take_along_axis(output, x[..., None], -1)) * weight.sum(-1, keepdims=True) * jump
-    kernel = oracle.noise.kernel(t)[: process.vocab]
+    kernel = oracle.noise.transition_matrix(t)[: process.vocab]
     likelihood = likelihood_of_current(oracle, x, t)[..., : process.vocab, None]
     target = weight[:, :, None, :] * np.divide(
         kernel, likelihood, out=np.zeros((*likelihood.shape[:-1], process.states)), where=likelihood > 0

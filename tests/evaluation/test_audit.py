@@ -103,7 +103,7 @@ def brute_force(case: Case, network: Signed, states: np.ndarray, times: list[tup
     """Every score vector on the way of `states` [calls + 1, n, L], examined one by one with the oracle's matrices alone."""
     noise, found = case.noise, []
     for x, (t, s) in zip(states, times, strict=False):
-        kernel, rates = noise.kernel(t), noise.rates(t)
+        kernel, rates = noise.transition_matrix(t), noise.rates(t)
         score = np.exp(network.log_score(x, seen(t)))
         step = noise.step(s, t) if weighs else None
         stats = {"sites": 0, "scores": 0, "classes": [0] * 4, "strict": [0] * 4, "coordinates": 0, "signed": 0, "overlap": 0}

@@ -65,12 +65,15 @@ def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float)
         integral = integral + weight * oracle.expected(oracle.losses(score, x, t), t)
     prior = np.zeros(len(oracle.clean))
     if name in SURVIVING:
-        start = oracle.noise.kernel(1.0)[:vocab]
+        start = oracle.noise.transition_matrix(1.0)[:vocab]
         predicted = predicted_end(model, oracle, t_min)
         terms = np.where(start > 0, start * np.log(np.where(start > 0, start, 1) / predicted[:, None]), 0.0).sum(-1)
         prior = np.stack([terms[i, oracle.clean[:, i]] for i in range(oracle.length)]).sum(0)
     elif name not in PURE_MASK:
-        start, reference = oracle.noise.kernel(1 - t_min)[:vocab], oracle.noise.kernel(1 - 1e-15)[:vocab].mean(0)
+        start, reference = (
+            oracle.noise.transition_matrix(1 - t_min)[:vocab],
+            oracle.noise.transition_matrix(1 - 1e-15)[:vocab].mean(0),
+        )
         safe = np.where(start > 0, start, 1)
         prior = (
             np.where(start > 0, start * np.log(safe / np.where(reference > 0, reference, 1)), 0.0).sum(-1)[oracle.clean].sum(-1)
@@ -84,12 +87,12 @@ def exact_terms(name: str, model: Exact | Network, oracle: Oracle, t_min: float)
 def predicted_end(model: Exact | Network, oracle: Oracle, t_min: float) -> np.ndarray:
     """The distribution of x_1 that the model predicts for a fully masked sequence: sum_z mu_z P_1(.|z), [L, S]."""
     vocab, masks = oracle.noise.vocab, np.full((1, oracle.length), oracle.noise.states - 1)
-    return model.posterior(masks, 1 - t_min)[0, :, :vocab] @ oracle.noise.kernel(1.0)[:vocab]
+    return model.posterior(masks, 1 - t_min)[0, :, :vocab] @ oracle.noise.transition_matrix(1.0)[:vocab]
 
 
 def known(posterior: np.ndarray, oracle: Oracle, t: float) -> np.ndarray:
     """A posterior restricted to the tokens from which x_t can be reached."""
-    likelihood = oracle.noise.kernel(t)[:, oracle.noisy].transpose(1, 2, 0)
+    likelihood = oracle.noise.transition_matrix(t)[:, oracle.noisy].transpose(1, 2, 0)
     joint = np.where(likelihood > 0, posterior, 0.0)
     return joint / joint.sum(-1, keepdims=True)
 
@@ -149,7 +152,7 @@ def test_elbo_is_above_the_exact_nll(name: str, kind: str) -> None:
     """For every clean sequence the exact NELBO exceeds the NLL of the model, and the estimate agrees with it."""
     process, oracle = ELBO[name].process, ELBO[name].oracle()
     model, x = network(kind, oracle), oracle.noisy
-    reference, end = oracle.noise.kernel(1 - 1e-15)[: process.vocab].mean(0), 1 - T_MIN
+    reference, end = oracle.noise.transition_matrix(1 - 1e-15)[: process.vocab].mean(0), 1 - T_MIN
     if name in SURVIVING:  # sampling starts from the prediction for a fully masked sequence
         reference, end = predicted_end(model, oracle, T_MIN), 1 - 1e-9
     start = oracle.terminal(lambda x, t: oracle.bridge(model.posterior(x, clipped(t, T_MIN)), x, t), reference, end, T_MIN)
@@ -269,7 +272,7 @@ def test_prior_kl_equals_its_enumeration(name: str, t: float) -> None:
     if name in PURE_MASK:
         assert np.isinf(found).all()
         return
-    rows, reference = noise.kernel(t)[: process.vocab], noise.kernel(1 - 1e-15)[: process.vocab].mean(0)
+    rows, reference = noise.transition_matrix(t)[: process.vocab], noise.transition_matrix(1 - 1e-15)[: process.vocab].mean(0)
     expected = [sum(p * math.log(p / r) for p, r in zip(row, reference, strict=True) if p > 0) for row in rows]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 

@@ -51,11 +51,11 @@ def test_published_nelbo_is_above_the_exact_nll(name: str, kind: str) -> None:
 
     def prediction(x: np.ndarray, t: float) -> np.ndarray:
         """Restricted to the tokens from which x can be reached."""
-        joint = np.where(oracle.noise.kernel(t)[:, x].transpose(1, 2, 0) > 0, posterior(x, t), 0.0)
+        joint = np.where(oracle.noise.transition_matrix(t)[:, x].transpose(1, 2, 0) > 0, posterior(x, t), 0.0)
         return joint / joint.sum(-1, keepdims=True)
 
     integral = sum(weight * jumps(oracle, prediction(x, t), t) for t, weight in quadrature(T_MIN, 1 - T_MIN))
-    reference, start = oracle.noise.kernel(1.0)[:vocab].mean(0), oracle.noise.kernel(1 - T_MIN)[:vocab]
+    reference, start = oracle.noise.transition_matrix(1.0)[:vocab].mean(0), oracle.noise.transition_matrix(1 - T_MIN)[:vocab]
     safe = np.where(start > 0, start, 1.0)
     prior = (start * np.log(safe / np.where(reference > 0, reference, 1.0))).sum(-1)[oracle.clean].sum(-1)
     last = prediction(x, T_MIN)
@@ -84,7 +84,7 @@ def test_expected_loss_equals_the_published_integrand(name: str, t: float) -> No
     loss = np.zeros(len(likelihood))
     loss[reached] = ct_elbo(m2s.Posterior(process), network(x_t, time), x_0, x_t, time).sum(-1).numpy()
     found = (likelihood * loss).reshape(len(oracle.clean), -1).sum(1)
-    kernel = oracle.noise.kernel(t)[:, x].transpose(1, 2, 0)
+    kernel = oracle.noise.transition_matrix(t)[:, x].transpose(1, 2, 0)
     prediction = np.where(kernel > 0, network.posterior(x, t), 0.0)
     np.testing.assert_allclose(found, jumps(oracle, prediction / prediction.sum(-1, keepdims=True), t), rtol=1e-10, atol=1e-12)
 

@@ -32,14 +32,14 @@ def test_transition_matrices_and_rates(name: str) -> None:
     )
     kernel, step, rates = process.transition_matrix(t), process.step_transition_matrix(s, t), process.rates(t)
     for n, (early, late) in enumerate(zip(s.tolist(), t.tolist(), strict=True)):
-        np.testing.assert_allclose(kernel[n], oracle.noise.kernel(late), rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(kernel[n], oracle.noise.transition_matrix(late), rtol=1e-9, atol=1e-13)
         np.testing.assert_allclose(step[n], oracle.noise.step(early, late), atol=1e-12)
         np.testing.assert_allclose(rates[n], oracle.noise.rates(late), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(kernel.sum(-1), 1, rtol=1e-13)
     np.testing.assert_allclose(step.sum(-1), 1, rtol=1e-13)
     assert (kernel >= 0).all()
     assert (step >= 0).all()
-    reference = np.full(process.vocab, 1 / process.vocab) @ oracle.noise.kernel(1 - 1e-15)[: process.vocab]
+    reference = np.full(process.vocab, 1 / process.vocab) @ oracle.noise.transition_matrix(1 - 1e-15)[: process.vocab]
     if name == "tabulated-absorbing":  # sampling starts from masks although alpha_1 > 0
         reference = np.eye(process.states)[-1]
     np.testing.assert_allclose(process.reference(), reference, atol=1e-7)
@@ -139,13 +139,13 @@ def test_corruption_frequencies(name: str, t: float) -> None:
     for z in range(process.vocab):
         observed, expected = (
             np.bincount(x_t[:, z], minlength=process.states),
-            oracle.noise.kernel(np.float32(t).item())[z] * count,
+            oracle.noise.transition_matrix(np.float32(t).item())[z] * count,
         )
         possible = expected > 1e-9
         assert (observed[~possible] == 0).all()
         assert chisquare(observed[possible], expected[possible] * count / expected[possible].sum()).pvalue > 1e-4
     pair = np.bincount(x_t[:, 0] * process.states + x_t[:, 1], minlength=process.states**2)
-    joint = np.outer(oracle.noise.kernel(t)[0], oracle.noise.kernel(t)[1]).ravel() * count
+    joint = np.outer(oracle.noise.transition_matrix(t)[0], oracle.noise.transition_matrix(t)[1]).ravel() * count
     assert chisquare(pair[joint > 5], joint[joint > 5] * pair[joint > 5].sum() / joint[joint > 5].sum()).pvalue > 1e-4
 
 

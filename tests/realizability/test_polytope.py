@@ -100,7 +100,7 @@ def test_box_is_the_range_of_the_bridge(name: str, t: float) -> None:
     process, oracle = case(name)
     x, time = oracle.noisy[:: max(1, len(oracle.noisy) // 40)], torch.tensor(t, dtype=torch.float64)
     low, high = m2s.box(tensor(x), time, process)
-    kernel, weight = oracle.noise.kernel(t)[: oracle.noise.vocab], oracle.weights(x, t)
+    kernel, weight = oracle.noise.transition_matrix(t)[: oracle.noise.vocab], oracle.weights(x, t)
     for n, i, y in zip(*np.nonzero(weight), strict=True):
         ratio = kernel[:, y] / kernel[:, x[n, i]]
         assert float(low[n, i, y]) == pytest.approx(ratio.min(), rel=1e-11)

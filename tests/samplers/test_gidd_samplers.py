@@ -43,7 +43,7 @@ def stepped(
 
 def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
     """(max_z nu_z - nu_k) pi_t(k), where pi_t is P_t(.|z) without alpha_t at z, normalised."""
-    nu, kernel = oracle.leave_one_out(x, t), oracle.noise.kernel(t)
+    nu, kernel = oracle.leave_one_out(x, t), oracle.noise.transition_matrix(t)
     noise = np.array([kernel[(y + 1) % oracle.noise.vocab if y < oracle.noise.vocab else 0, y] for y in range(len(kernel))])
     own = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
     return (nu.max(-1) - own) * (noise / noise.sum())[x]
