@@ -9,7 +9,7 @@ A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy or masked_
 `triton.py`:
 
 - `prepare(x_t, x_0, row_scalars)` converts the tokens `[N]` and row scalars `[C, N]` of all rows once;
-- `row_losses(logits, x_t, x_0, row_scalars, masked, vocab, weight, dtype)` returns the losses of some rows, and with a weight
+- `row_losses(logits, x_t, x_0, row_scalars, has_mask, vocab, weight, dtype)` returns the losses of some rows, and with a weight
   the gradient of weight times loss.
 
 Row scalars are the numbers that a row loss needs besides logits and tokens. Each row has C of them; `row_scalars` of the module
@@ -38,7 +38,7 @@ def linear_loss(
     x_t: Tensor,
     x_0: Tensor,
     row_scalars: Tensor,
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     row_weight: Tensor | None,
     fused: bool,
@@ -53,7 +53,7 @@ def linear_loss(
         x_t: Current tokens `[N]`.
         x_0: Clean tokens `[N]`.
         row_scalars: `[C, N]` in float64.
-        masked: Whether the process has a mask, the state `vocab`.
+        has_mask: Whether the process has a mask, the state `vocab`.
         vocab: Number of clean tokens.
         row_weight: Weight of each row `[N]`, or None for the losses alone.
         fused: Whether Triton kernels run. An argument, so that a backward pass repeats the choice of its forward pass.
@@ -70,7 +70,7 @@ def linear_loss(
         x_t, x_0, row_scalars = (value[..., at] for value in prepared)
         weight_here = None if row_weight is None else row_weight[at]
         loss, logits_gradient = row_loss.row_losses(
-            layer.logits(at), x_t, x_0, row_scalars, masked, vocab, weight_here, layer.hidden.dtype
+            layer.logits(at), x_t, x_0, row_scalars, has_mask, vocab, weight_here, layer.hidden.dtype
         )
         losses[at] = loss
         if gradient is not None and logits_gradient is not None:
@@ -93,7 +93,7 @@ def _(
     x_t: Tensor,
     x_0: Tensor,
     row_scalars: Tensor,
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     row_weight: Tensor | None,
     fused: bool,
@@ -137,17 +137,17 @@ class _PerPosition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, fused: bool, *row_inputs: Any) -> Tensor:
-        kind, x_t, x_0, row_scalars, masked, vocab = row_inputs
+        kind, x_t, x_0, row_scalars, has_mask, vocab = row_inputs
         ctx.save_for_backward(hidden, weight, bias, x_t, x_0, row_scalars)
-        ctx.settings = (kind, masked, vocab, fused)
-        return linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, None, fused)[0]
+        ctx.settings = (kind, has_mask, vocab, fused)
+        return linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, has_mask, vocab, None, fused)[0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         first_derivative_only("the fused loss")
         hidden, weight, bias, x_t, x_0, row_scalars = ctx.saved_tensors
-        kind, masked, vocab, fused = ctx.settings
-        _, *gradients = linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, masked, vocab, upstream, fused)
+        kind, has_mask, vocab, fused = ctx.settings
+        _, *gradients = linear_loss(kind, hidden, weight, bias, x_t, x_0, row_scalars, has_mask, vocab, upstream, fused)
         return *gradients[:2], gradients[2] if bias is not None else None, *(None for _ in range(7))
 
 

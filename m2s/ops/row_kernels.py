@@ -44,7 +44,7 @@ def launch(
     x_t: Tensor,
     x_0: Tensor,
     row_scalars: Tensor,
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     weight: Tensor | None,
     dtype: torch.dtype,
@@ -59,7 +59,7 @@ def launch(
         x_t: Current tokens `[N]`, as `prepare` returned them.
         x_0: Clean tokens `[N]`, of the same layout.
         row_scalars: `[C, N]`, of the same layout.
-        masked: Whether the process has a mask, the state `vocab`.
+        has_mask: Whether the process has a mask, the state `vocab`.
         vocab: Number of clean tokens.
         weight: Weight of each row `[N]`, or None for the loss alone.
         dtype: Dtype of the gradient.
@@ -84,7 +84,7 @@ def launch(
         0 if gradient is None else gradient.stride(0),
         columns,
         vocab,
-        MASK=masked,
+        MASK=has_mask,
         GRADIENT=gradient is not None,
         BLOCK=min(block, max(32, triton.next_power_of_2(columns) // 16)),
         num_warps=warps,

@@ -344,7 +344,7 @@ def _launch(
     k: Tensor,
     scalars: Tensor,
     vocab: int,
-    masked: bool,
+    has_mask: bool,
     box_tolerance: float,
     log: bool,
     block: int,
@@ -368,7 +368,7 @@ def _launch(
             *struct.unpack(
                 "<2q", struct.pack("<2d", 1 - box_tolerance, 1 + box_tolerance)
             ),  # as bits: a float argument would be rounded to float32
-            MASK=masked,
+            MASK=has_mask,
             STEP=len(scalars) > 6,
             LOG=log,
             FLOAT32=rows.dtype == torch.float32 and not log,
@@ -385,7 +385,7 @@ def _(
     k: Tensor,
     scalars: Tensor,
     vocab: int,
-    masked: bool,
+    has_mask: bool,
     box_tolerance: float,
     log: bool,
     block: int,
@@ -429,9 +429,9 @@ def measure_scores(
         alpha_step, mixing = process.removed_noise(s, t)
         scalars += [alpha_step, *mixing]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    masked = process.mask is not None
+    has_mask = process.mask is not None
     counts, sums = _launch(
-        rows, x_t.contiguous(), torch.stack(scalars), process.vocab, masked, box_tolerance, log, block, lines, warps
+        rows, x_t.contiguous(), torch.stack(scalars), process.vocab, has_mask, box_tolerance, log, block, lines, warps
     )
     (outside, beyond, negative), (lowest, signed_mass, off_plane, negative_mass) = counts, sums
     return ScoreMeasures(outside, beyond, lowest, signed_mass, off_plane, negative, negative_mass)

@@ -22,7 +22,7 @@ def row_losses(
     x_t: Int[Tensor, "N"],
     x_0: Int[Tensor, "N"],
     row_scalars: Float[Tensor, "1 N"],
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     weight: Float[Tensor, "N"] | None,
     dtype: torch.dtype,
@@ -34,7 +34,7 @@ def row_losses(
         x_t: Current tokens: the mask in every row. Not read.
         x_0: Clean tokens.
         row_scalars: The rate of each row.
-        masked: Whether the process has a mask. Not read.
+        has_mask: Whether the process has a mask. Not read.
         vocab: Number of clean tokens.
         weight: Weight of each row, or None for the loss alone.
         dtype: Dtype of the gradient.

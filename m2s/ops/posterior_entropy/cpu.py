@@ -342,7 +342,7 @@ def row_losses(
     x_t: Int[Tensor, "N"],
     x_0: Int[Tensor, "N"],
     row_scalars: Float[Tensor, "7 N"],
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     weight: Float[Tensor, "N"] | None,
     dtype: torch.dtype,
@@ -354,7 +354,7 @@ def row_losses(
         x_t: Current tokens.
         x_0: Clean tokens.
         row_scalars: As `row_scalars` stacks them.
-        masked: Whether the process has a mask, the state `vocab`.
+        has_mask: Whether the process has a mask, the state `vocab`.
         vocab: Number of clean tokens.
         weight: Weight of each row, or None for the loss alone.
         dtype: Dtype of the gradient.
@@ -363,7 +363,7 @@ def row_losses(
         The loss, and the gradient of weight times loss in `dtype`, or None without a weight.
     """
     offset, *site = (value.unsqueeze(-1) for value in row_scalars)
-    mask, k, x = vocab if masked else None, x_t.long().unsqueeze(-1), x_0.long().unsqueeze(-1)
+    mask, k, x = vocab if has_mask else None, x_t.long().unsqueeze(-1), x_0.long().unsqueeze(-1)
     loss, w, row = _forward(logits[:, :vocab], offset, k, x, SiteCoefficients(*site), mask)
     if weight is None:
         return loss.squeeze(-1), None

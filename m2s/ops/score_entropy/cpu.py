@@ -114,7 +114,7 @@ def row_losses(
     x_t: Int[Tensor, "N"],
     x_0: Int[Tensor, "N"],
     row_scalars: Float[Tensor, "5 N"],
-    masked: bool,
+    has_mask: bool,
     vocab: int,
     weight: Float[Tensor, "N"] | None,
     dtype: torch.dtype,
@@ -127,7 +127,7 @@ def row_losses(
         x_t: Current tokens.
         x_0: Clean tokens.
         row_scalars: As `row_scalars` stacks them.
-        masked: Whether the process has a mask, the state `vocab`.
+        has_mask: Whether the process has a mask, the state `vocab`.
         vocab: Number of clean tokens.
         weight: Weight of each row, or None for the loss alone.
         dtype: Dtype of the gradient.
@@ -135,7 +135,7 @@ def row_losses(
     Returns:
         The loss, and the gradient of weight times loss in `dtype`, or None without a weight.
     """
-    states = vocab + 1 if masked else vocab
+    states = vocab + 1 if has_mask else vocab
     gradient = None if weight is None else torch.zeros(logits.shape, dtype=dtype, device=logits.device)
     log_r, log_r_x, log_r_mask, rate, shift = (value.unsqueeze(-1) for value in row_scalars)
     rate = rate.to(logits.dtype)
@@ -146,7 +146,7 @@ def row_losses(
         at = slice(start, start + size)
         value = logits[at, :states]
         logs = (log_r[at], log_r_x[at], log_r_mask[at])
-        d, ratio = _differences(value, k[at], x[at], *logs, shift[at], vocab if masked else None)
+        d, ratio = _differences(value, k[at], x[at], *logs, shift[at], vocab if has_mask else None)
         h = torch.where(ratio > 0, ratio * bregman(d), d.exp()).scatter_(-1, k[at], 0.0)
         loss[at] = torch.where(rate[at] > 0, rate[at] * h.sum(-1, keepdim=True), 0)
         if gradient is not None and weight is not None:
@@ -165,16 +165,16 @@ class _UnconstrainedScoreEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, masked: bool, vocab: int
+        ctx: Any, log_score: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, has_mask: bool, vocab: int
     ) -> tuple[Tensor, Tensor]:
         ones = torch.ones_like(row_scalars[0]) if ctx.needs_input_grad[0] else None
-        loss, gradient = row_losses(log_score, k, x, row_scalars, masked, vocab, ones, log_score.dtype)
+        loss, gradient = row_losses(log_score, k, x, row_scalars, has_mask, vocab, ones, log_score.dtype)
         if gradient is None:
             return loss, log_score.new_empty(0)
         if not torch.compiler.is_compiling():  # which knows that the zeros in place of None are not used
             ctx.set_materialize_grads(False)
         ctx.save_for_backward(gradient, k, x, row_scalars)
-        ctx.masked = masked
+        ctx.has_mask = has_mask
         return loss, gradient
 
     @staticmethod
@@ -182,17 +182,17 @@ class _UnconstrainedScoreEntropy(torch.autograd.Function):
         gradient, k, x, row_scalars = ctx.saved_tensors
         result = None if upstream is None else gradient * upstream.unsqueeze(-1)
         if upstream_of_gradient is not None and not torch.compiler.is_compiling():  # of a second derivative
-            second = _second_derivative(gradient, k, x, row_scalars, ctx.masked) * upstream_of_gradient
+            second = _second_derivative(gradient, k, x, row_scalars, ctx.has_mask) * upstream_of_gradient
             result = second if result is None else result + second
         return (result, *(None for _ in range(5)))
 
 
-def _second_derivative(gradient: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, masked: bool) -> Tensor:
+def _second_derivative(gradient: Tensor, k: Tensor, x: Tensor, row_scalars: Tensor, has_mask: bool) -> Tensor:
     """n s_y = g_y + n r_y for every row, 0 at y = k."""
     log_r, log_r_x, log_r_mask, rate, _ = (value.unsqueeze(-1) for value in row_scalars)
     states = torch.arange(gradient.shape[-1], device=gradient.device)
     ratio = torch.where(states == x.unsqueeze(-1), log_r_x, log_r)
-    if masked:
+    if has_mask:
         ratio = torch.where(states == len(states) - 1, log_r_mask, ratio)
     at_k = states == k.unsqueeze(-1)
     return torch.where(at_k | (rate == 0), 0, gradient + (rate * ratio.exp()).to(gradient.dtype))
