@@ -166,7 +166,7 @@ class RowLossSpec(NamedTuple):
 
 
 def weighted_sum(
-    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec, weight: Float[Tensor, "*site"]
+    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], spec: RowLossSpec, weight: Float[Tensor, "*site"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "*site"]]:
     """Compute the weighted sum of the losses, with the gradient found in the forward pass.
 
@@ -174,7 +174,7 @@ def weighted_sum(
         output: Hidden states and last layer of the network.
         x_t: Current tokens.
         x_0: Clean tokens.
-        rows: The row loss and its scalars.
+        spec: The row loss and its scalars.
         weight: Weight of each position; 0 excludes it.
 
     Returns:
@@ -183,14 +183,14 @@ def weighted_sum(
     Raises:
         RuntimeError: The weights or the row scalars require a gradient, which this operation does not compute.
     """
-    constant_inputs("the fused loss", weight, rows.scalars)
+    constant_inputs("the fused loss", weight, spec.scalars)
     fused = uses_triton(output.hidden)
-    value, terms = _WeightedSum.apply(*_layer(output, rows), weight.reshape(-1).double(), fused, *_row_inputs(x_t, x_0, rows))
+    value, terms = _WeightedSum.apply(*_layer(output, spec), weight.reshape(-1).double(), fused, *_row_inputs(x_t, x_0, spec))
     return value, terms.reshape(x_0.shape)
 
 
 def per_position(
-    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], rows: RowLossSpec
+    output: Unprojected, x_t: Int[Tensor, "*site"], x_0: Int[Tensor, "*site"], spec: RowLossSpec
 ) -> Float[Tensor, "*site"]:
     """Compute the loss of every position.
 
@@ -198,7 +198,7 @@ def per_position(
         output: Hidden states and last layer of the network.
         x_t: Current tokens.
         x_0: Clean tokens.
-        rows: The row loss and its scalars.
+        spec: The row loss and its scalars.
 
     Returns:
         The losses `[*site]` in float64.
@@ -206,17 +206,17 @@ def per_position(
     Raises:
         RuntimeError: The row scalars require a gradient, which this operation does not compute.
     """
-    constant_inputs("the fused loss", rows.scalars)
+    constant_inputs("the fused loss", spec.scalars)
     fused = uses_triton(output.hidden)
-    return _PerPosition.apply(*_layer(output, rows), fused, *_row_inputs(x_t, x_0, rows)).reshape(x_0.shape)
+    return _PerPosition.apply(*_layer(output, spec), fused, *_row_inputs(x_t, x_0, spec)).reshape(x_0.shape)
 
 
-def _layer(output: Unprojected, rows: RowLossSpec) -> tuple[Tensor, Tensor, Tensor | None]:
+def _layer(output: Unprojected, spec: RowLossSpec) -> tuple[Tensor, Tensor, Tensor | None]:
     """Hidden states as rows, weight and bias."""
-    return output.hidden.reshape(-1, output.hidden.shape[-1]), output.wide_enough(rows.process.states), output.bias
+    return output.hidden.reshape(-1, output.hidden.shape[-1]), output.wide_enough(spec.process.states), output.bias
 
 
-def _row_inputs(x_t: Tensor, x_0: Tensor, rows: RowLossSpec) -> tuple[Any, ...]:
+def _row_inputs(x_t: Tensor, x_0: Tensor, spec: RowLossSpec) -> tuple[Any, ...]:
     """What `linear_loss` takes besides the layer: kind, tokens, scalars, whether there is a mask, vocabulary."""
-    process = rows.process
-    return rows.kind, x_t.reshape(-1), x_0.reshape(-1), rows.scalars, process.mask is not None, process.vocab
+    process = spec.process
+    return spec.kind, x_t.reshape(-1), x_0.reshape(-1), spec.scalars, process.mask is not None, process.vocab
