@@ -42,14 +42,14 @@ class LocalBatch:
         batch: The examples.
         t: A time for each example, [n].
         weight: The weight of each time, [n].
-        masked: Waits for the number of masked positions of each micro-batch and returns it; None where that is not needed.
+        read_masked_counts: Waits for the number of masked positions of each micro-batch and returns them; None: not needed.
     """
 
     rows: Tensor
     batch: Batch
     t: Tensor
     weight: Tensor
-    masked: Callable[[], list[float]] | None = None
+    read_masked_counts: Callable[[], list[float]] | None = None
 
 
 @dataclass
@@ -253,8 +253,8 @@ class Trainer:
         batch, device = self.source.train(indices), world.device
         given = (None if value is None else to_device(value, device) for value in (batch.weight, batch.label))
         rows, t, batch = to_device(rows, device), to_device(t, device), Batch(to_device(batch.x_0, device), *given)
-        masked = self._count_masked(batch.x_0, t, rows, step) if counts else None
-        return LocalBatch(rows, batch, t, to_device(weight, device), masked)
+        read_masked_counts = self._count_masked(batch.x_0, t, rows, step) if counts else None
+        return LocalBatch(rows, batch, t, to_device(weight, device), read_masked_counts)
 
     def _count_masked(self, x_0: Tensor, t: Tensor, rows: Tensor, step: int) -> Callable[[], list[float]]:
         """Start to count the masked positions of each micro-batch. The same noise is drawn again in the backward pass."""
@@ -286,8 +286,8 @@ class Trainer:
             weights = world.sum(batch.batch.weight.double().sum())
         losses = torch.zeros(run.batch, dtype=torch.float64, device=world.device)
         size = run.micro_batch or len(rows)
-        if batch.masked is not None:
-            self.backward_pass.reserve_masked(batch.masked(), size * length)
+        if batch.read_masked_counts is not None:
+            self.backward_pass.reserve_masked(batch.read_masked_counts(), size * length)
         step = torch.full((), self.progress.step, dtype=torch.int64, device=world.device)
         tau = torch.full((), value, device=world.device) if (value := self.tau) else None
         backward = self.backward_pass.start_step(self.optimizer, single=size == len(rows), soft=tau is not None)

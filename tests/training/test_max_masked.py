@@ -203,7 +203,7 @@ def test_one_recording_is_enough_for_nearly_all_steps(tmp_path):
         tmp_path, random_rows(length=128), method="md4", batch=32, micro_batch=4, steps=60, kernels="reference"
     )
     trainer.backward_pass.counts_masked = True
-    counts = [max(trainer.local_batch(step).masked()) for step in range(60)]
+    counts = [max(trainer.local_batch(step).read_masked_counts()) for step in range(60)]
     assert masked_capacity(round(counts[0]), 512) <= 0.75 * 512 and max(counts) <= masked_capacity(round(counts[0]), 512)
 
 
@@ -216,6 +216,6 @@ def test_masked_positions_are_counted_for_every_call(tmp_path, micro_batch):
         local = trainer.local_batch(step)
         calls = zip(*(value.split(micro_batch or 4) for value in (local.batch.x_0, local.t, local.rows)), strict=True)
         noisy = [corrupt_by_counter(trainer.head.process, *call, trainer.config.run.seed, step) for call in calls]
-        assert local.masked() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
+        assert local.read_masked_counts() == [int((x_t == rows.vocab).sum()) for x_t in noisy]
     trainer.backward_pass.counts_masked = False
-    assert trainer.local_batch(0).masked is None
+    assert trainer.local_batch(0).read_masked_counts is None
