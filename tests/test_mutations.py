@@ -342,8 +342,8 @@ MUTANTS = {
     ),
     "corrector: an unconstrained score used at a token that is certainly clean": Mutant(
         "samplers/predictor_corrector.py",
-        "torch.where(part.certainly_clean().unsqueeze(-1),",
-        "torch.where(part.certainly_clean().unsqueeze(-1) & False,",
+        "torch.where(part.is_certainly_clean().unsqueeze(-1),",
+        "torch.where(part.is_certainly_clean().unsqueeze(-1) & False,",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[predictor_corrector-absorbing-linear]",
     ),
 }

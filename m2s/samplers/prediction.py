@@ -159,21 +159,21 @@ class Prediction:
         """True where the current token is the mask, [*site]."""
         return torch.eq(self.x_t, -1 if self.process.mask is None else self.process.mask)
 
-    def known_clean(self) -> Bool[Tensor, "*site"]:
+    def is_clean_by_mixing(self) -> Bool[Tensor, "*site"]:
         """Return where the current token is certainly the clean one, m_t(k) = 0, [*site].
 
         False everywhere for a process that is not rank-one: there the transition matrix gives the posterior its zeros. See
-        `certainly_clean`.
+        `is_certainly_clean`.
         """
         rank_one = self.process.rank_one
         if rank_one is None:
             return torch.zeros_like(self.x_t, dtype=torch.bool)
         return rank_one.at(self.x_t, self.t).m_k == 0
 
-    def certainly_clean(self) -> Bool[Tensor, "*site"]:
+    def is_certainly_clean(self) -> Bool[Tensor, "*site"]:
         """Return where the current token is certainly the clean one, for any process: P_t(k|z) = 0 for all z != k, [*site]."""
         if self.process.rank_one is not None:
-            return self.known_clean()
+            return self.is_clean_by_mixing()
         others = scatter_at(self.process.columns(self.x_t, self.t), self.x_t, 0.0)[..., : self.process.vocab]
         return (others == 0).all(-1) & ~self.masked
 
@@ -203,7 +203,7 @@ class Prediction:
         """Return mu = Pr(X_0 = . | X_t) at every site, [*site, S]; 0 at the mask."""
         mu = torch.softmax(self.log_weights(), -1)
         mu = torch.nn.functional.pad(mu, (0, self.process.states - self.process.vocab))
-        return torch.where(self.known_clean().unsqueeze(-1), scatter_at(torch.zeros_like(mu), self.x_t, 1.0), mu)
+        return torch.where(self.is_clean_by_mixing().unsqueeze(-1), scatter_at(torch.zeros_like(mu), self.x_t, 1.0), mu)
 
     def probability(self, token: Int[Tensor, "*site"]) -> Float[Tensor, "*site"]:
         """Return mu of one token at every site, [*site].
@@ -354,13 +354,13 @@ class Prediction:
     def _offset(self) -> Float[Tensor, "N"]:
         """What is added to the logit of the current token; infinite where that is certainly the clean one."""
         assert isinstance(self.head, Posterior)
-        return self.head.offset_at_current_token(self.x_t, self.t).masked_fill(self.known_clean(), torch.inf).reshape(-1)
+        return self.head.offset_at_current_token(self.x_t, self.t).masked_fill(self.is_clean_by_mixing(), torch.inf).reshape(-1)
 
     def _draw(self, u: Float[Tensor, "*site"], other: bool) -> TokenDraw:
         """`draw_token` of a part of the sites, from its logits."""
         vocab = self.process.vocab
         logits, k = self.log_weights().reshape(-1, vocab), self.x_t.long().reshape(-1)
-        offset = torch.where(self.known_clean().reshape(-1), torch.inf, 0.0)
+        offset = torch.where(self.is_clean_by_mixing().reshape(-1), torch.inf, 0.0)
         drawn = cpu.draw_token(logits, k, offset, u.reshape(-1), vocab, other)
         return TokenDraw(*(value.reshape(u.shape) for value in drawn))
 

@@ -89,7 +89,7 @@ def gibbs(prediction: Prediction, sites: int, noise: CounterNoise) -> Int[Tensor
     score, k = part.score(), part.x_t.long()
     # No loss is taken at a token that is certainly clean, so an unconstrained score is arbitrary there: use the process.
     clean = torch.nn.functional.one_hot(k, part.process.states).to(score)
-    score = torch.where(part.certainly_clean().unsqueeze(-1), score_from_posterior(clean, k, part.t, part.process), score)
+    score = torch.where(part.is_certainly_clean().unsqueeze(-1), score_from_posterior(clean, k, part.t, part.process), score)
     new = draw_categorical(score, noise("token").reshape(-1)[at])
     moved = x.reshape(-1).scatter(0, at, new).reshape(x.shape)
     return moved if prediction.free is None else torch.where(prediction.free, moved, x)

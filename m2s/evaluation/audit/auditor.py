@@ -121,7 +121,7 @@ class Audit:
     def _reached(self, prediction: Prediction) -> Bool[Tensor, "B L"]:
         """Return where some candidate has a forward rate into the current token."""
         if self.process.rank_one is not None:
-            return ~prediction.known_clean()
+            return ~prediction.is_clean_by_mixing()
         return (self.process.rates_into(prediction.x_t, prediction.t) > 0).any(-1)
 
     def _examine(self, prediction: Prediction, s: Float[Tensor, "*site"]) -> tuple[Tensor, ...]:
