@@ -37,8 +37,8 @@ class Repair(AuditArgs):
     The measure is generative perplexity for text (with intervals over pairs of sequences), FID for images, or none. Without a
     measure the command still counts the classes of the scores, negative weights, and the tokens that changed.
 
-    Writes repair.json, repair.txt, free.npz and projected.npz into a folder, and pairs.png (images) or free.txt and
-    projected.txt (text). The same command, given again, resumes an interrupted run.
+    Writes repair.json, repair.txt, unprojected.npz and projected.npz into a folder, and pairs.png (images) or unprojected.txt
+    and projected.txt (text). The same command, given again, resumes an interrupted run.
 
     Example: m2s repair runs/sedd --n 1024 --judge gpt2-large --protocol mdlm --out repair/
 
@@ -95,9 +95,10 @@ class Repair(AuditArgs):
             write_samples(samples[arm], tokens[arm], checkpoint, parts.settings)
             shards.append(parts)
         self._write_pairs(checkpoint, tokens)
+        first = audits["unprojected"]
         result = {
-            **{name: audits["free"][name] for name in ("command", "device", "versions", "checkpoint", "head", "process")},
-            "changes": count_changes(tokens["free"], tokens["projected"]),
+            **{name: first[name] for name in ("command", "device", "versions", "checkpoint", "head", "process")},
+            "changes": count_changes(tokens["unprojected"], tokens["projected"]),
             "measure": measure(samples),
             "audits": audits,
         }
@@ -117,7 +118,7 @@ class Repair(AuditArgs):
         data = checkpoint.data or {}
         if data.get("kind") == "image":
             count = max(1, 2 * math.isqrt(min(self.n, MAX_PAIRS) // 2) ** 2)  # an even width keeps pairs in one row
-            pairs = torch.stack([tokens["free"][:count], tokens["projected"][:count]], 1).flatten(0, 1)
+            pairs = torch.stack([tokens["unprojected"][:count], tokens["projected"][:count]], 1).flatten(0, 1)
             write_pictures(self.out / "pairs.png", pairs, tuple(data["shape"]), data["levels"])
         elif checkpoint.tokenizer is not None:
             for arm, rows in tokens.items():
@@ -156,8 +157,8 @@ class Repair(AuditArgs):
         judge = load_judge(self.judge or protocol.judge, self.device)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:
-            free, projected = (read_samples(path, protocol, tokenizer, self.n) for path in samples.values())
-            return compare_by_judge(free, projected, judge, resamples=self.resamples or 2000, seed=self.seed)
+            unprojected, projected = (read_samples(path, protocol, tokenizer, self.n) for path in samples.values())
+            return compare_by_judge(unprojected, projected, judge, resamples=self.resamples or 2000, seed=self.seed)
 
         return measure
 
@@ -188,14 +189,14 @@ class Repair(AuditArgs):
             images = {arm: read(str(path), reference).first(protocol.samples) for arm, path in samples.items()}
             found = {arm: statistics(images[arm], network) for arm in ARMS}
             theirs = statistics(reference, network)
-            free, projected = (found[arm].rows for arm in ARMS)
-            every = found["free"].count <= ROWS
-            gap = fid_difference(free, projected, theirs, self.resamples or 100, self.seed) if every else None
+            unprojected, projected = (found[arm].rows for arm in ARMS)
+            every = found["unprojected"].count <= ROWS
+            gap = fid_difference(unprojected, projected, theirs, self.resamples or 100, self.seed) if every else None
             return {
                 "kind": "fid",
                 **{arm: frechet(found[arm], theirs) for arm in ARMS},
                 "difference": gap,
-                "samples": found["free"].count,
+                "samples": found["unprojected"].count,
                 "reference": describe(reference),
                 "network": describe(network),
             }

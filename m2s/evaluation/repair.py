@@ -17,40 +17,44 @@ from m2s.evaluation.genppl import Samples, paired_difference, score, summarize
 from m2s.evaluation.judge import Judge
 from m2s.realizability import SCORE_CLASSES
 
-ARMS = ("free", "projected")
-TITLES = {"free": "score as it is", "projected": "projected score"}
+ARMS = ("unprojected", "projected")
+TITLES = {"unprojected": "score as it is", "projected": "projected score"}
 
 
-def count_changes(free: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
+def count_changes(unprojected: Int[Tensor, "n L"], projected: Int[Tensor, "n L"]) -> dict[str, int]:
     """Count what the projection changed.
 
     Args:
-        free: Samples of the scores as they are, [n, L].
+        unprojected: Samples of the scores as they are, [n, L].
         projected: Samples of the projected scores on the same noise, [n, L].
 
     Returns:
         Tokens and samples, how many of them changed, and how many samples of each set are distinct.
     """
-    differ = free != projected
+    differ = unprojected != projected
     return {
         "tokens": differ.numel(),
         "tokens_changed": int(differ.sum()),
         "samples": len(differ),
         "samples_changed": int(differ.any(-1).sum()),
-        "distinct_free": len(free.unique(dim=0)),
+        "distinct_unprojected": len(unprojected.unique(dim=0)),
         "distinct_projected": len(projected.unique(dim=0)),
     }
 
 
 def fid_difference(
-    free: Float[Tensor, "n D"], projected: Float[Tensor, "m D"], reference: Statistics, resamples: int = 100, seed: int = 0
+    unprojected: Float[Tensor, "n D"],
+    projected: Float[Tensor, "m D"],
+    reference: Statistics,
+    resamples: int = 100,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Compute FID(projected) - FID(free), with the 95% percentile bootstrap interval over pairs.
+    """Compute FID(projected) - FID(unprojected), with the 95% percentile bootstrap interval over pairs.
 
     A resample has fewer distinct images than the samples, which raises both FIDs; their difference is still meaningful.
 
     Args:
-        free: Features of the samples of the scores as they are, [n, D].
+        unprojected: Features of the samples of the scores as they are, [n, D].
         projected: Features of the samples of the projected scores, [n, D]. Sample i of both is a pair.
         reference: The features of the data.
         resamples: The number of bootstrap resamples, at least 100.
@@ -62,33 +66,33 @@ def fid_difference(
     Raises:
         ValueError: The sets have different sizes, or `resamples` is too small.
     """
-    if free.shape != projected.shape or len(free) < 2:
+    if unprojected.shape != projected.shape or len(unprojected) < 2:
         raise ValueError(
-            f"features have shapes {list(free.shape)} and {list(projected.shape)}: pairs need as many of both, >= 2"
+            f"features have shapes {list(unprojected.shape)} and {list(projected.shape)}: pairs need as many of both, >= 2"
         )
     if resamples < 100:
         raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")
     generator = np.random.default_rng(seed)
-    everyone = np.arange(len(free))
-    indices = [everyone, *(generator.integers(len(free), size=len(free)) for _ in range(resamples))]
+    everyone = np.arange(len(unprojected))
+    indices = [everyone, *(generator.integers(len(unprojected), size=len(unprojected)) for _ in range(resamples))]
 
     def distance(features: Tensor, at: Any) -> float:
         statistics = Statistics.empty(features.shape[1])
         statistics.update(features[torch.from_numpy(at)])
         return frechet(statistics, reference)
 
-    value, *drawn = (distance(projected, at) - distance(free, at) for at in indices)
+    value, *drawn = (distance(projected, at) - distance(unprojected, at) for at in indices)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return {"value": value, "low": float(low), "high": float(high)}
 
 
 def compare_by_judge(
-    free: Samples, projected: Samples, judge: Judge, batch_size: int = 8, resamples: int = 2000, seed: int = 0
+    unprojected: Samples, projected: Samples, judge: Judge, batch_size: int = 8, resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
     """Score both sets of samples by one judge, and compare them in pairs.
 
     Args:
-        free: Samples of the scores as they are.
+        unprojected: Samples of the scores as they are.
         projected: Samples of the projected scores.
         judge: The language model.
         batch_size: Sequences that the judge reads at once.
@@ -98,11 +102,11 @@ def compare_by_judge(
     Returns:
         The summaries of both sets and their difference.
     """
-    scores = {arm: score(samples, judge, batch_size) for arm, samples in zip(ARMS, (free, projected), strict=True)}
+    scores = {arm: score(samples, judge, batch_size) for arm, samples in zip(ARMS, (unprojected, projected), strict=True)}
     return {
         "kind": "genppl",
         **{arm: summarize(one, resamples, seed) for arm, one in scores.items()},
-        "difference": paired_difference(scores["projected"], scores["free"], resamples, seed),
+        "difference": paired_difference(scores["projected"], scores["unprojected"], resamples, seed),
     }
 
 
@@ -147,7 +151,7 @@ def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:
             lines.append("too many samples for an interval over pairs")
         else:
             interval = f"[{gap['low']:+.4f}, {gap['high']:+.4f}]"
-            lines.append(f"projected less free: {gap['value']:+.4f}, 95% of resampled pairs {interval}")
+            lines.append(f"projected minus unprojected: {gap['value']:+.4f}, 95% of resampled pairs {interval}")
         if network["name"] != "inception-2015-12-05":
             lines.append(f"features of {network['file']}, which is not FID's Inception: compare with no published figure")
         return lines
@@ -158,10 +162,8 @@ def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:
         lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {interval:>22}")
     gap = measure["difference"]["nats_per_token"]
     lines.append(
-        f"projected less free, in pairs: {gap['value']:+.4f} nats a token, "
+        f"projected minus unprojected, in pairs: {gap['value']:+.4f} nats a token, "
         f"95% bootstrap [{gap['low']:+.4f}, {gap['high']:+.4f}]"
     )
-    return [
-        *lines,
-        *(f"not as in the protocol {measure['free']['protocol']['name']}: {what}" for what in measure["free"]["departures"]),
-    ]
+    first = measure["unprojected"]
+    return [*lines, *(f"not as in the protocol {first['protocol']['name']}: {what}" for what in first["departures"])]

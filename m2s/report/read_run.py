@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from m2s.errors import UserError, printable
+from m2s.evaluation.earlier_names import with_current_names
 from m2s.hub.folder import WEIGHTS, current
 from m2s.npz import read_npz
 from m2s.report.audit.result import KEYS
@@ -292,7 +293,7 @@ def _read_log(run: TrainingRun, file: Path) -> None:
 
 def _read_result(run: TrainingRun, file: Path) -> None:
     """Read a result and recognize its kind."""
-    value = read_json(file)
+    value = with_current_names(read_json(file))
     kind = next((kind for kind, keys in RESULT_KEYS.items() if isinstance(value, dict) and value.keys() >= keys), None)
     if kind is None:
         run.problems.append(f"{file} is left out: it is not a result that m2s writes")

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import m2s
 from snapshot_parts.values import Entry, arrays, digest, json_numbers, numbers, progress, tensor
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORDED_NAMES = {"nelbo": "bound", "unprojected": "free", "distinct_unprojected": "distinct_free"}
 
 # These options of the command line are all that the script uses. An option that is renamed is renamed here.
 METHODS = (
@@ -139,7 +140,7 @@ def evaluate(runs: Runs) -> Iterator[Entry]:
     """
     for name in EVALUATED:
         runs.command("evaluate", "bpd", str(runs[name]), *EVALUATE.split(), "--out", f"bpd-{name}.json")
-        yield from json_numbers(f"evaluate/{name}", runs.folder / f"bpd-{name}.json")
+        yield from _recorded(json_numbers(f"evaluate/{name}", runs.folder / f"bpd-{name}.json"))
 
 
 def run_samples(runs: Runs) -> Iterator[Entry]:
@@ -177,6 +178,12 @@ def audit(runs: Runs) -> Iterator[Entry]:
         folder = runs.folder / f"repair-{name}"
         runs.command("repair", str(runs[name]), *AUDIT.split(), "--measure", "none", "--out", folder.name)
         found = json_numbers(f"audit/repair-{name}", folder / "repair.json")
-        yield from ((key, value) for key, value in found if "/steps/" not in key)  # as in an audit
+        yield from _recorded((key, value) for key, value in found if "/steps/" not in key)  # as in an audit
         for path in sorted(folder.glob("*.npz")):
-            yield from arrays(f"audit/repair-{name}/{path.stem}", path)
+            yield from _recorded(arrays(f"audit/repair-{name}/{path.stem}", path))
+
+
+def _recorded(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries under the names that the keys had when the values were recorded."""
+    for key, value in entries:
+        yield "/".join(RECORDED_NAMES.get(part, part) for part in key.split("/")), value

@@ -62,25 +62,27 @@ def test_pairs_are_drawn_from_one_noise_and_only_the_score_differs(images, tmp_p
     found = repair(images, tmp_path, 9, "--measure", "none", "--seed", "5", "--batch-size", "4")
     model, head = m2s.load(images)
     options = {"shape": (9, 64), "steps": 4, "sampler": "analytic", "grid": "linear", "seed": 5}
-    free, projected = (m2s.sample(model, one, **options) for one in (head, m2s.Projected(head)))
-    assert torch.equal(tokens(tmp_path / "free.npz"), free)
+    unprojected, projected = (m2s.sample(model, one, **options) for one in (head, m2s.Projected(head)))
+    assert torch.equal(tokens(tmp_path / "unprojected.npz"), unprojected)
     assert torch.equal(tokens(tmp_path / "projected.npz"), projected)
-    differ = [[int(a != b) for a, b in zip(*rows, strict=True)] for rows in zip(free.tolist(), projected.tolist(), strict=True)]
+    differ = [
+        [int(a != b) for a, b in zip(*rows, strict=True)] for rows in zip(unprojected.tolist(), projected.tolist(), strict=True)
+    ]
     assert found["changes"] == {
         "tokens": 9 * 64,
         "tokens_changed": sum(map(sum, differ)),
         "samples": 9,
         "samples_changed": sum(map(any, differ)),
-        "distinct_free": len({tuple(row) for row in free.tolist()}),
+        "distinct_unprojected": len({tuple(row) for row in unprojected.tolist()}),
         "distinct_projected": len({tuple(row) for row in projected.tolist()}),
     }
     assert found["changes"]["tokens_changed"] > 0 and found["measure"] is None
-    before, after = (found["audits"][arm]["overall"]["before"] for arm in ("free", "projected"))
+    before, after = (found["audits"][arm]["overall"]["before"] for arm in ("unprojected", "projected"))
     assert before["classes"]["outside"] + before["classes"]["material"] > 0 and before["negative_weights"] > 0
     assert after["classes"]["outside"] == after["classes"]["material"] == after["negative_weights"] == 0
     from matplotlib.image import imread
 
-    pairs = torch.stack([free[:8], projected[:8]], 1).reshape(16, 64)  # four pairs of columns, four rows
+    pairs = torch.stack([unprojected[:8], projected[:8]], 1).reshape(16, 64)  # four pairs of columns, four rows
     shown = np.rint(255 * imread(tmp_path / "pairs.png")[..., :3]).astype(np.uint8)
     assert np.array_equal(shown, picture_grid(pairs, (8, 8), 17))
     said = capsys.readouterr().out
@@ -88,7 +90,7 @@ def test_pairs_are_drawn_from_one_noise_and_only_the_score_differs(images, tmp_p
     assert f"{share:.2%} of 576 tokens" in said and said.count("0.0000%") >= 3
     assert (tmp_path / "repair.txt").read_text().strip() in said
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"repair.json", "repair.txt", "free.npz", "projected.npz", "pairs.png"}
+    assert names == {"repair.json", "repair.txt", "unprojected.npz", "projected.npz", "pairs.png"}
 
 
 def test_changes_by_hand():
@@ -98,7 +100,7 @@ def test_changes_by_hand():
         "tokens_changed": 3,
         "samples": 3,
         "samples_changed": 2,
-        "distinct_free": 2,
+        "distinct_unprojected": 2,
         "distinct_projected": 3,
     }
 
@@ -126,19 +128,19 @@ class Letters(Judge):
 def test_text_is_judged_in_pairs(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(judge, "load_judge", lambda name, device: Letters(name, None, None, None, False))
     found = repair(text, tmp_path, 12, "--protocol", "mdlm", "--judge", "letters", "--resamples", "400")["measure"]
-    nll = {arm: COSTS[tokens(tmp_path / f"{arm}.npz")[:, 1:]] for arm in ("free", "projected")}
+    nll = {arm: COSTS[tokens(tmp_path / f"{arm}.npz")[:, 1:]] for arm in ("unprojected", "projected")}
     for arm, costs in nll.items():
         assert found[arm]["nats_per_token"]["value"] == pytest.approx(costs.mean())
         assert found[arm]["perplexity"]["value"] == pytest.approx(np.exp(costs.mean()))
     gap = found["difference"]["nats_per_token"]
-    assert gap["value"] == pytest.approx(nll["projected"].mean() - nll["free"].mean())
-    each = (nll["projected"] - nll["free"]).mean(1)
+    assert gap["value"] == pytest.approx(nll["projected"].mean() - nll["unprojected"].mean())
+    each = (nll["projected"] - nll["unprojected"]).mean(1)
     drawn = np.random.default_rng(9).choice(each, (20_000, 12)).mean(1)
     error = 4 * each.std() / np.sqrt(12 * 400) * 3  # of a quantile of 400 resamples
     assert (gap["low"], gap["high"]) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=error)
     assert found["difference"]["same_noise"] is True
     said = capsys.readouterr().out
-    assert f"{found['free']['perplexity']['value']:.2f}" in said and f"{gap['value']:+.4f} nats a token" in said
+    assert f"{found['unprojected']['perplexity']['value']:.2f}" in said and f"{gap['value']:+.4f} nats a token" in said
     assert "not as in the protocol mdlm: the judge is letters" in said
     assert LETTERS.decode(tokens(tmp_path / "projected.npz")[3].tolist()) in (tmp_path / "projected.txt").read_text()
 
@@ -155,16 +157,16 @@ def test_images_are_measured_by_fid_in_pairs(images, tmp_path, monkeypatch, caps
     monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(script)})
     options = ("--against", "digits:test", "--inception", str(script))
     found = repair(images, tmp_path / "out", 8, *options)["measure"]
-    for arm in ("free", "projected"):
+    for arm in ("unprojected", "projected"):
         result = tmp_path / f"{arm}.json"
         main(["evaluate", "fid", str(tmp_path / "out" / f"{arm}.npz"), *options, "--no-kid", "--out", str(result)])
         assert found[arm] == pytest.approx(json.loads(result.read_text())["fid"], rel=1e-9)
     gap = found["difference"]
-    assert gap["value"] == pytest.approx(found["projected"] - found["free"], rel=1e-5)
+    assert gap["value"] == pytest.approx(found["projected"] - found["unprojected"], rel=1e-5)
     assert gap["low"] <= gap["high"] and found["samples"] == 8 and found["network"]["features"] == 4
     said = capsys.readouterr().out
     assert "tiles.pt, which is not FID's Inception" in said
-    assert f"{found['free']:.4f}" in said and f"[{gap['low']:+.4f}, {gap['high']:+.4f}]" in said
+    assert f"{found['unprojected']:.4f}" in said and f"[{gap['low']:+.4f}, {gap['high']:+.4f}]" in said
 
 
 def test_a_difference_of_fids_resamples_pairs():
@@ -205,8 +207,8 @@ def test_a_killed_repair_resumes(text, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2")
     assert repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2") == whole
-    free, projected = ([(arm, first) for first in (0, 2, 4)] for arm in ("free", "projected"))
-    assert drawn == [*free, *projected[:2], *projected[1:]]
+    unprojected, projected = ([(arm, first) for first in (0, 2, 4)] for arm in ("unprojected", "projected"))
+    assert drawn == [*unprojected, *projected[:2], *projected[1:]]
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
 
 
@@ -230,7 +232,7 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
     torch.jit.save(torch.jit.script(Tiles()), str(script))
     monkeypatch.setattr("m2s.evaluation.inception.KNOWN_SCRIPTS", {sha256(script)})
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "free.npz").write_text("somebody's")
+    (tmp_path / "taken" / "unprojected.npz").write_text("somebody's")
     out = ("--out", str(tmp_path / "new"))
     inception = ("--inception", str(script))
     assert load_data("digits").vocab == 17

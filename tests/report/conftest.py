@@ -142,8 +142,8 @@ def runs(data_folder: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     genppl = judged(folder)
     (text / "genppl.json").write_text(json.dumps(genppl))
     audit = json.loads((folder / "sedd" / "repair" / "repair.json").read_text())
-    gap, (free, projected) = genppl["differences"][0], genppl["results"]
-    audit["measure"] = {"kind": "genppl", "free": free, "projected": projected, "difference": gap}
+    gap, (unprojected, projected) = genppl["differences"][0], genppl["results"]
+    audit["measure"] = {"kind": "genppl", "unprojected": unprojected, "projected": projected, "difference": gap}
     (text / "repair").mkdir()
     (text / "repair" / "repair.json").write_text(json.dumps(audit))
     bpd = json.loads((folder / "m2s" / "bpd.json").read_text()) | {"unit": "token"}

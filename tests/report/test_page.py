@@ -159,8 +159,8 @@ def test_audit_and_repair(runs: Path, parsed: Reader) -> None:
     assert [text.splitlines()[0] for text in parsed.content["pre"] if "unreal. proj." in text][1].endswith(audit["head"])
     repair = json.loads((runs / "sedd" / "repair" / "repair.json").read_text())
     rows = [row for row in parsed.rows if row[0] == "score as it is"]
-    assert [row[1][:7] for row in rows[:1]] == [format_number(repair["measure"]["free"])[:7]]
-    classes = repair["audits"]["free"]["overall"]
+    assert [row[1][:7] for row in rows[:1]] == [format_number(repair["measure"]["unprojected"])[:7]]
+    classes = repair["audits"]["unprojected"]["overall"]
     share = classes["before"]["classes"]["material"] / classes["position_steps"]
     assert rows[1][2] == (f"{share:.4%}" if share else "0%")
     gap = json.loads((runs / "text" / "repair" / "repair.json").read_text())["measure"]["difference"]["nats_per_token"]

@@ -45,7 +45,7 @@ def _repair(problems: Problems, run: TrainingRun, result: Result) -> dict[str, A
     return {
         "name": name,
         "measure": _measure(value["measure"]),
-        "settings": sampler_settings(value["audits"]["free"]["settings"]),
+        "settings": sampler_settings(value["audits"]["unprojected"]["settings"]),
         "changes": {key: f"{changes[key]:,}" for key in ("tokens", "tokens_changed", "samples", "samples_changed")},
         "classes": Table(("score", *SCORE_CLASSES, "negative weights", "distinct samples"), rows, range(1, 7)),
         "pairs": problems.picture(pairs, alt, f"{alt}; the noise is the same.") if pairs.is_file() else None,
@@ -64,7 +64,7 @@ def _measure(measure: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return {"kind": "fid", "table": Table(("score", "FID"), rows, (1,)), "samples": samples, "reference": reference}
     rows = [(TITLES[arm], *(interval_cell(measure[arm][name]) for name in TEXT_MEASURES)) for arm in ARMS]
     rows.append((DIFFERENCE, *(interval_cell(difference[name]) for name in TEXT_MEASURES)))
-    unprojected = measure["free"]
+    unprojected = measure["unprojected"]
     return {
         "kind": "genppl",
         "table": Table(("score", "nats per token", "perplexity", "entropy, bits"), rows, (1, 2, 3)),
