@@ -20,6 +20,7 @@ from torch import Tensor
 
 import m2s
 from m2s.cli import main as command
+from m2s.evaluation.earlier_names import with_current_names
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.io import write_json
 from m2s.methods import METHODS
@@ -57,7 +58,7 @@ def measure(name: str, out: Path) -> dict[str, object]:
         command(["sample", str(run), *options, "--overwrite", "--out", str(samples)])
         write_json(speed, {"samples_per_second": SAMPLES / (time.monotonic() - start)})
     drawn = torch.from_numpy(np.load(samples)["tokens"])
-    bits = json.loads(nelbo.read_text())["bound"]["bits"]
+    bits = with_current_names(json.loads(nelbo.read_text()))["nelbo"]["bits"]
     return {
         "method": name,
         "bits": bits["value"],

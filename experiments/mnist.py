@@ -40,6 +40,7 @@ from m2s.distributed import World
 from m2s.errors import UserError, suggest
 from m2s.evaluation import inception
 from m2s.evaluation.bpd import Shard, dataset_nelbo, summarize
+from m2s.evaluation.earlier_names import with_current_names
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.hub import Checkpoint
 from m2s.io import atomic_write, output_folder, write_json
@@ -156,7 +157,7 @@ class Experiment:
         checkpoint = m2s.load(self.out / "runs" / name, self.device)
         row["network"] = checkpoint.config["model"]["kind"]
         row["parameters"] = sum(weight.numel() for weight in checkpoint.model.parameters())
-        row["bound"] = self._timed(seconds, "bound", lambda: self.nelbo(checkpoint))
+        row["nelbo"] = self._timed(seconds, "nelbo", lambda: self.nelbo(checkpoint))
         autoregressive = checkpoint.head.generates_left_to_right  # one network call per site; the steps have no effect
         row["samples"], distances = [], []
         for steps in (self.images.train.shape[1],) if autoregressive else SAMPLING_STEPS:
@@ -274,7 +275,7 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
         path = out / f"{name}.json"
         if path.exists():
             try:
-                found[name] = json.loads(path.read_text(encoding="utf-8"))
+                found[name] = with_current_names(json.loads(path.read_text(encoding="utf-8")))
             except ValueError as error:
                 raise UserError(f"{path} is not JSON ({error}): remove it to compute the row again") from error
     return found
@@ -291,7 +292,7 @@ def import_rows(table: Path, out: Path) -> None:
         UserError: The table cannot be read, or has other settings than the rows of the folder.
     """
     try:
-        rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+        rows = with_current_names(json.loads(table.read_text(encoding="utf-8"))["rows"])
         found = {row["method"]: row for row in rows if "error" not in row and row["method"] in METHODS}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
@@ -396,7 +397,7 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
         if "error" in row:
             lines.append(f"| {cells[0]} | failed: {row['error'].splitlines()[0]} |" + " |" * (len(columns) - 2))
             continue
-        bits, samples = row["bound"]["bound"], {entry["steps"]: entry for entry in row["samples"]}
+        bits, samples = row["nelbo"]["nelbo"], {entry["steps"]: entry for entry in row["samples"]}
         cells.append(f"{formatted(bits['value'], '.4f')} ± {formatted(bits['rows_error'], '.4f')}")
         cells += [formatted(samples.get(steps, {}).get("fid"), ".2f") for steps in SAMPLING_STEPS]
         last = row["samples"][-1]

@@ -38,6 +38,7 @@ from m2s.data.files import BadData
 from m2s.distributed import World
 from m2s.errors import UserError, suggest
 from m2s.evaluation.bpd import Shard, dataset_nelbo, example_sizes, summarize
+from m2s.evaluation.earlier_names import with_current_names
 from m2s.io import output_folder, write_json
 from m2s.presets import PRESETS
 from m2s.provenance import command, provenance
@@ -240,7 +241,7 @@ def read(path: Path) -> dict[str, Any]:
         UserError: The file cannot be read.
     """
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(with_current_names(json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): remove it to compute its rows again") from error
 
@@ -343,9 +344,9 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
         if "error" in row:
             lines.append(f"| `{row['row']}` | failed: {row['error'].splitlines()[0]} |" + " |" * (len(columns) - 2))
             continue
-        nats, trace = row["nelbo"]["bound"]["nats"], row["trace"]
+        nats, trace = row["nelbo"]["nelbo"]["nats"], row["trace"]
         cells = [f"`{row['row']}`", f"{nats['value']:.3f} ± {nats['rows_error']:.3f}"]
-        cells += [f"{row['nelbo']['bound']['bits_per_byte']['value']:.3f}"]
+        cells += [f"{row['nelbo']['nelbo']['bits_per_byte']['value']:.3f}"]
         cells += [f"{point['nats']:.3f}" for point in row["validation"][:-1]]
         cells += [f"{statistics.median(trace['grad_norm']):,.0f}", f"{max(trace['grad_norm_max']):,.0f}"]
         cells += [f"{row['tokens_per_second'] or math.nan:,.0f}", f"{row['seconds']['train']:.0f}"]

@@ -42,6 +42,12 @@ def experiment(name: str) -> Any:
     return load(f"experiments/results/{name}.json")
 
 
+def nelbo(row: dict[str, Any]) -> Any:
+    """The NELBO of a row. Files of earlier versions call it "bound"."""
+    terms = row["nelbo"] if "nelbo" in row else row["bound"]
+    return terms["nelbo"] if "nelbo" in terms else terms["bound"]
+
+
 def sections() -> dict[str, str]:
     """The sections of RESULTS.md by their titles."""
     return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", RESULTS, re.M | re.S))
@@ -168,7 +174,7 @@ def importance() -> list[float]:
 
 def text_recipe() -> list[float]:
     rows = {row["row"]: row for row in experiment("text-recipe")["rows"]}
-    nats = {name: row["nelbo"]["bound"]["nats"]["value"] for name, row in rows.items()}
+    nats = {name: nelbo(row)["nats"]["value"] for name, row in rows.items()}
     medians = [statistics.median(row["trace"]["grad_norm"]) for row in rows.values()]
     tokens, data = rows["mdlm"]["tokens"], experiment("text-recipe")["data"]
     gaps = [nats["m2s-offset-0.1"] - nats["sedd-0.1"], nats["mdlm"] - nats["mdlm-0.1"]]
@@ -188,7 +194,7 @@ def removed_kernels() -> list[float]:
 
 def text_heads() -> list[float]:
     rows = {row["row"]: row for entry in ("recipe", "heads") for row in experiment(f"text-{entry}")["rows"]}
-    nats = {name: row["nelbo"]["bound"]["nats"]["value"] for name, row in rows.items()}
+    nats = {name: nelbo(row)["nats"]["value"] for name, row in rows.items()}
     medians = [statistics.median(row["trace"]["grad_norm"]) for row in rows.values()]
     return [*nats.values(), nats["m2s"] - nats["m2s-0.1"], nats["sedd"] - nats["sedd-0.1"], math.log(50_257), *medians]
 
@@ -230,7 +236,7 @@ def test_rows_of_the_mnist_table() -> None:
     page, rows = section("Every method on MNIST, one budget"), experiment("mnist")["rows"]
     assert [row["method"] for row in rows] == [name for name in METHODS if name != "m2s-hybrid"]  # that one is gidd
     for row in rows:
-        bits, distances = row["bound"]["bound"], [f"{each['fid']:.2f}" for each in row["samples"]]
+        bits, distances = nelbo(row), [f"{each['fid']:.2f}" for each in row["samples"]]
         if len(distances) == 1:
             distances = ["-", "-", f"{distances[0]} ({row['samples'][0]['steps']} steps)"]
         speed = f"{row['images_per_second']:,.0f} | {row['peak_gib']:.1f} | {row['samples'][-1]['samples_per_second']:,.1f}"
@@ -245,7 +251,7 @@ TEXT = {"text-recipe": "A recipe for text: first ablation", "text-heads": "The p
 def test_rows_of_the_text_tables(name: str) -> None:
     page = section(TEXT[name])
     for row in experiment(name)["rows"]:
-        nats, bits, trace = row["nelbo"]["bound"]["nats"], row["nelbo"]["bound"]["bits_per_byte"]["value"], row["trace"]
+        nats, bits, trace = nelbo(row)["nats"], nelbo(row)["bits_per_byte"]["value"], row["trace"]
         way = " | ".join(f"{point['nats']:.3f}" for point in row["validation"][:-1])
         norms = f"{statistics.median(trace['grad_norm']):,.0f} | {max(trace['grad_norm_max']):,.0f}"
         speed = f"{row['tokens_per_second']:,.0f} | {row['seconds']['train']:.0f}"

@@ -2,8 +2,14 @@
 
 from typing import Any
 
-EARLIER_NAMES = {"bound": "nelbo", "free": "unprojected", "distinct_free": "distinct_unprojected"}
-"""Keys of bpd.json, repair.json and the rows of experiments before 0.2, and what they are called now."""
+EARLIER_NAMES = {
+    "bound": "nelbo",
+    "free": "unprojected",
+    "distinct_free": "distinct_unprojected",
+    "who": "description",
+    "retokenise": "retokenize",
+}
+"""Keys of bpd.json, repair.json, genppl.json and the rows of experiments in earlier versions, and their names now."""
 
 
 def with_current_names(value: Any) -> Any:

@@ -278,7 +278,7 @@ def elbo(
         loss: The integrand; `m2s.losses.chain_kl` for a finite chain.
         generator: The source of randomness; None: torch's default.
         weight: Weight of each site, [B, L]; 0 for padding. None: every weight is 1.
-        condition: The network's third argument, [B, ...]. The bound is then on -log p(x_0 | condition).
+        condition: The network's third argument, [B, ...]. The NELBO is then an upper bound on -log p(x_0 | condition).
 
     Returns:
         The NELBO of each example and its terms.

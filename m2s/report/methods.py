@@ -1,6 +1,6 @@
 """Figures that compare methods trained and measured alike: FID over steps, NELBO, and samples.
 
-A row is one of the MNIST experiment (experiments/mnist.py). Its keys are `method`, `bound` (the result of `dataset_nelbo`) and
+A row is one of the MNIST experiment (experiments/mnist.py). Its keys are `method`, `nelbo` (the result of `dataset_nelbo`) and
 `samples` (the number of steps and the FID of each).
 """
 
@@ -53,7 +53,7 @@ def _noise(row: MethodRow) -> str:
 
 def _nelbo(row: MethodRow) -> float:
     """Return the NELBO of a method in bits per dimension."""
-    return row["bound"]["bound"]["value"]
+    return row["nelbo"]["nelbo"]["value"]
 
 
 def _plot_fid(axes: Axes, rows: Sequence[MethodRow], grid: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ def _plot_nelbo(axes: Axes, rows: Sequence[MethodRow]) -> None:
             axes.plot([], [], "o", ms=5, color=colour, label=kind)  # for the legend only
     ordered = sorted((row for row in rows if _nelbo(row) is not None), key=_nelbo)
     for number, row in enumerate(ordered):
-        error = row["bound"]["bound"]["rows_error"] or 0
+        error = row["nelbo"]["nelbo"]["rows_error"] or 0
         axes.errorbar(_nelbo(row), number, xerr=error, fmt="o", ms=5, capsize=2, color=NOISE_COLOURS[_noise(row)])
     format_axes(axes, "bits per dimension on the test images", "")
     axes.legend(

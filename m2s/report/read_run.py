@@ -33,7 +33,7 @@ T = TypeVar("T")
 RESULT_KEYS: dict[str, set[str]] = {
     "repair": {"changes", "measure", "audits"},
     "audit": KEYS,
-    "bpd": {"bound", "integral", "prior", "reconstruction", "unit", "curve"},
+    "bpd": {"nelbo", "integral", "prior", "reconstruction", "unit", "curve"},
     "fid": {"fid", "samples", "reference", "network"},
     "genppl": {"results", "differences"},
     "diverged": {"step", "loss", "grad_norm", "bad", "batch"},

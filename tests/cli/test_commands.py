@@ -68,7 +68,7 @@ def test_demo_writes_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monk
     out = tmp_path / "demo"
     main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])
     text, page = capsys.readouterr().out, (out / "index.html").read_text()
-    bounds = [json.loads((out / name / "bpd.json").read_text())["bound"] for name in ("m2s", "sedd")]
+    bounds = [json.loads((out / name / "bpd.json").read_text())["nelbo"] for name in ("m2s", "sedd")]
     for name in ("m2s", "sedd"):
         assert (out / name / "film.png").read_bytes().startswith(PNG)
     audit = json.loads((out / "sedd" / "audit" / "audit.json").read_text())

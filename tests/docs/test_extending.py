@@ -108,7 +108,7 @@ def test_data_set() -> None:
     rows = (torch.arange(16)[:, None] + torch.arange(12)) % 7
     expected = m2s.evaluation.dataset_nelbo(model, head, rows, passes=2)
     assert measured["rows"] == 16 and measured["data"]["split"] == "validation"
-    bits = float(expected.term("bound").sum(1).mean()) / rows.numel() / np.log(2)
+    bits = float(expected.term("nelbo").sum(1).mean()) / rows.numel() / np.log(2)
     assert np.mean(measured["passes"]) == pytest.approx(bits, rel=1e-5)
 
 

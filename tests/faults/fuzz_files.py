@@ -243,7 +243,7 @@ def _silent(
         with np.load(io.BytesIO(found["samples.npz"])) as file:
             if file["tokens"].min() < 0 or file["tokens"].max() >= LEVELS:
                 return "it draws tokens outside the vocabulary"
-    if "bpd.json" in found and _has_null(json.loads(found["bpd.json"]).get("bound")):
+    if "bpd.json" in found and _has_null(json.loads(found["bpd.json"]).get("nelbo")):
         return "it writes a NELBO that is not a number"
     if not target.unchanged:
         return ""

@@ -147,7 +147,7 @@ def runs(data_folder: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (text / "repair").mkdir()
     (text / "repair" / "repair.json").write_text(json.dumps(audit))
     bpd = json.loads((folder / "m2s" / "bpd.json").read_text()) | {"unit": "token"}
-    for term in ("bound", "integral"):
+    for term in ("nelbo", "integral"):
         bpd[term] |= {
             name: {**bpd[term]["bits"], "value": 7.25} for name in ("bits_per_byte", "bits_per_character", "perplexity")
         }

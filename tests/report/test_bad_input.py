@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from m2s.cli import main
+from m2s.evaluation.earlier_names import EARLIER_NAMES
 from m2s.report.page import write
 from m2s.report.read_run import read_runs
 from page_reader import picture_file, read
@@ -42,7 +43,7 @@ def test_names_and_texts_are_escaped(runs: Path, tmp_path: Path) -> None:
 def test_unreadable_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "sedd", run)
-    (run / "bpd.json").write_text('{"bound": ')
+    (run / "bpd.json").write_text('{"nelbo": ')
     audit = json.loads((run / "audit" / "audit.json").read_text())
     del audit["overall"]["before"]["signed"]
     (run / "audit" / "audit.json").write_text(json.dumps(audit))
@@ -212,3 +213,17 @@ def test_a_failing_disk_is_an_error_and_not_a_shorter_page(
         main(["report", str(runs / "text"), "--out", str(tmp_path / "a.html")])
     assert ended.value.code == 1 and not (tmp_path / "a.html").exists()
     assert "config.json: the disk failed to read or write" in capsys.readouterr().err
+
+
+def test_results_of_an_earlier_version_are_shown(runs: Path, tmp_path: Path) -> None:
+    """bpd.json and repair.json with earlier keys give the same results."""
+    current = read_runs([runs / "sedd"])[0]
+    shutil.copytree(runs / "sedd", tmp_path / "sedd")
+    for file in (tmp_path / "sedd" / "bpd.json", tmp_path / "sedd" / "repair" / "repair.json"):
+        text = file.read_text()
+        for before, now in EARLIER_NAMES.items():
+            text = text.replace(f'"{now}":', f'"{before}":')
+        assert text != file.read_text()
+        file.write_text(text)
+    earlier = read_runs([tmp_path / "sedd"])[0]
+    assert earlier.results == current.results and {result.kind for result in earlier.results} >= {"bpd", "repair"}

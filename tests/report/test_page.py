@@ -115,13 +115,13 @@ def test_terms_of_the_nelbo(runs: Path, parsed: Reader) -> None:
     value = json.loads((runs / "sedd" / "bpd.json").read_text())
     row = parsed.after("run|data|bits per", "sedd")
     assert row[1:3] == ["digitstest", "dimension"]
-    for cell, term in ((3, "bound"), (5, "integral"), (7, "reconstruction")):
+    for cell, term in ((3, "nelbo"), (5, "integral"), (7, "reconstruction")):
         bits = value[term]["bits"]
         assert (
             row[cell] == f"{format_number(bits['value'])}± {format_number(bits['error'])} ± {format_number(bits['rows_error'])}"
         )
     assert row[6].startswith(f"{value['prior']['bits']['value']:.2e}") and row[8] == "6× 2 passes"
-    low, high = value["bound"]["bits"]["low"], value["bound"]["bits"]["high"]
+    low, high = value["nelbo"]["bits"]["low"], value["nelbo"]["bits"]["high"]
     assert row[4] == f"{format_number(low)} … {format_number(high)}"
     assert [cell[:6] for cell in parsed.after("run|bits per byte", "text")[1:]] == ["7.2500"] * 3 + ["7.2500"]
 

@@ -100,12 +100,12 @@ def test_the_elbo_is_the_likelihood() -> None:
     torch.testing.assert_close(found.nats, exact)
     assert float(found.standard_error.max()) == 0 and float(found.integral.abs().max() + found.prior.abs().max()) == 0
     measured = dataset_nelbo(model, HEAD, x_0, passes=5, batch_size=7)
-    assert measured.exact and measured.term("bound").shape == (1, len(x_0))
-    torch.testing.assert_close(measured.term("bound")[0], exact)
+    assert measured.exact and measured.term("nelbo").shape == (1, len(x_0))
+    torch.testing.assert_close(measured.term("nelbo")[0], exact)
     result = summarize(measured, {})
-    assert result["bound"]["perplexity"]["value"] == pytest.approx(math.exp(float(exact.mean()) / L))
-    assert result["bound"]["nats"]["error"] is None
-    assert result["bound"]["nats"]["rows_error"] == pytest.approx(float(exact.std()) / len(exact) ** 0.5 / L, rel=1e-6)
+    assert result["nelbo"]["perplexity"]["value"] == pytest.approx(math.exp(float(exact.mean()) / L))
+    assert result["nelbo"]["nats"]["error"] is None
+    assert result["nelbo"]["nats"]["rows_error"] == pytest.approx(float(exact.std()) / len(exact) ** 0.5 / L, rel=1e-6)
     text = "\n".join(format_table(result, "token", exact=True))
     assert "exactly" in text and "integral" not in text and "perplexity" in text
 
@@ -503,7 +503,7 @@ def test_train_sample_and_evaluate_on_the_command_line(tmp_path, capsys) -> None
     model, rows = m2s.load(run).model, m2s.data.load("digits").test
     chosen = rows[torch.arange(4) * len(rows) // 4].long()
     direct = -np.mean([log_likelihood_by_prefixes(model, row, 17) for row in chosen.tolist()]) / 64 / math.log(2)
-    assert result["bound"]["bits"]["value"] == pytest.approx(direct, rel=1e-5)
+    assert result["nelbo"]["bits"]["value"] == pytest.approx(direct, rel=1e-5)
 
 
 def test_training_loss_is_the_likelihood(tmp_path) -> None:

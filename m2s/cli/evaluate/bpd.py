@@ -54,7 +54,7 @@ class Bpd:
 
     Two standard errors are printed: "times" over the passes (other times and noise, same examples; with Student's 95%
     interval) and "rows" over the examples. Results do not depend on --batch-size, except for rounding. Under torchrun the
-    processes divide the examples. An autoregressive network (ar) has an exact likelihood: it is printed in place of the bound,
+    processes divide the examples. An autoregressive network (ar) has an exact likelihood: it is printed in place of the NELBO,
     and passes and times do not matter.
 
     Text: documents are joined by the end-of-text token and cut into windows of the trained length. Bytes and characters are
@@ -178,17 +178,17 @@ class Bpd:
         print("\n".join([*self._heading(setup), *format_table(result, unit, found.exact)]))
         compared: dict[str, Any] = {}
         if setup.other is not None:
-            bounds, gaps = summarize(theirs[0], setup.text), summarize(found.minus(theirs[0]), setup.text)
+            totals, gaps = summarize(theirs[0], setup.text), summarize(found.minus(theirs[0]), setup.text)
             exact = (found.exact, theirs[0].exact)
             if any(exact):  # an exact likelihood has no integral, prior and reconstruction to compare
-                bounds, gaps = ({"bound": each["bound"]} for each in (bounds, gaps))
-            compared = {"against": {**_describe(setup.other), **bounds, "difference": gaps}}
-            print("\n".join(format_difference(str(self.against), bounds, gaps, unit, exact)))
+                totals, gaps = ({"nelbo": each["nelbo"]} for each in (totals, gaps))
+            compared = {"against": {**_describe(setup.other), **totals, "difference": gaps}}
+            print("\n".join(format_difference(str(self.against), totals, gaps, unit, exact)))
         return {
             "unit": unit,
             **result,
             **compared,
-            "passes": (found.term("bound").sum(1) / found.sites.sum() / math.log(2)).tolist(),
+            "passes": (found.term("nelbo").sum(1) / found.sites.sum() / math.log(2)).tolist(),
             "exact": found.exact,
             "curve": integrand_curve(found, self.bins),
             "rows": len(setup.held_out.rows),
@@ -232,7 +232,7 @@ class Bpd:
         }
 
     def _write(self, out: Path, numbers: dict[str, Any]) -> None:
-        """Write the numbers and, for a bound, the curve of the loss over t."""
+        """Write the numbers and, for an NELBO, the curve of the loss over t."""
         from m2s.evaluation.bpd import plot_integrand
 
         picture = out.with_suffix(".png")

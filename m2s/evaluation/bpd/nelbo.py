@@ -31,7 +31,7 @@ from m2s.ops import probe_triton
 from m2s.rng import derived_seed
 
 SINGLE_PROCESS = World(0, 1, torch.device("cpu"))
-TERMS = ("bound", "integral", "prior", "reconstruction")
+TERMS = ("nelbo", "integral", "prior", "reconstruction")
 IMPORTANCE = 0.01  # c of the density 1/(t + c) of times
 MAX_STRATA = 50  # greatest number of intervals of time in the error over examples
 
@@ -71,9 +71,9 @@ class DatasetNelbo:
         """Return one of `TERMS`, [P, N].
 
         Args:
-            name: "bound" (the sum of the other three), "integral", "prior" or "reconstruction".
+            name: "nelbo" (the sum of the other three), "integral", "prior" or "reconstruction".
         """
-        if name == "bound":
+        if name == "nelbo":
             return self.integral + self.prior + self.reconstruction
         return getattr(self, name).expand_as(self.integral)
 
@@ -159,7 +159,7 @@ def dataset_nelbo(
         t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
         seed: The seed of times and noise. Two models with the same seed are evaluated on the same noise.
         batch_size: Examples per call of the network.
-        labels: The network's third argument, [N]. The bound is then on -log p(x_0 | label).
+        labels: The network's third argument, [N]. The NELBO is then an upper bound on -log p(x_0 | label).
         bf16: Run the network under autocast, as in training. Everything after its output is float32 or float64.
         world: The processes among which the batches are divided. All of them return the full result.
 

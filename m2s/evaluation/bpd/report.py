@@ -15,7 +15,7 @@ from m2s.evaluation.bpd.nelbo import TERMS, DatasetNelbo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEGEND = """bound = integral + prior + reconstruction >= -log p; most papers report the integral alone, which is no bound
+LEGEND = """NELBO = integral + prior + reconstruction >= -log p; most papers report the integral alone, which is no bound
 ± times: standard error over passes (other times and noise, the same rows), with Student's 95% interval; ± rows: over rows"""
 EXACT = """-log p itself, known exactly: no bound, no passes, no times; ± rows: standard error over rows"""
 INK, MUTED, BLUE = "#1A1A1A", "#5A5A5A", "#004F8A"
@@ -29,7 +29,7 @@ def summarize(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None
         text: For text: the number of units of each example, by the name of the unit, such as {"byte": [N]}. None for images.
 
     Returns:
-        For each term of `TERMS`: "bits" and "nats" per site; for text also "bits_per_UNIT", and "perplexity" of the bound and
+        For each term of `TERMS`: "bits" and "nats" per site; for text also "bits_per_UNIT", and "perplexity" of the NELBO and
         of the integral. Each is an `Estimate` as a dictionary.
     """
     result: dict[str, dict[str, Any]] = {}
@@ -38,7 +38,7 @@ def summarize(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None
         each = {"bits": nats.scaled(1 / math.log(2)), "nats": nats}
         if text is not None:
             each |= {f"bits_per_{unit}": found.estimate(name, n).scaled(1 / math.log(2)) for unit, n in text.items()}
-            if name in ("bound", "integral"):
+            if name in ("nelbo", "integral"):
                 each["perplexity"] = nats.exp()
         result[name] = {measure: asdict(value) for measure, value in each.items()}
     return result
@@ -53,17 +53,17 @@ def format_table(result: Mapping[str, Mapping[str, Any]], unit: str, exact: bool
         exact: The likelihood is known exactly, so there is only one term.
 
     Returns:
-        Lines: one for each term, one for each other measure of the bound and of the integral, and a legend.
+        Lines: one for each term, one for each other measure of the NELBO and of the integral, and a legend.
     """
     lines = [f"{f'bits per {unit}':30s}{'':>12s}{'± times':>11s}{'± rows':>11s}   95% (times)"]
-    lines += [_line(name, result[name]["bits"]) for name in ("integral", "prior", "reconstruction", "bound")]
-    others = {measure: measure.replace("_", " ") for measure in result["bound"] if measure != "bits"}
+    lines += [_line(_label(name), result[name]["bits"]) for name in ("integral", "prior", "reconstruction", "nelbo")]
+    others = {measure: measure.replace("_", " ") for measure in result["nelbo"] if measure != "bits"}
     others["nats"] = f"nats per {unit}"
     if exact:
         measures = {"bits": "-log p", **others}
-        return [lines[0], *(_line(label, result["bound"][measure]) for measure, label in measures.items()), EXACT]
-    for measure, name in itertools.product(others, ("integral", "bound")):
-        lines.append(_line(f"{others[measure]}, {name}", result[name][measure]))
+        return [lines[0], *(_line(label, result["nelbo"][measure]) for measure, label in measures.items()), EXACT]
+    for measure, name in itertools.product(others, ("integral", "nelbo")):
+        lines.append(_line(f"{others[measure]}, {_label(name)}", result[name][measure]))
     return [*lines, *LEGEND.splitlines()]
 
 
@@ -84,19 +84,24 @@ def format_difference(
         exact: Whether the likelihood of the first and of the second is known exactly. Then only the totals are compared.
 
     Returns:
-        Lines: the bound of the second model, and the differences.
+        Lines: the NELBO of the second model, and the differences.
     """
-    name = "its -log p" if exact[1] else "its bound"
-    lines = [f"bits per {unit}, against {against}", _line(name, theirs["bound"]["bits"])]
+    name = "its -log p" if exact[1] else "its NELBO"
+    lines = [f"bits per {unit}, against {against}", _line(name, theirs["nelbo"]["bits"])]
     if any(exact):
-        same = "rows" if all(exact) else "rows; one is -log p itself, the other a bound, which is above its own"
+        same = "rows" if all(exact) else "rows; one is -log p itself, the other an upper bound on its own"
         return [
             *lines,
-            _line("difference", gaps["bound"]["bits"]),
+            _line("difference", gaps["nelbo"]["bits"]),
             f"difference: the first minus the second, on the same {same}",
         ]
-    lines += [_line(f"difference, {name}", gaps[name]["bits"]) for name in TERMS]
+    lines += [_line(f"difference, {_label(name)}", gaps[name]["bits"]) for name in TERMS]
     return [*lines, "difference: the first minus the second, on the same rows, times and noise; below 0 the first is better"]
+
+
+def _label(name: str) -> str:
+    """Return the name of a term in a table."""
+    return "NELBO" if name == "nelbo" else name
 
 
 def _line(name: str, value: Mapping[str, float | None]) -> str:

@@ -167,7 +167,7 @@ def format_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     whose = " or ".join(sorted({f"the {one['entropy_counts_tokens_of']}'s" for one in results}))
     lines = [
-        f"perplexity: {average}, by {result['judge']['name']}, protocol {protocol['name']} ({protocol['who']})",
+        f"perplexity: {average}, by {result['judge']['name']}, protocol {protocol['name']} ({protocol['description']})",
         f"entropy: bits of {whose} tokens within a sequence, mean over sequences (others give nats: bits x 0.693)",
     ]
     for found in dict.fromkeys(found for one in results for found in one["departures"]):

@@ -60,14 +60,14 @@ def _likelihood(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, An
 def _likelihood_row(run: TrainingRun, result: Result) -> tuple[object, ...]:
     """Return the NELBO of a result and its terms."""
     value = result.value
-    bits = {term: value[term]["bits"] for term in ("bound", "integral", "prior", "reconstruction")}
+    bits = {term: value[term]["bits"] for term in ("nelbo", "integral", "prior", "reconstruction")}
     cells = {term: error_cell(one["value"], one["error"], one["rows_error"]) for term, one in bits.items()}
-    low, high = bits["bound"]["low"], bits["bound"]["high"]
+    low, high = bits["nelbo"]["low"], bits["nelbo"]["high"]
     return (
         result_name(run, result),
         Cell(value["data"]["name"], (value["data"]["split"] or "all",)),
         value["unit"],
-        cells["bound"],
+        cells["nelbo"],
         UNKNOWN if low is None else f"{format_number(low)} … {format_number(high)}",
         cells["integral"],
         Cell(cells["prior"].text, ("exact",)),
@@ -80,7 +80,7 @@ def _text_units(runs: Sequence[TrainingRun], problems: Problems) -> Table | None
     """Return the NELBO of text per byte, per character and as a perplexity."""
 
     def row(run: TrainingRun, result: Result) -> tuple[object, ...] | None:
-        nelbo, integral = result.value["bound"], result.value["integral"]
+        nelbo, integral = result.value["nelbo"], result.value["integral"]
         if "bits_per_byte" not in nelbo:  # images, or text whose number of bytes is not known
             return None
         units = [nelbo["bits_per_byte"], nelbo["bits_per_character"], nelbo["perplexity"], integral["perplexity"]]
