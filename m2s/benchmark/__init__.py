@@ -17,7 +17,7 @@ A part is one file of this package and one registration in `PARTS`:
 from m2s.benchmark import (  # noqa: I001  (the order of the parts in the output)
     loss,
     projection,
-    audit,
+    classify,
     reverse_step,
     train,
     ablation,
@@ -35,8 +35,8 @@ __all__ = [
     "PARTS",
     "Setting",
     "ablation",
-    "audit",
     "bisection",
+    "classify",
     "dense_step",
     "direct_loss",
     "loss",

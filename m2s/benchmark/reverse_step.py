@@ -1,4 +1,4 @@
-"""Part "draw": one reverse step from the hidden states of the network, against the matrix product of the last layer."""
+"""Part "reverse-step": one reverse step from the hidden states of the network, against the matrix product of the last layer."""
 
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ GEMM, CHUNKED = "head GEMM", "head GEMM in chunks, float32 logits"
 SAMPLERS: dict[str, Sampler] = {"bayes": Bayes(), "euler": Euler()}
 
 
-@PARTS.register("draw")
+@PARTS.register("reverse-step")
 @torch.no_grad()
 def measure(setting: Setting) -> dict[str, Any]:
     """Compare reverse steps, fused and readable, with the matrix product of the last layer.

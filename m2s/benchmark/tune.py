@@ -41,7 +41,7 @@ def tune(setting: Setting, parts: tuple[str, ...]) -> dict[str, Any]:
     if reason := setting.why_unavailable("fused"):
         comparison.skipped.append(f"every kernel: {reason}")
         return comparison.result("kernels over block sizes and warps", {}, [])
-    makers = {"loss": _losses, "projection": _projection, "audit": _audit, "draw": _step}
+    makers = {"loss": _losses, "projection": _projection, "classify": _classify, "reverse-step": _step}
     sizes = {}
     for part in (name for name in makers if name in parts):
         for name, (kernel, blocks) in makers[part](setting).items():
@@ -115,15 +115,18 @@ def _projection(setting: Setting) -> Kernels:
     return {"project": (project, TILES)}
 
 
-def _audit(setting: Setting) -> Kernels:
-    """Return the kernel of the audit."""
+def _classify(setting: Setting) -> Kernels:
+    """Return the kernel of the classification."""
     # Triton is optional.
     from m2s.ops.classify.triton import measure_scores
 
     score, x_t, t, process = scores(setting)
     t, s = t.double(), 0.98 * t.double()
     return {
-        "audit": (lambda block, warps: measure_scores(score, x_t, t, s, process, 1e-6, False, block=block, warps=warps), TILES)
+        "classify": (
+            lambda block, warps: measure_scores(score, x_t, t, s, process, 1e-6, False, block=block, warps=warps),
+            TILES,
+        )
     }
 
 
@@ -136,4 +139,4 @@ def _step(setting: Setting) -> Kernels:
     k = inputs.corrupt(m2s.Uniform(setting.vocab, m2s.Linear()))[: len(logits)]
     offset = torch.zeros_like(inputs.t[: len(logits)])
     u = torch.rand(len(logits), dtype=torch.float64, device=logits.device)
-    return {"draw": (lambda lines, warps: draw_token(logits, k, offset, u, setting.vocab, False, lines, warps), LINES)}
+    return {"reverse-step": (lambda lines, warps: draw_token(logits, k, offset, u, setting.vocab, False, lines, warps), LINES)}

@@ -134,15 +134,15 @@ def test_clock_is_read_by_nvidia_smi(tmp_path, monkeypatch):
 def test_fused_forms(tmp_path, uncompiled, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr("m2s.benchmark.sample.ROUNDS", 1)
-    parts = ("loss", "projection", "audit", "draw", "sample")
+    parts = ("loss", "projection", "classify", "reverse-step", "sample")
     found = run(tmp_path, *parts, "--against-step", "66", device=DEVICE)["parts"]
     assert not any("failed" in line for part in found.values() for line in part["skipped"])
     fused = found["loss"]["accuracy"]["m2s, fused"]
     assert fused["mean_error"] < 1e-5
     assert max(fused["hidden_gradient_error"], fused["weight_gradient_error"]) < 1e-2
     assert found["projection"]["greatest_error"]["m2s, fused"] < 1e-5
-    assert found["audit"]["rows_of_the_same_class"] == 1
-    assert found["draw"]["tokens_the_same_as_the_reference"] == {"bayes": 1, "euler": 1}
+    assert found["classify"]["rows_of_the_same_class"] == 1
+    assert found["reverse-step"]["tokens_the_same_as_the_reference"] == {"bayes": 1, "euler": 1}
     bars = {bar["claim"]: bar["measured"] for part in found.values() for bar in part["bars"]}
     loss = found["loss"]["contenders"]
     expected = loss["m2s, fused"]["median_ms"] / loss["three GEMMs (floor)"]["median_ms"]
@@ -169,11 +169,11 @@ def test_part_that_fails_does_not_stop_the_others(tmp_path, bare, monkeypatch, c
 
     monkeypatch.setitem(PARTS._entries, "projection", broken)
     with pytest.raises(SystemExit) as exit_:
-        run(tmp_path, "projection", "audit")
+        run(tmp_path, "projection", "classify")
     assert exit_.value.code == 1
     parts = json.loads((tmp_path / "benchmark.json").read_text())["parts"]
     assert parts["projection"]["failed"] == "RuntimeError: out of luck"
-    assert parts["audit"]["contenders"]
+    assert parts["classify"]["contenders"]
     assert "projection failed: RuntimeError: out of luck" in capsys.readouterr().out
 
 

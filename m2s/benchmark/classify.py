@@ -1,4 +1,4 @@
-"""Part "audit": classifying scores and measuring negative mass (`m2s.diagnose`), against reading the scores once."""
+"""Part "classify": classifying scores and measuring negative mass (`m2s.diagnose`), against reading the scores once."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from m2s.benchmark.setting import Setting
 FUSED, REFERENCE, READ = "m2s, fused", "m2s, reference", "one read (sum)"
 
 
-@PARTS.register("audit")
+@PARTS.register("classify")
 def measure(setting: Setting) -> dict[str, Any]:
-    """Compare the fused and the readable audit with one read of the scores.
+    """Compare the fused and the readable classification with one read of the scores.
 
     Args:
         setting: Sizes and device.
@@ -34,7 +34,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     fused, reference = comparison.output(FUSED), comparison.output(REFERENCE)
     same = None if fused is None or reference is None else float((fused.classes == reference.classes).double().mean())
     return comparison.result(
-        f"audit of {len(score):,} scores over {setting.vocab:,} tokens, float32",
+        f"classification of {len(score):,} scores over {setting.vocab:,} tokens, float32",
         {f"{name} / {READ}": comparison.ratio(name, READ) for name in comparison.results if name != READ}
         | {f"{REFERENCE} / {FUSED}": comparison.ratio(REFERENCE, FUSED)},
         [],
