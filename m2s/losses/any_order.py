@@ -34,7 +34,7 @@ def any_order(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [B, L].
+        Nats per position [B, L].
 
     Raises:
         TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.

@@ -36,7 +36,7 @@ def ct_elbo(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
 
     Raises:
         TypeError: The head has no posterior, or the process is a finite chain.

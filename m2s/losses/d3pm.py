@@ -36,7 +36,7 @@ def chain_kl(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     divergence = chain(head, output, x_0, x_t, t)
     return torch.where(validation.align("t", _chain(head).index(t), x_t) > 1, divergence, 0)
@@ -55,7 +55,7 @@ def chain(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     return _chain(head).steps * _divergence(head, output, x_0, x_t, t)
 
@@ -76,7 +76,7 @@ def d3pm(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     values, time = logits(output, x_t, _chain(head).states), to_float64(t)
     log_nu = head.log_network_distribution(values.to(time.dtype), x_t, time)

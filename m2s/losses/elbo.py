@@ -107,7 +107,7 @@ def prior_nats(
         t_min: A head that excludes t = 1 (`Head.excludes_t_one`) is evaluated at 1 - t_min. The term is exact for any mu.
 
     Returns:
-        Nats per site, [B, L], float64.
+        Nats per position, [B, L], float64.
     """
     process = head.process
     t = torch.full((len(x_0),), end, dtype=torch.float64, device=x_0.device)
@@ -140,7 +140,7 @@ def nelbo_integrand(head: Head) -> Loss:
 
 @dataclass(frozen=True)
 class NelboTerms:
-    """The terms of the NELBO per site, at given times and noise.
+    """The terms of the NELBO per position, at given times and noise.
 
     Args:
         model: The network, called as model(x_t, t) or model(x_t, t, condition).
@@ -208,7 +208,7 @@ class NelboTerms:
             return call_model(self.model, self.head.process, x_t, network_time, condition)
 
     def integrand(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
-        """Return the loss at time t, nats per site.
+        """Return the loss at time t, nats per position.
 
         Args:
             x_0: Clean tokens, [B, L].
@@ -223,7 +223,7 @@ class NelboTerms:
         return self.loss(self.head, self.network(x_t, t, condition), x_0, x_t, t)
 
     def log_likelihood(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
-        """Return log p(x_0^i | x_t) at the first time, nats per site: minus the reconstruction term.
+        """Return log p(x_0^i | x_t) at the first time, nats per position: minus the reconstruction term.
 
         Args:
             x_0: Clean tokens, [B, L].
@@ -238,7 +238,7 @@ class NelboTerms:
         return log_posterior.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)
 
     def prior(self, x_0: Tensor, condition: Tensor | None = None, shared: bool = False) -> Float[Tensor, "B *site"]:
-        """Return the prior term, nats per site.
+        """Return the prior term, nats per position.
 
         Args:
             x_0: Clean tokens, [B, L].

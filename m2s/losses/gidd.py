@@ -28,7 +28,7 @@ def gidd(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     weight, divergence = _parts(head, output, x_0, x_t, t)
     return weight.to(divergence.dtype) * divergence
@@ -53,7 +53,7 @@ def gidd_clipped(
         max_weight: The largest weight: w_max = 1 in the paper, `max_loss_weight` in the authors' code.
 
     Returns:
-        min(w, max_weight) (KL(q_x || q_nu) + D(q_x(k), q_nu(k))) in nats per site [*site].
+        min(w, max_weight) (KL(q_x || q_nu) + D(q_x(k), q_nu(k))) in nats per position [*site].
     """
     weight, divergence = _parts(head, output, x_0, x_t, t)
     return weight.clamp(max=max_weight).to(divergence.dtype) * divergence

@@ -26,7 +26,7 @@ def masked_cross_entropy(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
 
     Raises:
         TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.

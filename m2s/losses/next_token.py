@@ -23,7 +23,7 @@ def next_token_nll(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     logits = _head(head).posterior_logits(output, x_t, t)
     validation.tokens("x_0", x_0, head.process.vocab)

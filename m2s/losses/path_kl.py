@@ -29,7 +29,7 @@ def path_kl(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
 
     Raises:
         TypeError: The head is not `m2s.FactorizedRate`.

@@ -34,7 +34,7 @@ def score_entropy(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site]; the mean over t of the sum over sites is the integral term of the NELBO.
+        Nats per position [*site]; the mean over t of the sum over positions is the integral term of the NELBO.
 
     Raises:
         ValueError: Shapes, tokens or times do not fit together.

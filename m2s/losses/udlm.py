@@ -29,7 +29,7 @@ def udlm(
         t: Times [*b], where *b is the start of *site.
 
     Returns:
-        Nats per site [*site].
+        Nats per position [*site].
     """
     process = head.process
     if not (isinstance(process, Uniform) and head.has_posterior):

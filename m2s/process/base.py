@@ -215,7 +215,7 @@ class Process(ABC):
         return bool(self.prior_kl(torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.float64)).isinf().any())
 
     def prior_kl(self, x_0: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site"]:
-        """Return KL(q_t(. | x_0) || reference) in nats per site, the prior term of the NELBO.
+        """Return KL(q_t(. | x_0) || reference) in nats per position, the prior term of the NELBO.
 
         Args:
             x_0: Clean tokens, [*site].

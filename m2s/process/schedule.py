@@ -133,7 +133,7 @@ class Exponential(Schedule):
         sigma_t = horizon t,    sigma_t' = horizon
 
     The paper does not state its horizon. A short one leaves information at t = 1, which `Process.prior_kl` measures: at
-    horizon 1 and K = 256 it is 1.40 nats per site.
+    horizon 1 and K = 256 it is 1.40 nats per position.
 
     Args:
         horizon: Total noise at t = 1.

@@ -1,7 +1,7 @@
 """The NELBO of a data set, in bits per dimension, with the standard errors of its estimate.
 
 found = dataset_nelbo(model, head, images.test, passes=4)
-found.estimate("nelbo")        # nats per site
+found.estimate("nelbo")        # nats per position
 summarize(found)               # every term in bits and nats, as JSON can store it
 """
 

@@ -220,7 +220,7 @@ def integrand_curve(found: DatasetNelbo, bins: int = 20) -> list[dict[str, Any]]
         bins: The number of intervals.
 
     Returns:
-        For each interval: "from", "to", "samples", "bits" per site, and its standard "error"; None where too few samples are.
+        For each interval: "from", "to", "samples", "bits" per position, and its standard "error"; None with too few samples.
     """
     validation.positive_int("bins", bins)
     t, weight = found.t.flatten(), found.weight.flatten()

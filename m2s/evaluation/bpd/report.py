@@ -29,8 +29,8 @@ def summarize(found: DatasetNelbo, text: Mapping[str, Float[Tensor, "N"]] | None
         text: For text: the number of units of each example, by the name of the unit, such as {"byte": [N]}. None for images.
 
     Returns:
-        For each term of `TERMS`: "bits" and "nats" per site; for text also "bits_per_UNIT", and "perplexity" of the NELBO and
-        of the integral. Each is an `Estimate` as a dictionary.
+        For each term of `TERMS`: "bits" and "nats" per position; for text also "bits_per_UNIT", and "perplexity" of the NELBO
+        and of the integral. Each is an `Estimate` as a dictionary.
     """
     result: dict[str, dict[str, Any]] = {}
     for name in TERMS:
