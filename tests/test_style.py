@@ -9,6 +9,8 @@ from style import ROOT, banned_words, lengths, python_files, undocumented
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments" / "PLAN.md"])
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names what was renamed
+PAGES += [ROOT / "pyproject.toml", ROOT / "Makefile", *sorted((ROOT / ".github").rglob("*.md"))]
+PAGES += sorted((ROOT / "m2s" / "report" / "templates").glob("*.jinja"))
 CODE = python_files("m2s", "tests", "experiments", "benchmarks", "scripts")
 HERE = (Path(__file__), ROOT / "tests" / "style.py")
 
