@@ -166,8 +166,9 @@ def check_duo(model: nn.Module, head: Head) -> None:
 class Relaxed(nn.Module):
     """`m2s.Objective` with softened input: forward(x_0, t, tau) -> nats per position [B, L].
 
-    The loss is that of x_t, the argmax. The rows of the network's `embedding` are averaged by softmax(w / tau). At tau = 0 it is `m2s.Objective`, whose mean is
-    UDLM's NELBO. For tau > 0 it is not an NELBO: it is for the first part of training.
+    The loss is that of x_t, the argmax. The rows of the network's `embedding` are averaged by softmax(w / tau).
+    At tau = 0 it is `m2s.Objective`, whose mean is UDLM's NELBO. For tau > 0 it is not an NELBO: it is for the first part of
+    training.
 
     Args:
         model: The network, with an `embedding` as `m2s.models.DiT` has.
