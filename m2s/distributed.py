@@ -132,6 +132,9 @@ class World:
 
         Returns:
             The result of `work`.
+
+        Raises:
+            Exception: What `work` raised.
         """
         if self.size == 1:
             return work()

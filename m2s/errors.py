@@ -26,6 +26,9 @@ class UserError(ValueError):
         reason: Why the value cannot be used, as the end of "..., but ...", where `expected` does not say it.
         hint: What to do about it.
 
+    Raises:
+        TypeError: There is neither a message nor an option.
+
     Example:
         >>> raise UserError(option="steps", value=0, expected="at least 1", hint="a run has one training step or more")
         m2s.errors.UserError: steps is 0, but it must be at least 1: a run has one training step or more

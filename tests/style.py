@@ -108,6 +108,8 @@ def _function(path: Path, node: ast.FunctionDef, name: str, docs: list[str]) -> 
         yield f"{at} does not describe {', '.join(missing)} under Args:"
     if _has_result(node) and not any(describes_result(doc) for doc in docs):
         yield f"{at} does not describe its result under Returns:"
+    if _raises(node) and not any("Raises:" in doc for doc in docs):
+        yield f"{at} does not describe its errors under Raises:"
 
 
 def _decorators(node: ast.FunctionDef) -> set[str]:
@@ -131,6 +133,11 @@ def _has_result(node: ast.FunctionDef) -> bool:
     return not (kind == "Iterator[None]" and "contextmanager" in decorators)
 
 
+def _raises(node: ast.FunctionDef) -> bool:
+    """Whether a function raises an error of its own. A bare `raise` repeats one."""
+    return any(isinstance(part, ast.Raise) and part.exc is not None for part in ast.walk(node))
+
+
 def describes_result(doc: str) -> bool:
     """Whether a docstring has a section `Returns:` or `Yields:`, or begins with "Return" or "Yield"."""
     return re.match(r"(Return|Yield)s?\b", doc) is not None or re.search(r"^\s*(Returns|Yields):\n", doc, re.M) is not None
@@ -145,6 +152,9 @@ def _class(path: Path, node: ast.ClassDef) -> Iterator[str]:
     if missing and not _computed_doc(node):
         yield f"{at} does not describe {', '.join(missing)} under Args:"
     for part in node.body:
+        constructs = isinstance(part, ast.FunctionDef) and part.name in ("__init__", "__post_init__")
+        if constructs and _raises(part) and "Raises:" not in (doc or ""):
+            yield f"{at} does not describe the errors of its constructor under Raises:"
         public = isinstance(part, ast.FunctionDef) and (part.name == "__call__" or not part.name.startswith("_"))
         if public and not _decorators(part) & {"overload", "setter"}:
             docs = [ast.get_docstring(part) or "", *_overridden(path, node, part.name)]

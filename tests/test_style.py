@@ -74,6 +74,36 @@ class Child(Base, nn.Module):
 '''
 
 
+RAISES = '''"""Module."""
+
+def f() -> None:
+    """Do."""
+    for part in ():
+        if part:
+            raise ValueError
+
+class C:
+    """A class."""
+    def __init__(self) -> None:
+        raise ValueError
+
+    def again(self) -> None:
+        """Do.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError
+
+def g() -> None:
+    """Do."""
+    try:
+        f()
+    except ValueError:
+        raise
+'''
+
+
 def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert [word for _, word in banned_words("the law of\na free score, told at the door by a Learner")] == [
         "law",
@@ -101,6 +131,15 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
             "module.py:8 Child.scaled does not describe by under Args:",
             "module.py:11 Child.drawn does not describe its result under Returns:",
             "module.py:18 Child.forward has no docstring",
+        ]
+    finally:
+        style.ROOT = before
+    file.write_text(RAISES)
+    style.ROOT, before = tmp_path, style.ROOT
+    try:
+        assert list(undocumented(file)) == [
+            "module.py:3 f does not describe its errors under Raises:",
+            "module.py:9 C does not describe the errors of its constructor under Raises:",
         ]
     finally:
         style.ROOT = before

@@ -80,6 +80,9 @@ class AuditArgs(SamplingArgs):
 
         Returns:
             The content of audit.json.
+
+        Raises:
+            UserError: A shard is damaged, or the network or the sampler fails.
         """
         from tqdm import tqdm
 

@@ -65,7 +65,12 @@ class Benchmark:
     """Instead, time the kernels of the parts for many block sizes and numbers of warps."""
 
     def run(self) -> None:
-        """Measure the parts, print the tables and write the numbers to --out."""
+        """Measure the parts, print the tables and write the numbers to --out.
+
+        Raises:
+            UserError: There is no such part.
+            SystemExit: A target is missed.
+        """
         from m2s.benchmark import PARTS
 
         chosen = self.parts or tuple(PARTS)

@@ -24,7 +24,11 @@ class Cite:
     """A method, as in `m2s train --method`: m2s, sedd, md4, ...; by default all."""
 
     def run(self) -> None:
-        """Print the entries."""
+        """Print the entries.
+
+        Raises:
+            UserError: There is no such method.
+        """
         if self.name is not None and self.name.lower() not in METHODS:
             raise UserError(f"there is no reference {self.name!r}: {suggest(self.name, METHODS)}")
         chosen = METHODS.values() if self.name is None else [METHODS[self.name.lower()]]

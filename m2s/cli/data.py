@@ -52,7 +52,11 @@ class Prepare:
     """Tokens in one file. A token takes two bytes, or four where there are more than 65,536 tokens."""
 
     def run(self) -> None:
-        """Prepare the text, print the counts and the next command."""
+        """Prepare the text, print the counts and the next command.
+
+        Raises:
+            UserError: An option is out of range, or the text cannot be read.
+        """
         if self.shard_tokens < 1:
             raise UserError(option="--shard-tokens", value=self.shard_tokens, expected="at least 1")
         if self.validation_every < 0:

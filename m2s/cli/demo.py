@@ -37,7 +37,11 @@ class Demo:
     """Seed of all randomness."""
 
     def run(self) -> None:
-        """Run the commands and write the page."""
+        """Run the commands and write the page.
+
+        Raises:
+            UserError: An option is out of range.
+        """
         from m2s.cli import parse
         from m2s.report.page import write
 

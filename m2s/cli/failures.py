@@ -132,6 +132,9 @@ def exit_after(error: BaseException, path: Sequence[str], options: Collection[st
 
     Returns:
         The exit code.
+
+    Raises:
+        BaseException: `error` itself, where it is a bug.
     """
     line = describe(error, options)
     if line is None:

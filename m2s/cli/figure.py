@@ -52,7 +52,11 @@ class Figure:
     samples; by default 0."""
 
     def run(self) -> None:
-        """Draw the figure."""
+        """Draw the figure.
+
+        Raises:
+            UserError: There is no such figure.
+        """
         if self.name not in FIGURES:
             raise UserError(f"there is no figure {self.name!r}: {suggest(self.name, list(FIGURES))}")
         print(f"{FIGURES[self.name](self)} written")
@@ -72,7 +76,11 @@ class Figure:
         return [Path(name) for name in self.source]
 
     def check_no_seed(self) -> None:
-        """Raise UserError where a seed was given, which most figures do not use."""
+        """Raise UserError where a seed was given, which most figures do not use.
+
+        Raises:
+            UserError: There is a seed.
+        """
         if self.seed is not None:
             raise UserError(f"the figure {self.name} uses no random numbers: leave out --seed")
 

@@ -66,7 +66,11 @@ class Repair(AuditArgs):
     """Bootstrap resamples of the pairs, for the intervals; by default 2,000, and 100 for FID."""
 
     def run(self) -> None:
-        """Draw both arms, measure them, write the files and print the table."""
+        """Draw both arms, measure them, write the files and print the table.
+
+        Raises:
+            UserError: The checkpoint predicts a posterior, or a file cannot be written.
+        """
         from m2s.data.tokenizer import check_tokenizer
         from m2s.evaluation.repair import ARMS, count_changes, format_table
 

@@ -72,7 +72,11 @@ class Sample(SamplingArgs):
     torchrun --nproc-per-node 8 -m m2s.cli -- sample RUN --n 64."""
 
     def run(self) -> None:
-        """Draw the samples that are missing, and write all of them."""
+        """Draw the samples that are missing, and write all of them.
+
+        Raises:
+            UserError: An option cannot be used, or a shard is damaged.
+        """
         from m2s.cli.evaluate.images import read_settings
         from m2s.samplers.shards import CorruptShardError, SampleShards, remove_finished
 

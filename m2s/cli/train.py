@@ -32,7 +32,11 @@ class Train:
     preset: Annotated[Choice, tyro.conf.arg(name="")]
 
     def run(self) -> None:
-        """Train, and print the NELBO on held-out data."""
+        """Train, and print the NELBO on held-out data.
+
+        Raises:
+            CommandFailure: The run diverged, or the memory is too small.
+        """
         from m2s.training.loop import Diverged, train  # imports torch.distributed, which takes time
 
         config = self.preset

@@ -68,7 +68,11 @@ class Tokens:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that encoded the text."""
+        """The tokenizer that encoded the text.
+
+        Raises:
+            BadData: meta.json does not describe a tokenizer.
+        """
         try:
             return from_dict(self.meta["tokenizer"], self.folder)
         except (ValueError, TypeError, AttributeError) as error:

@@ -53,7 +53,11 @@ class Statistics:
 
     @property
     def covariance(self) -> Float64[Tensor, "D D"]:
-        """The covariance, divided by count - 1 as in every published FID."""
+        """The covariance, divided by count - 1 as in every published FID.
+
+        Raises:
+            ValueError: There are fewer than 2 features.
+        """
         if self.count < 2:
             raise ValueError(f"{self.count} features have no covariance: at least 2 are needed")
         return self.scatter / (self.count - 1)

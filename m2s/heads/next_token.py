@@ -103,6 +103,11 @@ class NextToken(Head):
         return self.last_step(output, x_t, t).exp()
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
+        """Raise an error: nothing is corrupted, so there is no score.
+
+        Raises:
+            TypeError: Always.
+        """
         raise TypeError(
             f"{self} has no score, because nothing is corrupted: use the loss likelihood and sampler='autoregressive'"
         )

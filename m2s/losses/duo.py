@@ -176,6 +176,10 @@ class Relaxed(nn.Module):
         loss: A loss of (head, output, x_0, x_t, t).
         t_min: The network sees times in [t_min, 1 - t_min].
         generator: Source of the normal numbers; None: torch's default generator.
+
+    Raises:
+        TypeError: The network or the head does not support the curriculum.
+        ValueError: `t_min` is not in (0, 0.5).
     """
 
     def __init__(

@@ -30,6 +30,9 @@ def udlm(
 
     Returns:
         Nats per position [*site].
+
+    Raises:
+        TypeError: The head has no posterior over `m2s.Uniform`.
     """
     process = head.process
     if not (isinstance(process, Uniform) and head.has_posterior):

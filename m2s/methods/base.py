@@ -61,6 +61,9 @@ class MethodParts:
 class Method:
     """A system of the literature as a choice of process, head, loss and network.
 
+    Raises:
+        ValueError: The BibTeX does not close its braces.
+
     Example:
         >>> parts = m2s.methods.METHODS["md4"].build(vocab=27)
         >>> objective = m2s.Objective(model, parts.head, parts.loss)

@@ -258,6 +258,9 @@ def linear_betas(steps: int) -> Float[Tensor, "T"]:
 
     Returns:
         Betas, [T], float64.
+
+    Raises:
+        UserError: `steps` is below 20.
     """
     if steps < 20:
         hint = "the last beta, 20/steps, is a probability"

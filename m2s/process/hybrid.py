@@ -23,6 +23,9 @@ class Hybrid(RankOne):
         vocab: Number K of clean tokens, at least 2.
         p_uniform: The mass p of uniform noise at t = 1/2, in [0, 1). With 0 it is masking noise with alpha_t = 1 - t.
 
+    Raises:
+        UserError: `p_uniform` is not in [0, 1).
+
     Example:
         >>> process = m2s.Hybrid(50_257, p_uniform=0.1)
     """

@@ -207,6 +207,9 @@ class Geometric(Schedule):
     Args:
         sigma_min: Total noise at t = 0.
         sigma_max: Total noise at t = 1, above `sigma_min`.
+
+    Raises:
+        UserError: `sigma_min` is not in (0, sigma_max).
     """
 
     sigma_min: float
@@ -251,6 +254,9 @@ class GeometricRate(Schedule):
     Args:
         sigma_max: Total noise at t = 1.
         base: The rate at t = 1 over the rate at t = 0; above 1.
+
+    Raises:
+        UserError: `base` is not above 1.
     """
 
     sigma_max: float

@@ -112,7 +112,11 @@ class SamplingOptions:
         return LogScore(self.head.process) if guides_rates else self.head
 
     def windows(self) -> Iterator[slice]:
-        """Yield the sites of each window: all sites, or windows that overlap the previous one by `overlap` sites."""
+        """Yield the sites of each window: all sites, or windows that overlap the previous one by `overlap` sites.
+
+        Raises:
+            UserError: `overlap` is out of range, or given without a window.
+        """
         length = self.shape[1]
         if self.window is None:
             if self.overlap is not None:

@@ -52,6 +52,11 @@ class PredictorCorrector(Sampler):
         return predictor
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
+        """Return the times of the predictor, and the time s after each of its steps `corrections` more times.
+
+        Raises:
+            TypeError: The predictor reveals sites one after another.
+        """
         predictor = self._predictor(head)
         t, s, reveal = predictor.plan(steps, grid, free, head, noise)
         if reveal is not None:

@@ -56,7 +56,7 @@ class SelfCorrecting(Sampler):
         if has_capability(head, Need.PURE_MASK):
             raise TypeError(
                 f"sampler {self.name!r} replaces tokens, but under {head.process} every unmasked token is clean: it needs "
-                " m2s.Hybrid or m2s.Uniform; use sampler='remasking'"
+                "m2s.Hybrid or m2s.Uniform; use sampler='remasking'"
             )
         self.predictor.check_supported(head)
 

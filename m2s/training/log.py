@@ -67,6 +67,9 @@ def truncate(path: Path, step: int) -> None:
     Args:
         path: The file log.jsonl.
         step: The last step to keep.
+
+    Raises:
+        UserError: The file is not an ordinary file.
     """
     if not path.exists():
         return

@@ -80,7 +80,11 @@ class Fid:
     """Write the result and everything it depends on as .json; by default it is only printed."""
 
     def run(self) -> None:
-        """Compute the distances, print them and write them to --out."""
+        """Compute the distances, print them and write them to --out.
+
+        Raises:
+            UserError: An option is out of range, or there are too few images.
+        """
         from m2s.evaluation import inception
         from m2s.evaluation.fid import frechet
 

@@ -64,7 +64,11 @@ class GenPPL:
     result is only printed."""
 
     def run(self) -> None:
-        """Score the samples, print the table and write it to --out."""
+        """Score the samples, print the table and write it to --out.
+
+        Raises:
+            UserError: The samples cannot be paired, or the judge cannot score them.
+        """
         from m2s.evaluation.genppl import (
             format_notes,
             format_table,

@@ -43,7 +43,11 @@ class MetricArgs:
     """Write the result as .json; by default it is only printed."""
 
     def run(self) -> None:
-        """Compute the metric, print it and write it to --out."""
+        """Compute the metric, print it and write it to --out.
+
+        Raises:
+            UserError: The metric does not use an option that is given, or it fails.
+        """
         from m2s.cli.sampling_args import load_checkpoint
         from m2s.provenance import command
 
@@ -97,6 +101,9 @@ def metric_command(name: str, metric: Callable[..., dict[str, Any]]) -> type:
 
     Returns:
         A dataclass with the method `run`.
+
+    Raises:
+        UserError: A parameter of the metric has the name of an option that every metric has.
     """
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(metric, eval_str=True).parameters.values()

@@ -40,6 +40,9 @@ class Characters(Tokenizer):
 
     Args:
         alphabet: The characters, in the order of their ids; by default those of text8.
+
+    Raises:
+        ValueError: The alphabet has fewer than two characters, or one of them twice.
     """
 
     alphabet: str = " abcdefghijklmnopqrstuvwxyz"

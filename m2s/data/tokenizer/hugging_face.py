@@ -52,6 +52,11 @@ class HuggingFace(Tokenizer):
 
     @property
     def end(self) -> int | None:  # type: ignore[override]
+        """The id of the token that ends a document, or None.
+
+        Raises:
+            ValueError: The vocabulary does not have the token.
+        """
         token = self._loaded.end_token if self.end_token is None else self.end_token
         if not token:
             return None
