@@ -123,14 +123,14 @@ def summarize(comparison: Comparison, models: dict[str, torch.nn.Module], option
         Times, memory, tokens per second, ratios where both forms ran, and MFU for the owt network.
     """
     length = DATA[options.network][1]
-    median, peak = ({form: one[key] for form, one in comparison.results.items()} for key in ("median_ms", "peak_gib"))
-    tokens = {form: options.batch * length / ms * 1e3 for form, ms in median.items()}
+    median, peak = ({variant: one[key] for variant, one in comparison.results.items()} for key in ("median_ms", "peak_gib"))
+    tokens = {variant: options.batch * length / ms * 1e3 for variant, ms in median.items()}
     numbers: dict[str, Any] = {
         "what": f"one training step of the {options.network} preset's network, {options.batch} x {length} tokens",
         "median_ms": median,
         "peak_gib": peak,
         "tokens_per_second": tokens,
-        "rows_per_second": {form: value / length for form, value in tokens.items()},
+        "rows_per_second": {variant: value / length for variant, value in tokens.items()},
         "times_faster": comparison.ratio("plain", "m2s"),
         "times_less_memory": comparison.memory_ratio("plain", "m2s"),
     }
@@ -139,9 +139,9 @@ def summarize(comparison: Comparison, models: dict[str, torch.nn.Module], option
         operations = operations_per_token(next(iter(models.values())), length)
         rate = matrix_rate(device, 8192 if device.type == "cuda" else 512)
         numbers |= {"operations_a_token": operations, "matrix_rate": rate}
-        numbers["mfu"] = {form: value * operations / rate for form, value in tokens.items()}
-        for form, one in comparison.results.items():
-            one |= {"tokens_per_second": tokens[form], "mfu": numbers["mfu"][form]}
+        numbers["mfu"] = {variant: value * operations / rate for variant, value in tokens.items()}
+        for variant, one in comparison.results.items():
+            one |= {"tokens_per_second": tokens[variant], "mfu": numbers["mfu"][variant]}
     return numbers
 
 
@@ -173,7 +173,7 @@ def main() -> int:
     setting = Setting.of(device, False, repeats=options.repeats, seed=options.seed)
     comparison = Comparison(setting)
     makers: dict[str, MakeStep] = {
-        form: partial(make, config, source) for form, make in FORMS.items() if options.measure in (None, form)
+        variant: partial(make, config, source) for variant, make in FORMS.items() if options.measure in (None, variant)
     }
     models, clock = time_training(comparison, makers, options.rounds)
     numbers = summarize(comparison, models, options)

@@ -409,14 +409,14 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def formatted(value: float | None, form: str) -> str:
+def formatted(value: float | None, spec: str) -> str:
     """Return a number in the given format, or "-" if there is none.
 
     Args:
         value: The number.
-        form: Format specification, such as ".2f".
+        spec: Format specification, such as ".2f".
     """
-    return "-" if value is None else f"{value:{form}}"
+    return "-" if value is None else f"{value:{spec}}"
 
 
 def write_table(out: Path) -> None:

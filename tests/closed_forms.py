@@ -143,7 +143,7 @@ def terminal_distribution(
     process: m2s.Process,
     length: int,
     network: Network,
-    form: StepForm,
+    closed_form: StepForm,
     ends: Sequence[float],
     excludes_t_one: bool,
     t_min: float,
@@ -154,7 +154,7 @@ def terminal_distribution(
         process: The process; sampling starts from its reference distribution.
         length: L, the number of sites.
         network: The network's output at all sequences.
-        form: The distribution of one step.
+        closed_form: The distribution of one step.
         ends: The times of the steps, from 1 to 0.
         excludes_t_one: The prediction at t = 1 is used as one at 1 - t_min.
         t_min: The network sees times in [t_min, 1 - t_min].
@@ -166,7 +166,7 @@ def terminal_distribution(
     p = joint_step(np.broadcast_to(process.reference().numpy(), (1, length, process.states)))[0]
     for t, s in itertools.pairwise(ends):
         at = min(t, 1 - t_min) if excludes_t_one else t
-        p = p @ joint_step(form(network(x, network_time(t, t_min)), x, t, min(s, at), at))
+        p = p @ joint_step(closed_form(network(x, network_time(t, t_min)), x, t, min(s, at), at))
     return p
 
 

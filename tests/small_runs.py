@@ -33,7 +33,7 @@ def user_error(capsys, *arguments: str) -> str:
     return err
 
 
-class Rows:
+class InMemorySource:
     """Examples in memory, which are also the validation examples; `weight` [N, L] and `label` [N] where given."""
 
     shape = tokenizer = None
@@ -51,16 +51,16 @@ class Rows:
     validation = train
 
 
-def random_rows(count: int = 64, length: int = 4, vocab: int = 5) -> Rows:
+def random_rows(count: int = 64, length: int = 4, vocab: int = 5) -> InMemorySource:
     """Uniformly random examples."""
-    return Rows(torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(0)), vocab)
+    return InMemorySource(torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(0)), vocab)
 
 
-def weighted_rows() -> Rows:
+def weighted_rows() -> InMemorySource:
     """Examples with padding and labels."""
     rows = random_rows().rows
     weight = (torch.arange(4) < 1 + torch.arange(len(rows)).unsqueeze(-1) % 4).float()
-    return Rows(rows, 5, weight, torch.arange(len(rows)) % 3)
+    return InMemorySource(rows, 5, weight, torch.arange(len(rows)) % 3)
 
 
 def small(out: Path, **changes: object) -> Config:
@@ -128,12 +128,12 @@ def _rank(rank: int, size: int, port: int, work: Callable[..., object], argument
         dist.destroy_process_group()
 
 
-def together(size: int, config: Config, source: Rows | None) -> None:
+def together(size: int, config: Config, source: InMemorySource | None) -> None:
     """Run on `size` processes, as torchrun starts them."""
     finish(launch(size, train, config, source))
 
 
-def exit_codes(size: int, config: Config, source: Rows | None) -> list[int | None]:
+def exit_codes(size: int, config: Config, source: InMemorySource | None) -> list[int | None]:
     """The exit codes of `size` processes of the run; None for one that has not ended after a minute."""
     processes = launch(size, train, config, source).processes
     for process in processes:

@@ -102,8 +102,8 @@ def test_modules_have_no_cycle() -> None:
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and node not in skipped and (node.module or "").startswith("m2s"):
                 for alias in node.names:
-                    whole = f"{node.module}.{alias.name}"
-                    edges[name].add(next((one for one in (whole, f"{whole}.__init__", str(node.module)) if one in modules), ""))
+                    full = f"{node.module}.{alias.name}"
+                    edges[name].add(next((one for one in (full, f"{full}.__init__", str(node.module)) if one in modules), ""))
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:

@@ -1,11 +1,10 @@
 """Vocabulary, docstrings and sentences: what CONTRIBUTING.md asks for and a program can check."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-from style import ROOT, banned_words, lengths, python_files, undocumented
+from style import ROOT, banned_words, lengths, old_identifiers, python_files, undocumented
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments" / "PLAN.md"])
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names what was renamed
@@ -149,47 +148,28 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert len(long) == 1 and mean == pytest.approx((4 + 3 + 42) / 3)
 
 
-OLD_NAMES = [
-    "Narrow",
-    "Replay",
-    "Scored",
-    "Learner",
-    "Share",
-    "Refused",
-    "Drawing",
-    "Watched",
-    "Ready",
-    "Parts",
-    "Damaged",
-    "Belief",
-    "Shaping",
-    "Moment",
-    "Law",
-    "Ladder",
-    "Rows",
-    "rows_of",
-    "picks",
-    "own",
-    "set_own",
-    "ask",
-    "readable",
-    "natural",
-    "usual",
-    "settle",
-    "lacking",
-    "form",
-    "lost",
-    "settled",
-    "room_for",
-    "told",
-    "room",
-]
-
-
-@pytest.mark.parametrize("path", python_files("m2s"), ids=name)
+@pytest.mark.parametrize("path", CODE, ids=name)
 def test_old_names_are_gone(path: Path) -> None:
-    """No function, class or argument has a name that was replaced."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    found |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    assert not found & set(OLD_NAMES)
+    """No identifier has a name that was replaced."""
+    found = [f"{name(path)}:{line} {old!r}" for line, old in old_identifiers(path)]
+    assert not found, "\n".join(found)
+
+
+OLD = """from m2s import Rows as Table
+import m2s.natural
+class Share:
+    def room(self, own, *, form=1):
+        self.ask(keep=2)
+        whole = [span for lost in ()]
+async def settle(): ...
+"""
+
+
+def test_old_names_are_found_in_every_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("style.ROOT", tmp_path)
+    file = tmp_path / "module.py"
+    file.write_text(OLD)
+    names = {"Rows", "natural", "Share", "room", "own", "form", "ask", "keep", "whole", "span", "lost", "settle"}
+    assert {old for _, old in old_identifiers(file)} == names
+    monkeypatch.setattr("style.ALLOWED", {"keep": ("module.py",)})
+    assert {old for _, old in old_identifiers(file)} == names - {"keep"}

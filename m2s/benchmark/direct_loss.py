@@ -87,8 +87,10 @@ def measure(setting: Setting) -> dict[str, Any]:
         "times faster than the direct form, compiled", ratios.get(f"{DIRECT} / {fast}"), at_least=MIN_SPEEDUP, judged=judged
     )
     memory_bars = [
-        comparison.bar(f"times less peak memory than the direct form, {form}", memory[name], at_least=MIN_MEMORY, judged=judged)
-        for name, form in ((OURS, "eager"), (fast, "compiled"))
+        comparison.bar(
+            f"times less peak memory than the direct form, {variant}", memory[name], at_least=MIN_MEMORY, judged=judged
+        )
+        for name, variant in ((OURS, "eager"), (fast, "compiled"))
     ]
     return comparison.result(
         f"score entropy of {rows} x {setting.vocab:,} logits, Uniform, posterior, forward and backward, float32",

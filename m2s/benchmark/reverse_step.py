@@ -70,5 +70,5 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 def _same(comparison: Comparison, name: str) -> float | None:
     """Return the fraction of tokens that the fused and the readable step of a sampler have in common."""
-    fused, reference = (comparison.output(f"{name}, {form}") for form in ("fused", "reference"))
+    fused, reference = (comparison.output(f"{name}, {variant}") for variant in ("fused", "reference"))
     return None if fused is None or reference is None else float((fused == reference).double().mean())

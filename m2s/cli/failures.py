@@ -101,8 +101,8 @@ def describe(error: BaseException, options: Collection[str] = ()) -> str | None:
     if isinstance(error, OSError):
         return _describe_os_error(error)
     # gloo raises a plain RuntimeError, whose message starts with the place in its source.
-    lost = isinstance(error, RuntimeError) and "/gloo/" in str(error)
-    if lost or isinstance(error, torch.distributed.DistError if torch.distributed.is_available() else ()):
+    is_lost = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    if is_lost or isinstance(error, torch.distributed.DistError if torch.distributed.is_available() else ()):
         return f"the connection between the processes failed ({_one_line(error)})"
     return None
 

@@ -62,14 +62,14 @@ class Statistics:
             raise ValueError(f"{self.count} features have no covariance: at least 2 are needed")
         return self.scatter / (self.count - 1)
 
-    def update(self, features: Float[Tensor, "n D"], keep: Int[Tensor, "kept"] | None = None) -> None:
+    def update(self, features: Float[Tensor, "n D"], selected: Int[Tensor, "kept"] | None = None) -> None:
         """Add features.
 
         Merging n features of mean m into N of mean M, with d = m - M, adds the scatter of the n and d d^T N n / (N + n).
 
         Args:
             features: The features, [n, D].
-            keep: The indices of those to store for KID; None: none.
+            selected: The indices of those to store for KID; None: none.
 
         Raises:
             ValueError: A feature is not finite.
@@ -84,8 +84,8 @@ class Statistics:
         self.scatter.addmm_(centered.T, centered).addr_(shift, shift, alpha=self.count * len(added) / total)
         self.mean = self.mean + shift * (len(added) / total)
         self.count = total
-        if keep is not None:
-            self.rows = torch.cat([self.rows, added[keep].float()])
+        if selected is not None:
+            self.rows = torch.cat([self.rows, added[selected].float()])
 
     def save(self, path: Path, key: str = "") -> None:
         """Write a .npz without pickle.

@@ -66,8 +66,8 @@ def test_all_parts_on_a_bare_machine(tmp_path, capsys, bare):
         assert part["what"] in printed
         assert "failed" not in part
         assert not any("failed" in line for line in part["skipped"])
-        form = {"direct-loss": "compiled", "bisection": "compiled", "dense-step": None, "expm": None}.get(name, "fused")
-        assert form is None or any(form in line for line in part["skipped"])
+        variant = {"direct-loss": "compiled", "bisection": "compiled", "dense-step": None, "expm": None}.get(name, "fused")
+        assert variant is None or any(variant in line for line in part["skipped"])
         for line in part["skipped"]:
             assert line in printed
         for contender in part["contenders"].values():

@@ -417,14 +417,14 @@ def test_missing_picture_or_text_of_finished_tokens_is_written(
     """The same command writes it without calling the network. Tokens with other settings stay as they are."""
     checkpoint, out = (images if suffix == ".png" else text), tmp_path / f"a{suffix}"
     tokens = draw(checkpoint, out, "--n", "3")
-    whole, before = out.read_bytes(), out.with_suffix(".npz").read_bytes()
+    full, before = out.read_bytes(), out.with_suffix(".npz").read_bytes()
     out.unlink()
     unfinished(checkpoint, tmp_path / "b.npz").rename(tmp_path / "a.npz.parts")  # killed before they were removed
     with monkeypatch.context() as patch:
         patch.setattr(m2s, "sample", lambda *_, **__: pytest.fail("the network was called"))
         assert np.array_equal(draw(checkpoint, out, "--n", "3"), tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", out.name]
-    assert out.read_bytes() == whole and out.with_suffix(".npz").read_bytes() == before
+    assert out.read_bytes() == full and out.with_suffix(".npz").read_bytes() == before
     capsys.readouterr()
     assert "is there already: give another" in error_line(
         capsys, tmp_path, checkpoint, "--out", str(out), "--n", "3", "--steps", "4"

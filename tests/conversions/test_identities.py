@@ -52,12 +52,12 @@ def reachable(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
 def test_offset_is_log1p_alpha_over_m(name: str, t: float) -> None:
     """Posterior logits are leave-one-out logits plus log1p(alpha/m_t(k)) at a clean k, and nothing at the mask."""
     process, oracle, x = case(name)
-    kernel, output = oracle.noise.transition_matrix(t), Network(oracle, 0).logits(x, t)
-    alpha = kernel[0, 0] - kernel[1, 0]
+    transition, output = oracle.noise.transition_matrix(t), Network(oracle, 0).logits(x, t)
+    alpha = transition[0, 0] - transition[1, 0]
     found = m2s.Posterior(process, offset="exact").posterior(tensor(output), tensor(x), at(t)).numpy()
     logits = output[..., : process.vocab].copy()
     for k in range(process.vocab):
-        m = kernel[(k + 1) % process.vocab, k]
+        m = transition[(k + 1) % process.vocab, k]
         logits[..., k] += np.where(x == k, np.log1p(alpha / m) if m > 0 else np.inf, 0.0)
     certain = np.isinf(logits)
     expected = np.where(certain.any(-1, keepdims=True), certain, np.exp(np.minimum(logits, 700)))
@@ -100,15 +100,15 @@ def losses(head: m2s.Head, output: np.ndarray, x: np.ndarray, t: float) -> np.nd
 def test_gidd_elbo(name: str, t: float) -> None:
     """GIDD: n_t(z_t)/q_t(z_t|x) times KL(q_t(.|x) || q_t(.|x_theta)) + Itakura-Saito(q_t(z_t|x), q_t(z_t|x_theta))."""
     process, oracle, x = case(name)
-    network, vocab, kernel = Network(oracle, 1), oracle.noise.vocab, oracle.noise.transition_matrix(t)
-    plugged = network.posterior(x, t) @ kernel  # q_t(. | x_theta)
+    network, vocab, transition = Network(oracle, 1), oracle.noise.vocab, oracle.noise.transition_matrix(t)
+    plugged = network.posterior(x, t) @ transition  # q_t(. | x_theta)
     rate = oracle.noise.rates(t)
     into = np.array([rate[(k + 1) % oracle.noise.states, k] if k < vocab else rate[0, k] for k in range(oracle.noise.states)])
     expected = np.zeros((*x.shape, vocab))
     for z in range(vocab):
-        q = np.broadcast_to(kernel[z], plugged.shape)
+        q = np.broadcast_to(transition[z], plugged.shape)
         divergence = np.where(q > 0, q * (log(np.where(q > 0, q, 1)) - log(np.where(q > 0, plugged, 1))), 0.0).sum(-1)
-        here, there = kernel[z][x], np.take_along_axis(plugged, x[..., None], -1)[..., 0]
+        here, there = transition[z][x], np.take_along_axis(plugged, x[..., None], -1)[..., 0]
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = here / there
             expected[..., z] = into[x] / here * (divergence + ratio - np.log(ratio) - 1)
@@ -124,8 +124,8 @@ def test_udlm_nelbo(name: str, t: float) -> None:
     """UDLM: alpha'/(N alpha) [N/xbar_i - N/xbar^theta_i - sum_j xbar_j/xbar_i log(...)], xbar = N alpha x + 1 - alpha."""
     process, oracle, x = case(name)
     network, n = Network(oracle, 2), oracle.noise.vocab
-    kernel = oracle.noise.transition_matrix(t)
-    alpha = kernel[0, 0] - kernel[0, 1]
+    transition = oracle.noise.transition_matrix(t)
+    alpha = transition[0, 0] - transition[0, 1]
     slope = oracle.noise.rates(t)[0, 1]  # -alpha' / (N alpha)
     model = n * alpha * network.posterior(x, t) + (1 - alpha)
     model_i = np.take_along_axis(model, x[..., None], -1)
@@ -161,7 +161,7 @@ def exact_loss(process: m2s.Process, logits: np.ndarray, x: int, k: int, t: floa
         log_slope = (mpmath.log(untouched(time + step)) - mpmath.log(untouched(time - step))) / (2 * step)
         m_rate = [(mixing(y, time + step) - mixing(y, time - step)) / (2 * step) - log_slope * m[y] for y in range(states)]
 
-    def kernel(z: int, y: int) -> mpmath.mpf:
+    def transition(z: int, y: int) -> mpmath.mpf:
         return alpha * (z == y) + m[y]
 
     values = [mpmath.mpf(v) for v in logits]
@@ -171,11 +171,11 @@ def exact_loss(process: m2s.Process, logits: np.ndarray, x: int, k: int, t: floa
         weight = [mpmath.exp(v) for v in values[:vocab]]
         total = mpmath.fsum(weight)
         mu = [w / total for w in weight]
-        score = [mpmath.fsum(mu[z] * kernel(z, y) / kernel(z, k) for z in range(vocab)) for y in range(states)]
+        score = [mpmath.fsum(mu[z] * transition(z, y) / transition(z, k) for z in range(vocab)) for y in range(states)]
     terms = []
     for y in range(states):
         if y != k:
-            s, r = score[y], kernel(x, y) / kernel(x, k)
+            s, r = score[y], transition(x, y) / transition(x, k)
             terms.append(s - r * mpmath.log(s) + r * mpmath.log(r) - r)
     return m_rate[k] * mpmath.fsum(terms)
 
@@ -205,16 +205,16 @@ def test_score_entropy_gradient(name: str, kind: str) -> None:
     x, t = x[:: len(x) // 20], 0.35
     output = tensor(Network(oracle, 3).logits(x, t)).requires_grad_()
     x_0 = tensor(np.random.default_rng(0).integers(process.vocab, size=x.shape))
-    kernel, weight = tensor(oracle.noise.transition_matrix(t)), tensor(oracle.weights(x, t))
-    likelihood = kernel[:, tensor(x)].permute(1, 2, 0)
-    ratio = kernel[x_0] / kernel[x_0, tensor(x)].unsqueeze(-1)
+    transition, weight = tensor(oracle.noise.transition_matrix(t)), tensor(oracle.weights(x, t))
+    likelihood = transition[:, tensor(x)].permute(1, 2, 0)
+    ratio = transition[x_0] / transition[x_0, tensor(x)].unsqueeze(-1)
     if kind in ("none", "exact"):
         head = m2s.Posterior(process, offset=kind)
         clean = torch.softmax(output[..., : process.vocab], -1)
         mu = torch.nn.functional.pad(clean, (0, process.states - process.vocab))
         if kind == "exact":
             mu = mu * likelihood / (mu * likelihood).sum(-1, keepdim=True)
-        score = torch.where(likelihood > 0, mu / likelihood.where(likelihood > 0, 1), 0) @ kernel
+        score = torch.where(likelihood > 0, mu / likelihood.where(likelihood > 0, 1), 0) @ transition
     elif kind == "unconstrained":
         head, score = m2s.LogScore(process), output.exp()
     else:
@@ -225,12 +225,12 @@ def test_score_entropy_gradient(name: str, kind: str) -> None:
         score = (
             output.gather(-1, tensor(x).unsqueeze(-1)).exp() * weight.sum(-1, keepdim=True) * jump / weight.where(weight > 0, 1)
         )
-    counted = (weight > 0) & (kernel[x_0, tensor(x)] > 0).unsqueeze(-1)
+    counted = (weight > 0) & (transition[x_0, tensor(x)] > 0).unsqueeze(-1)
     safe, r = score.where(counted, 1), ratio.where(counted, 0)
     direct = torch.where(counted, weight * (safe - r * torch.log(safe)), 0).sum(-1)
-    keep = kernel[x_0, tensor(x)] > 0
-    (expected,) = torch.autograd.grad(direct[keep].sum(), output)
-    (found,) = torch.autograd.grad(m2s.score_entropy(head, output, x_0, tensor(x), at(t))[keep].sum(), output)
+    possible = transition[x_0, tensor(x)] > 0
+    (expected,) = torch.autograd.grad(direct[possible].sum(), output)
+    (found,) = torch.autograd.grad(m2s.score_entropy(head, output, x_0, tensor(x), at(t))[possible].sum(), output)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10 * float(expected.abs().max()))
 
 
@@ -367,10 +367,10 @@ def test_factorized_rate_score_entropy(name: str, t: float) -> None:
     total = jump.sum(-1, keepdims=True)
     jump = np.divide(jump, total, out=np.zeros_like(jump), where=total > 0)
     rate = np.exp(np.take_along_axis(output, x[..., None], -1)) * weight.sum(-1, keepdims=True) * jump
-    kernel = oracle.noise.transition_matrix(t)[: process.vocab]
+    transition = oracle.noise.transition_matrix(t)[: process.vocab]
     likelihood = likelihood_of_current(oracle, x, t)[..., : process.vocab, None]
     target = weight[:, :, None, :] * np.divide(
-        kernel, likelihood, out=np.zeros((*likelihood.shape[:-1], process.states)), where=likelihood > 0
+        transition, likelihood, out=np.zeros((*likelihood.shape[:-1], process.states)), where=likelihood > 0
     )
     counted = (weight[:, :, None, :] > 0) & (likelihood > 0)
     expected = np.where(counted, h(np.where(counted, rate[:, :, None, :], 1), np.where(counted, target, 1)), 0.0).sum(-1)

@@ -125,10 +125,10 @@ def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_pa
 
 
 def test_hub_text(tmp_path, monkeypatch):
-    class Rows(list):
+    class HubTexts(list):
         column_names, _fingerprint = ("text",), "f"
 
-    data = {split: Rows({"text": f"{split} {i}"} for i in range(25)) for split in ("train", "test")}
+    data = {split: HubTexts({"text": f"{split} {i}"} for i in range(25)) for split in ("train", "test")}
     calls = []
     fake = types.SimpleNamespace(load_dataset=lambda *given, **more: calls.append((given, more)) or data, __version__="4.0.0")
     monkeypatch.setitem(sys.modules, "datasets", fake)
@@ -136,7 +136,7 @@ def test_hub_text(tmp_path, monkeypatch):
     assert calls == [(("billion-word-benchmark/lm1b", None), {"revision": "refs/convert/parquet"})]
     assert unpack(tmp_path / "out", "validation", Bytes()) == ["train 0", "train 10", "train 20"]
     assert {split: entry["documents"] for split, entry in meta["splits"].items()} == {"train": 22, "validation": 3, "test": 25}
-    data["validation"] = Rows([{"text": "own"}])
+    data["validation"] = HubTexts([{"text": "own"}])
     prepare("some/thing", tmp_path / "own")
     assert unpack(tmp_path / "own", "validation", Bytes()) == ["own"]
 

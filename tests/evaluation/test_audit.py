@@ -31,7 +31,7 @@ from m2s.samplers.options import SamplingOptions
 from m2s.samplers.shards import SampleShards
 from m2s.training import train
 from oracle import CASES, Case, Oracle
-from small_runs import Rows, small
+from small_runs import InMemorySource, small
 
 PNG = b"\x89PNG"
 END, T_MIN = 1e-5, 1e-3  # of the analytic grid, and of what the network sees
@@ -228,12 +228,12 @@ def test_the_run_is_that_of_the_sampler_and_no_batch_changes_a_count():
     process = m2s.Uniform(6, m2s.Linear())
     network, head = Fixed(6, 5, 0.5), m2s.LogScore(process)
     options = SamplingOptions(head, (5, 5), 4, "analytic", "linear", 11)
-    tokens, whole = audit_sampling(network, options)
+    tokens, full = audit_sampling(network, options)
     assert torch.equal(tokens, m2s.sample(network, head, (5, 5), steps=4, sampler="analytic", grid="linear", seed=11))
     for size in (2, 64):
         parts = audit(network, head, (5, 5), steps=4, seed=11, batch_size=size)
-        assert len(parts.calls) == len(whole.calls) == 5
-        for a, b in zip(parts.calls, whole.calls, strict=True):
+        assert len(parts.calls) == len(full.calls) == 5
+        for a, b in zip(parts.calls, full.calls, strict=True):
             same(dataclasses.asdict(a), dataclasses.asdict(b))
 
 
@@ -312,7 +312,7 @@ def sedd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sedd") / "run"
     rows = load("digits").train[:256, 24:32].long()
     changes = {"run__steps": 60, "run__save_every": 60, "run__validate_every": 60, "optimizer__lr": 1e-2}
-    train(small(out, method="sedd", **changes), Rows(rows, 17))
+    train(small(out, method="sedd", **changes), InMemorySource(rows, 17))
     return out
 
 
@@ -329,7 +329,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(sedd: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("done")
-    ask(sedd, out)
+    run_audit(sedd, out)
     return out
 
 
@@ -337,13 +337,13 @@ def same_command(checkpoint: Path, out: Path) -> list[str]:
     return ["audit", str(checkpoint), "--out", str(out), "--n", "6", "--steps", "5", "--batch-size", "3"]
 
 
-def ask(checkpoint: Path, out: Path, *more: str) -> dict:
+def run_audit(checkpoint: Path, out: Path, *more: str) -> dict:
     main([*same_command(checkpoint, out), *more])
     return json.loads((out / "audit.json").read_text())
 
 
 def test_a_trained_sedd_model_has_material_positions_and_the_report_says_so(sedd, tmp_path, capsys):
-    found = ask(sedd, tmp_path)
+    found = run_audit(sedd, tmp_path)
     said = capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "audit.png", "audit.txt"]
     overall = found["overall"]
@@ -386,7 +386,7 @@ def test_the_figure_shows_the_numbers_of_the_file(done, tmp_path, capsys):
 
 
 def test_masks_are_audited_at_masked_positions_only(masks, tmp_path):
-    found = ask(masks, tmp_path)
+    found = run_audit(masks, tmp_path)
     model, head = m2s.load(masks)
     trajectory = Trajectory()
     m2s.sample(model, head, (6, 4), steps=5, sampler="analytic", grid="linear", callback=trajectory)
@@ -404,21 +404,21 @@ def test_masks_are_audited_at_masked_positions_only(masks, tmp_path):
 
 def test_a_sampler_without_weights_says_nothing_of_them(sedd, tmp_path):
     (tmp_path / "audit.json").write_text("an older one")
-    found = ask(sedd, tmp_path, "--sampler", "euler", "--overwrite")
+    found = run_audit(sedd, tmp_path, "--sampler", "euler", "--overwrite")
     assert found["overall"]["before"]["negative_weights"] is None and found["denoiser"] is None
     assert len(found["steps"]) == 5 and "negative sampler weights" in format_table(found)
     assert next(line.get_label() for line in plot_audit(found).axes[1].lines) == "scores out of the box"
 
 
 def test_overwrite_replaces_an_unfinished_audit_with_other_settings(sedd, tmp_path):
-    expected = ask(sedd, tmp_path / "complete", "--sampler", "euler")
+    expected = run_audit(sedd, tmp_path / "complete", "--sampler", "euler")
     out, parts = tmp_path / "other", tmp_path / "other" / "audit.json.parts"
     parts.mkdir(parents=True)
     (parts / "settings.json").write_text(json.dumps({"seed": 99}))
     (parts / "000000000.npz").write_bytes(b"of another audit")
     with pytest.raises(SystemExit):
-        ask(sedd, out, "--sampler", "euler")
-    found = ask(sedd, out, "--sampler", "euler", "--overwrite")
+        run_audit(sedd, out, "--sampler", "euler")
+    found = run_audit(sedd, out, "--sampler", "euler", "--overwrite")
     assert found["overall"] == expected["overall"] and found["steps"] == expected["steps"] and not parts.exists()
 
 
@@ -431,7 +431,7 @@ def tabulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_by_default_the_sampler_fits_the_checkpoint(sedd, tabulated, done, tmp_path, capsys):
     assert read_audit(done / "audit.json")["settings"]["sampler"] == "analytic"
-    assert ask(tabulated, tmp_path / "audit")["settings"]["sampler"] == "euler"
+    assert run_audit(tabulated, tmp_path / "audit")["settings"]["sampler"] == "euler"
     main(["repair", str(tabulated), "--n", "3", "--steps", "2", "--measure", "none", "--out", str(tmp_path / "repair")])
     audits = json.loads((tmp_path / "repair" / "repair.json").read_text())["audits"]
     assert {arm["settings"]["sampler"] for arm in audits.values()} == {"euler"}
@@ -450,9 +450,9 @@ def test_the_default_sampler_resumes_an_audit_of_the_same_sampler(sedd, done, tm
 
     monkeypatch.setattr(SampleShards, "write", killed)
     with pytest.raises(SystemExit):
-        ask(sedd, tmp_path / "begun", "--sampler", "analytic")
+        run_audit(sedd, tmp_path / "begun", "--sampler", "analytic")
     monkeypatch.setattr(SampleShards, "write", write)
-    assert ask(sedd, tmp_path / "begun") == read_audit(done / "audit.json")
+    assert run_audit(sedd, tmp_path / "begun") == read_audit(done / "audit.json")
 
 
 def test_a_killed_audit_resumes_to_the_same_result(sedd, done, tmp_path, monkeypatch, capsys):
@@ -469,10 +469,10 @@ def test_a_killed_audit_resumes_to_the_same_result(sedd, done, tmp_path, monkeyp
 
     monkeypatch.setattr(SampleShards, "write", killed)
     with pytest.raises(SystemExit):
-        ask(sedd, tmp_path / "killed")
+        run_audit(sedd, tmp_path / "killed")
     assert "n 6 there and 9 here" in error_line(capsys, tmp_path, *same_command(sedd, tmp_path / "killed"), "--n", "9")
     monkeypatch.setattr(SampleShards, "write", counted)
-    assert ask(sedd, tmp_path / "killed") == read_audit(done / "audit.json") and drawn == [3]
+    assert run_audit(sedd, tmp_path / "killed") == read_audit(done / "audit.json") and drawn == [3]
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["audit.json", "audit.png", "audit.txt"]
     for name in ("audit.txt", "audit.png"):
         assert (tmp_path / "killed" / name).read_bytes() == (done / name).read_bytes()

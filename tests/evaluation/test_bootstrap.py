@@ -90,11 +90,11 @@ def test_a_shared_seed_draws_the_same_sequences() -> None:
 
 def test_seeds_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = sequences(np.random.default_rng(6), 30)
-    whole = bootstrap(columns, ratio, resamples=500, seed=7)
-    assert whole == bootstrap(columns, ratio, resamples=500, seed=7) != bootstrap(columns, ratio, resamples=500, seed=8)
+    full = bootstrap(columns, ratio, resamples=500, seed=7)
+    assert full == bootstrap(columns, ratio, resamples=500, seed=7) != bootstrap(columns, ratio, resamples=500, seed=8)
     monkeypatch.setattr("m2s.evaluation.bootstrap.CHUNK", 100)
     parts = bootstrap(columns, ratio, resamples=500, seed=7)
-    assert np.allclose([whole.value, whole.low, whole.high], [parts.value, parts.low, parts.high], rtol=1e-12)
+    assert np.allclose([full.value, full.low, full.high], [parts.value, parts.low, parts.high], rtol=1e-12)
 
 
 def test_length_weighted_by_hand() -> None:

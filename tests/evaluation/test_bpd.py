@@ -101,12 +101,12 @@ def test_both_errors_cover_the_exact_bound_at_the_right_rate(name, passes, runs)
         chosen = drawn(oracle, count, seed)
         with unchecked() if seed else nullcontext():
             found = dataset_nelbo(model, head, torch.from_numpy(oracle.clean[chosen]), passes, t_min, seed, count)
-        whole, alone = found.estimate("nelbo"), found.estimate("integral")
+        full, alone = found.estimate("nelbo"), found.estimate("integral")
         sites = oracle.length
-        inside[0] += whole.low < total[chosen].mean() / sites < whole.high
+        inside[0] += full.low < total[chosen].mean() / sites < full.high
         inside[1] += alone.low < integral[chosen].mean() / sites < alone.high
-        inside[2] += abs(whole.value - oracle.distribution @ total / sites) < 1.96 * whole.rows_error
-        off.append(whole.value * sites - total[chosen].mean())
+        inside[2] += abs(full.value - oracle.distribution @ total / sites) < 1.96 * full.rows_error
+        off.append(full.value * sites - total[chosen].mean())
     for covered in inside.tolist():
         assert binom.cdf(covered, runs, 0.95) > 1e-3 and binom.sf(covered - 1, runs, 0.95) > 1e-3, inside
     assert abs(np.mean(off)) < 4 * np.std(off) / math.sqrt(runs) < 0.1 * entropy
@@ -150,15 +150,15 @@ def test_terms_and_curve_of_any_network(name):
 def test_batch_size_and_passes_do_not_change_an_example():
     model = Known("uniform-linear")
     head, rows = m2s.Posterior(model.process), torch.from_numpy(model.oracle.clean[drawn(model.oracle, 23, 0)])
-    whole = dataset_nelbo(model, head, rows, 3, seed=5, batch_size=100)
+    full = dataset_nelbo(model, head, rows, 3, seed=5, batch_size=100)
     for size, passes in ((1, 3), (7, 3), (23, 2)):
         other = dataset_nelbo(model, head, rows, passes, seed=5, batch_size=size)
         for term in TERMS:
-            torch.testing.assert_close(other.term(term), whole.term(term)[:passes], rtol=1e-9, atol=1e-12)
-        assert torch.equal(other.t, whole.t[:passes])
-    assert not torch.equal(dataset_nelbo(model, head, rows, 3, seed=6).t, whole.t)
-    assert len(whole.t.unique()) == whole.t.numel()
-    quantile = torch.log((whole.t + 0.01) / (1e-3 + 0.01)) / math.log((whole.end + 0.01) / (1e-3 + 0.01))
+            torch.testing.assert_close(other.term(term), full.term(term)[:passes], rtol=1e-9, atol=1e-12)
+        assert torch.equal(other.t, full.t[:passes])
+    assert not torch.equal(dataset_nelbo(model, head, rows, 3, seed=6).t, full.t)
+    assert len(full.t.unique()) == full.t.numel()
+    quantile = torch.log((full.t + 0.01) / (1e-3 + 0.01)) / math.log((full.end + 0.01) / (1e-3 + 0.01))
     assert torch.equal((quantile.sort(1).values * 23).floor(), torch.arange(23.0, dtype=torch.float64).expand(3, 23))
 
 

@@ -71,14 +71,14 @@ def test_frechet_where_covariances_are_singular(n, m, width):
 
 def test_frechet_of_a_set_with_itself_moved_scaled_turned():
     x, y = spread_out(500, 12, 0), spread_out(400, 12, 1)
-    whole, variance = gathered(x), float(gathered(x).covariance.trace())
-    assert abs(frechet(whole, whole)) < 1e-12 * variance
-    assert frechet(whole, gathered(x + 0.5)) == pytest.approx(12 * 0.25, rel=1e-9)
+    full, variance = gathered(x), float(gathered(x).covariance.trace())
+    assert abs(frechet(full, full)) < 1e-12 * variance
+    assert frechet(full, gathered(x + 0.5)) == pytest.approx(12 * 0.25, rel=1e-9)
     centred = x - x.mean(0)
     assert frechet(gathered(centred), gathered(3 * centred)) == pytest.approx(4 * variance, rel=1e-9)  # sum of (3s - s)^2
     turn = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
-    assert frechet(gathered(x @ turn), gathered(y @ turn)) == pytest.approx(frechet(whole, gathered(y)), rel=1e-9)
-    assert frechet(gathered(y), whole) == pytest.approx(frechet(whole, gathered(y)), rel=1e-12)
+    assert frechet(gathered(x @ turn), gathered(y @ turn)) == pytest.approx(frechet(full, gathered(y)), rel=1e-9)
+    assert frechet(gathered(y), full) == pytest.approx(frechet(full, gathered(y)), rel=1e-12)
 
 
 def test_statistics_in_batches_are_those_of_the_whole():
@@ -174,10 +174,10 @@ def test_kernel_distance_pair_by_pair():
 def test_kid_of_subsets_is_without_bias():
     """The mean over subsets tends to the distance of the whole sets, which every size of subset estimates without bias."""
     x, y = spread_out(40, 3, 0), spread_out(40, 3, 0)[:, [1, 2, 0]] + 0.3
-    whole = by_loops(x.tolist(), y.tolist())
+    full = by_loops(x.tolist(), y.tolist())
     for size in (5, 20):
         found = kid(x, y, subsets=200, size=size, seed=1)
-        assert abs(found.mean - whole) < 4 * found.spread / math.sqrt(200)
+        assert abs(found.mean - full) < 4 * found.spread / math.sqrt(200)
     assert kid(x, y, size=9, seed=3) == kid(x, y, size=9, seed=3) != kid(x, y, size=9, seed=4)
 
 
@@ -413,11 +413,11 @@ def test_statistics_of_data_are_kept(place, monkeypatch, capsys):
     first = run(*arguments)
     (kept_file,) = (place / "data" / "statistics").iterdir()
     assert kept_file.name.startswith("digits-test-256-")
-    seen, whole = [], inception.features
+    seen, full = [], inception.features
 
     def counted(network, tokens, *rest):
         seen.append(len(tokens))
-        return whole(network, tokens, *rest)
+        return full(network, tokens, *rest)
 
     monkeypatch.setattr(inception, "features", counted)
     second = run(*arguments)

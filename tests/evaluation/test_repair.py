@@ -194,7 +194,7 @@ def test_a_difference_of_fids_resamples_pairs():
 
 
 def test_a_killed_repair_resumes(text, tmp_path, monkeypatch):
-    whole = repair(text, tmp_path / "whole", 6, "--measure", "none", "--batch-size", "2")
+    full = repair(text, tmp_path / "whole", 6, "--measure", "none", "--batch-size", "2")
     write, drawn = SampleShards.write, []
 
     def stops(self: SampleShards, first: int, found: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def test_a_killed_repair_resumes(text, tmp_path, monkeypatch):
     monkeypatch.setattr(SampleShards, "write", stops)
     with pytest.raises(SystemExit):
         repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2")
-    assert repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2") == whole
+    assert repair(text, tmp_path / "killed", 6, "--measure", "none", "--batch-size", "2") == full
     unprojected, projected = ([(arm, first) for first in (0, 2, 4)] for arm in ("unprojected", "projected"))
     assert drawn == [*unprojected, *projected[:2], *projected[1:]]
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}

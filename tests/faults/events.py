@@ -139,13 +139,11 @@ class Events:
 
             def write(self, data: Any) -> Any:
                 """Write, as one event."""
-                whole = bytes(data)
-                return events(
-                    "write", self.name, lambda: super(Counted, self).write(whole), lambda part: self._torn(whole, part)
-                )
+                full = bytes(data)
+                return events("write", self.name, lambda: super(Counted, self).write(full), lambda part: self._torn(full, part))
 
-            def _torn(self, whole: bytes, part: float) -> None:
-                super().write(whole[: int(part * len(whole))])
+            def _torn(self, full: bytes, part: float) -> None:
+                super().write(full[: int(part * len(full))])
 
             def readinto(self, buffer: Any) -> Any:
                 """Read, as one event."""
@@ -195,12 +193,12 @@ class Events:
             return events(kind, _at(path, options), lambda: real_os_open(path, flags, *rest, **options))
 
         def os_write(handle: int, data: Any) -> Any:
-            whole = bytes(data)
+            full = bytes(data)
             return events(
                 "write",
                 handle,
-                lambda: real_write(handle, whole),
-                lambda part: real_write(handle, whole[: int(part * len(whole))]),
+                lambda: real_write(handle, full),
+                lambda part: real_write(handle, full[: int(part * len(full))]),
             )
 
         builtins.open = io.open = open_  # type: ignore[assignment]

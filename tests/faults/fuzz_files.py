@@ -273,8 +273,8 @@ def _log_lost_records(path: Path, before: bytes, after: bytes) -> str:
             stored.add(key(line))
         except (ValueError, AttributeError):
             continue
-    lost = sorted(intact - stored)
-    return f"records of undamaged lines are lost: {lost}" if lost else ""
+    missing = sorted(intact - stored)
+    return f"records of undamaged lines are lost: {missing}" if missing else ""
 
 
 def _suites() -> list[Suite]:

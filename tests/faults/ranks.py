@@ -135,18 +135,18 @@ def lose_a_process(number: int, dice: random.Random) -> str:
         What is wrong; empty where nothing is.
     """
     expected, seconds = uninterrupted()
-    way, lost, folder = WAYS[number % len(WAYS)], dice.randrange(2), new_folder()
+    way, failed_rank, folder = WAYS[number % len(WAYS)], dice.randrange(2), new_folder()
     moment = dice.uniform(0, seconds)
-    pair = Pair(folder, lost if way == "out of memory" else None, moment)
+    pair = Pair(folder, failed_rank if way == "out of memory" else None, moment)
     try:
         time.sleep(moment)
         if way != "out of memory":
-            pair.signal(lost, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
-        other = 1 - lost
+            pair.signal(failed_rank, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+        other = 1 - failed_rank
         code = pair.wait(other, LIMIT)
         said, lost_output = Ended(code, "", pair.output(other)), pair.output(lost)
         pair.close()
-        at = f"process {lost} {way} after {moment:.2f} s: process {other}"
+        at = f"process {failed_rank} {way} after {moment:.2f} s: process {other}"
         if code is None:
             return f"{at} hangs\n{said.err}"
         if said.traceback:

@@ -116,14 +116,14 @@ def total_noise(config: dict[str, Any], t: Tensor) -> Tensor:
     return low ** (1 - t.double()) * high ** t.double()
 
 
-def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], form: str = "safetensors") -> Path:
+def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], layout: str = "safetensors") -> Path:
     """A folder of the hub's form, in either format, or of a training run whose raw weights are not the averaged ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    if form != "run":
+    if layout != "run":
         (folder / "config.json").write_text(json.dumps(config))
-    if form == "safetensors":
+    if layout == "safetensors":
         save_file(weights, folder / "model.safetensors")
-    elif form == "pickle":
+    elif layout == "pickle":
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         (folder / ".hydra").mkdir()
@@ -159,12 +159,12 @@ def noisy(config: dict[str, Any]) -> Tensor:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pickle", "run"])
+@pytest.mark.parametrize("layout", ["safetensors", "pickle", "run"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_log_score_is_the_published_one(name: str, form: str, tmp_path: Path) -> None:
+def test_the_log_score_is_the_published_one(name: str, layout: str, tmp_path: Path) -> None:
     config = CASES[name]
     weights, x = random_weights(config), noisy(config)
-    model, head = m2s.load(write(tmp_path / "sedd", config, weights, form))
+    model, head = m2s.load(write(tmp_path / "sedd", config, weights, layout))
     expected = published(weights, config, x, total_noise(config, t))
     log_score = head.log_score(model(x, t), x, t)
     assert log_score.shape == expected.shape

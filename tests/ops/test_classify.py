@@ -199,12 +199,12 @@ def brute_force(score: list[float], k: int, t: float, s: float, process: m2s.Pro
     beyond = sum(
         not low * (1 - loose) <= s_exact[y] <= high * (1 + loose) for (low, high), y in zip(ends, candidates, strict=True)
     )
-    keep, q = process.step(torch.tensor([s], dtype=torch.float64), time.reshape(1))
-    keep_exact, q_exact = Fraction(float(keep)), [Fraction(float(q.clean))] * process.vocab
+    stay, q = process.step(torch.tensor([s], dtype=torch.float64), time.reshape(1))
+    stay_exact, q_exact = Fraction(float(stay)), [Fraction(float(q.clean))] * process.vocab
     q_exact += [Fraction(float(q.mask))] if process.mask is not None else []
     total = sum(s_exact)
     weights = [
-        (s_exact[y] - q_exact[y] * total) / keep_exact * (q_exact[k] + (keep_exact if y == k else 0))
+        (s_exact[y] - q_exact[y] * total) / stay_exact * (q_exact[k] + (stay_exact if y == k else 0))
         for y in range(process.states)
     ]
     material = lowest < -loose or off_plane > TOLERANCE

@@ -71,11 +71,11 @@ def exact(kind, head, logits, x_0, x_t, t, weight):
         process = head.process
         row = process.rows(x_0, t)
         ratio = row / row.gather(-1, x_t.unsqueeze(-1))
-        own = torch.zeros_like(ratio, dtype=torch.bool).scatter(-1, x_t.unsqueeze(-1), True)
-        score = torch.where(own, 1, log_score.exp())
-        logs = torch.where(own | (ratio == 0), 0, log_score - torch.log(torch.where(ratio == 0, 1, ratio)))
+        at_current = torch.zeros_like(ratio, dtype=torch.bool).scatter(-1, x_t.unsqueeze(-1), True)
+        score = torch.where(at_current, 1, log_score.exp())
+        logs = torch.where(at_current | (ratio == 0), 0, log_score - torch.log(torch.where(ratio == 0, 1, ratio)))
         terms = torch.where(ratio == 0, score, score - ratio - ratio * logs)
-        found = (process.rates_into(x_t, t) * torch.where(own, 0, terms)).sum(-1)
+        found = (process.rates_into(x_t, t) * torch.where(at_current, 0, terms)).sum(-1)
     found = found.squeeze(-1)
     (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
     return found.detach(), gradient

@@ -174,7 +174,9 @@ def test_project_and_projected_use_the_kernel(make_head: type[m2s.Head]) -> None
     results = {}
     for which in ("fused", "reference"):
         with use_backend(which):
-            asked = (getattr(m2s.Projected(head), ask)(output, x_t, t).exp() for ask in ("posterior", "log_score", "last_step"))
+            asked = (
+                getattr(m2s.Projected(head), method)(output, x_t, t).exp() for method in ("posterior", "log_score", "last_step")
+            )
             results[which] = [m2s.project(score, x_t, t, process), *asked]
     for ours, theirs in zip(results["fused"], results["reference"], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
@@ -195,13 +197,13 @@ def test_hidden_states_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for head in (m2s.LogScore(process), m2s.FactorizedRate(process)):
         projected = m2s.Projected(head)
-        for ask in ("posterior", "posterior_logits", "log_score", "last_step"):
-            at_once = getattr(projected, ask)(output, x_t, t)
+        for method in ("posterior", "posterior_logits", "log_score", "last_step"):
+            at_once = getattr(projected, method)(output, x_t, t)
             assert not largest  # so few logits need no chunks
             with monkeypatch.context() as patch, torch.no_grad():  # chunks have no gradient
                 patch.setattr(last_layer_chunks, "CHUNK", 46 * 4)
                 patch.setattr(module, "CHUNK", 46 * 4)
-                in_chunks = getattr(projected, ask)(output, x_t, t)
+                in_chunks = getattr(projected, method)(output, x_t, t)
             assert in_chunks.shape == at_once.shape and max(largest) == 4 and sum(largest) == 35
             torch.testing.assert_close(in_chunks.exp(), at_once.exp(), rtol=1e-4, atol=1e-5)
             largest.clear()

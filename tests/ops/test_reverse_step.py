@@ -44,8 +44,8 @@ def softmax_of(rows: Tensor, k: Tensor, offset: Tensor, vocab: int, other: bool)
     rest = logits.scatter(-1, at, torch.where(clean.unsqueeze(-1), -torch.inf, logits.gather(-1, at)))
     odds = torch.logsumexp(rest, -1) - torch.where(clean, logits.gather(-1, at).squeeze(-1), -torch.inf)
     off = torch.where(known.squeeze(-1), 0.0, torch.sigmoid(odds))
-    own = torch.where(known.squeeze(-1), 1.0, torch.sigmoid(-odds))
-    return own, off, torch.where(known, one, torch.softmax(rest if other else logits, -1))
+    mu_k = torch.where(known.squeeze(-1), 1.0, torch.sigmoid(-odds))
+    return mu_k, off, torch.where(known, one, torch.softmax(rest if other else logits, -1))
 
 
 def padded(vocab: int, count: int, spread: float = 4.0, junk: float = torch.nan) -> Tensor:
@@ -69,9 +69,9 @@ def test_draws_follow_the_softmax(vocab: int, count: int, other: bool) -> None:
         offset[0], offset[1] = 0, torch.inf
         offset[2] = 30 + rows[2, :vocab].max() - rows[2, 0]  # off is some 1e-12
         u[2], u[3] = LAST, 0.0
-    own, off, distribution = softmax_of(rows, k, offset, vocab, other)
+    mu_k, off, distribution = softmax_of(rows, k, offset, vocab, other)
     drawn = fused.draw_token(rows, k, offset, u, vocab, other)
-    torch.testing.assert_close(drawn.mu_k, own, rtol=NEAR, atol=0)
+    torch.testing.assert_close(drawn.mu_k, mu_k, rtol=NEAR, atol=0)
     torch.testing.assert_close(drawn.off, off, rtol=NEAR, atol=0)
     token = drawn.token.unsqueeze(-1)
     above, share = distribution.cumsum(-1).gather(-1, token).squeeze(-1), distribution.gather(-1, token).squeeze(-1)
@@ -97,12 +97,12 @@ def test_tile_sizes(lines: int) -> None:
     u = torch.tensor([0.0, LAST, 0.5, 0.9] * 2, dtype=torch.float64, device=DEVICE)
     offset = torch.zeros_like(u)
     for other in (False, True):
-        own, off, distribution = softmax_of(rows, k, offset, vocab, other)
+        mu_k, off, distribution = softmax_of(rows, k, offset, vocab, other)
         drawn = fused.draw_token(rows, k, offset, u, vocab, other, lines=lines)
         wanted = cpu.draw_token(rows, k, offset, u, vocab, other)
         assert torch.equal(drawn.token, wanted.token)
         assert (distribution.gather(-1, drawn.token.unsqueeze(-1)) > 0).all()
-        torch.testing.assert_close(drawn.mu_k, own, rtol=NEAR, atol=0)
+        torch.testing.assert_close(drawn.mu_k, mu_k, rtol=NEAR, atol=0)
         torch.testing.assert_close(drawn.off, off, rtol=NEAR, atol=0)
 
 

@@ -47,9 +47,9 @@ def test_trailing_mean_is_over_previous_values() -> None:
 
 def test_traces_show_epochs_and_the_last_quarter(run: Path, tmp_path: Path) -> None:
     figure = plot_losses(read_runs([run]))
-    whole, end = figure.axes
+    full, end = figure.axes
     bits = [json.loads(line)["bits"] for line in (run / "log.jsonl").read_text().splitlines() if "grad_norm" in line]
-    pale, strong, warm = whole.lines
+    pale, strong, warm = full.lines
     np.testing.assert_allclose(pale.get_ydata(), bits)
     np.testing.assert_allclose(pale.get_xdata(), np.arange(1, 13) * 8 / 1541)  # 1,541 images in batches of 8
     assert warm.get_xdata()[0] == pytest.approx(4 * 8 / 1541) and len(strong.get_ydata()) == 12

@@ -144,8 +144,8 @@ def test_point_b_is_the_nearest_on_the_boundary(data):
     assert min(data.b_posterior) == 0 and sum(data.b_posterior) == pytest.approx(1)
     steps = 1000
     i, j = np.meshgrid(np.arange(steps + 1), np.arange(steps + 1), indexing="ij")
-    keep = i + j <= steps
-    simplex = np.stack([i[keep], j[keep], steps - i[keep] - j[keep]], 1) / steps
+    inside = i + j <= steps
+    simplex = np.stack([i[inside], j[inside], steps - i[inside] - j[inside]], 1) / steps
     scores = simplex @ bridge(TIME, data.current).T
     distances = np.hypot(scores[:, data.first] - data.a[0], scores[:, data.second] - data.a[1])
     distance = np.hypot(data.b[0] - data.a[0], data.b[1] - data.a[1])

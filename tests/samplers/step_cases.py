@@ -74,11 +74,11 @@ def sites(
     return Sites(head, np.array(output), *(np.array(column) for column in columns))
 
 
-def expected(form: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:
-    """A closed form `form(output, k, t, s, at)` at all sites, [N, S]."""
+def expected(closed_form: Callable[..., np.ndarray], problem: Sites) -> np.ndarray:
+    """A closed form `closed_form(output, k, t, s, at)` at all sites, [N, S]."""
     out = np.empty((len(problem.k), problem.head.process.states))
     for rows, t, s, at in problem.groups():
-        out[rows] = form(problem.output[rows], problem.k[rows], t, s, at)
+        out[rows] = closed_form(problem.output[rows], problem.k[rows], t, s, at)
     return out
 
 
@@ -96,8 +96,8 @@ def routes(process: m2s.Process, offset: bool, output: np.ndarray, k: np.ndarray
     step = forms.step_transition(process, s, at)
     into = np.where(k == 0, step[1, k], step[0, k])  # from any other token
     alpha = p_s[0, 0] - p_s[1, 0]
-    own = np.where(k == 0, p_t[1, k], p_t[0, k])
-    divisor = np.where(own > 0, own, 1.0)
+    likelihood_of_other = np.where(k == 0, p_t[1, k], p_t[0, k])
+    divisor = np.where(likelihood_of_other > 0, likelihood_of_other, 1.0)
     column = np.moveaxis(p_t[:, k], 0, -1)
     go = into * alpha / divisor
     jump = into * (1 - alpha) * np.divide(mu, column, out=np.zeros_like(mu), where=column > 0).sum(-1)

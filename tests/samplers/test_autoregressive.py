@@ -169,13 +169,13 @@ def test_a_sample_depends_only_on_its_number_and_the_seed() -> None:
 
     clamp = torch.full((20, L), -1)
     clamp[3, :3], clamp[4], clamp[17, 1] = 1, 2, 0
-    whole = m2s.sample(counted, HEAD, (20, L), sampler="autoregressive", clamp=clamp, steps=1)
+    full = m2s.sample(counted, HEAD, (20, L), sampler="autoregressive", clamp=clamp, steps=1)
     assert set(calls) == {(16, L)} and len(calls) == 2 * L
-    assert torch.equal(draws(model, 20, clamp=clamp, batch_size=3, steps=9), whole)
+    assert torch.equal(draws(model, 20, clamp=clamp, batch_size=3, steps=9), full)
     alone = [draws(model, 1, start=i, clamp=clamp[i : i + 1]) for i in range(20)]
-    assert torch.equal(torch.cat(alone), whole)
-    assert not torch.equal(draws(model, 20, clamp=clamp, seed=1), whole)
-    assert torch.equal(whole[4], clamp[4]) and (whole < K).all()
+    assert torch.equal(torch.cat(alone), full)
+    assert not torch.equal(draws(model, 20, clamp=clamp, seed=1), full)
+    assert torch.equal(full[4], clamp[4]) and (full < K).all()
 
 
 # --- the cache of keys and values -----------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ def test_a_cache_gives_the_same_logits_at_every_site(dtype: torch.dtype, toleran
 @torch.no_grad()
 def test_samples_need_not_be_at_the_same_site() -> None:
     model, x_t = network(10), torch.randint(K + 1, (3, LONG))
-    whole, cache = model(x_t), model.new_cache(3, LONG)
+    full, cache = model(x_t), model.new_cache(3, LONG)
     for step in range(LONG + 5):
         at = (step - torch.tensor([[0], [3], [5]])).clamp(0, LONG - 1)
         found = model(x_t.gather(1, at), None, None, cache, at)
-        torch.testing.assert_close(found, whole.gather(1, at.unsqueeze(-1).expand_as(found)), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, full.gather(1, at.unsqueeze(-1).expand_as(found)), rtol=0, atol=1e-5)
 
 
 CALLS = {

@@ -155,10 +155,10 @@ def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, othe
     x_t = torch.randint(size, u.shape)
     drawn = uniform_prediction(logits, x_t).draw_token(u, other=other)
     mu = softmax64(logits)
-    own = mu.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
+    mu_k = mu.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
     rest = mu.scatter(-1, x_t.unsqueeze(-1), 0.0)
     distribution = rest / rest.sum(-1, keepdim=True) if other else mu
-    torch.testing.assert_close(drawn.mu_k, own, rtol=exact, atol=0)
+    torch.testing.assert_close(drawn.mu_k, mu_k, rtol=exact, atol=0)
     torch.testing.assert_close(drawn.off, rest.sum(-1), rtol=exact, atol=0)
     token = drawn.token.unsqueeze(-1)
     torch.testing.assert_close(drawn.probability, distribution.gather(-1, token).squeeze(-1), rtol=4 * exact, atol=0)
@@ -193,13 +193,13 @@ def test_a_dominant_current_token_hides_no_other(lead: float, dtype: torch.dtype
 def test_a_single_possible_token_is_drawn_at_any_logit(level: float) -> None:
     """With all others at -inf, a token with the logit -900 is certain, whether it is the current token or not."""
     u = torch.tensor([list(ENDS)], dtype=torch.float64)
-    for place, own, dtype in itertools.product(range(K), range(K), (torch.float32, torch.float64)):
+    for place, current, dtype in itertools.product(range(K), range(K), (torch.float32, torch.float64)):
         logits = torch.full((1, len(ENDS), K), -torch.inf, dtype=dtype)
         logits[..., place] = level
-        drawn = uniform_prediction(logits, torch.full(u.shape, own)).draw_token(u)
-        assert (drawn.token == place).all(), f"token {place} under the current token {own}"
+        drawn = uniform_prediction(logits, torch.full(u.shape, current)).draw_token(u)
+        assert (drawn.token == place).all(), f"token {place} under the current token {current}"
         assert (drawn.probability == 1).all()
-        assert (drawn.mu_k == float(own == place)).all() and (drawn.off == float(own != place)).all()
+        assert (drawn.mu_k == float(current == place)).all() and (drawn.off == float(current != place)).all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.005, 1e-4])
@@ -207,8 +207,8 @@ def test_top_1_is_the_most_likely_token_at_any_temperature(temperature: float) -
     """top_k = 1 is the argmax, for any current token; also of log-probabilities."""
     logits = torch.log_softmax(3 * torch.randn(1, 40, K), -1) - 3
     best = logits.argmax(-1)
-    for own in (best, (best + 1) % K):
-        drawn = uniform_prediction(logits, own, LogitsProcessor(temperature=temperature, top_k=1)).draw_token(
+    for current in (best, (best + 1) % K):
+        drawn = uniform_prediction(logits, current, LogitsProcessor(temperature=temperature, top_k=1)).draw_token(
             torch.rand(1, 40, dtype=torch.float64)
         )
         assert torch.equal(drawn.token, best)

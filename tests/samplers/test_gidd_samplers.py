@@ -45,8 +45,8 @@ def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
     """(max_z nu_z - nu_k) pi_t(k), where pi_t is P_t(.|z) without alpha_t at z, normalised."""
     nu, kernel = oracle.leave_one_out(x, t), oracle.noise.transition_matrix(t)
     noise = np.array([kernel[(y + 1) % oracle.noise.vocab if y < oracle.noise.vocab else 0, y] for y in range(len(kernel))])
-    own = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
-    return (nu.max(-1) - own) * (noise / noise.sum())[x]
+    at_current = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
+    return (nu.max(-1) - at_current) * (noise / noise.sum())[x]
 
 
 @pytest.mark.parametrize("t", [0.05, 0.5, 0.95])
@@ -211,9 +211,9 @@ def test_correction_never_lowers_the_likelihood_and_converges(name: str) -> None
     full = np.zeros(len(oracle.noisy))
     full[oracle.index(oracle.clean)] = oracle.distribution
     p = full[oracle.index(states.numpy())]
-    whole = (states < vocab).all(-1).numpy()
-    assert whole[-1].all()
-    assert (p[1:] >= p[:-1] - 1e-15)[whole[:-1]].all()
+    complete = (states < vocab).all(-1).numpy()
+    assert complete[-1].all()
+    assert (p[1:] >= p[:-1] - 1e-15)[complete[:-1]].all()
     assert ((states[1:] != states[:-1]).sum(-1) <= 1).all() and (states[0] != states[-1]).any()
     end = states[-1].numpy()
     around = full[oracle.neighbours(end)]

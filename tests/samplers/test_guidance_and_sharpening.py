@@ -81,20 +81,20 @@ def test_guidance_of_steps(name: str, kind: str, g: float) -> None:
     process = PLACES[name].process
     steps = [(0.9, 0.7), (0.5, 0.1)]
 
-    def expected_of(form: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def expected_of(closed_form: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         def both(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
-            conditional, unconditional = (form(output[:, i], k, t, s) for i in (0, 1))
+            conditional, unconditional = (closed_form(output[:, i], k, t, s) for i in (0, 1))
             combined = unconditional if g == 0 else guided(conditional, unconditional, g)
             combined = np.where(combined.sum(-1, keepdims=True) > 0, combined, conditional)  # no token has weight in both
             return combined / combined.sum(-1, keepdims=True)
 
         return both
 
-    def check(head: m2s.Head, sampler: Sampler, form: Callable[..., np.ndarray]) -> None:
+    def check(head: m2s.Head, sampler: Sampler, closed_form: Callable[..., np.ndarray]) -> None:
         problem = replace(sites(name, head, steps, kinds=(0, 2)), logits_processor=LogitsProcessor(guidance=g, guide="step"))
         problem.unconditional = sites(name, head, steps, kinds=(1, 0)).output
         with_without = replace(problem, output=np.stack([problem.output, problem.unconditional], 1))
-        same(problem.distribution(sampler, ["token"]), expected(expected_of(form), with_without), problem)
+        same(problem.distribution(sampler, ["token"]), expected(expected_of(closed_form), with_without), problem)
 
     def bayes(output: np.ndarray, k: np.ndarray, t: float, s: float) -> np.ndarray:
         return forms.bayes(process, forms.posterior(process, output, k, t, kind == "offset"), k, t, s)

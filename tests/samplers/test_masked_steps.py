@@ -31,10 +31,10 @@ def test_ancestral_step(name: str) -> None:
     process = MASKS[name].process
     problem = sites(name, m2s.Posterior(process), STEPS)
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.remasking(process, forms.posterior(process, output, k, t), k, t, s, 0.0)
 
-    same(problem.distribution(Ancestral(), ["route", "token", "jump"]), expected(form, problem), problem)
+    same(problem.distribution(Ancestral(), ["route", "token", "jump"]), expected(closed_form, problem), problem)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1, 0.5, 1.0])
@@ -44,10 +44,10 @@ def test_remasking_step(name: str, strength: float) -> None:
     process, oracle = MASKS[name].process, MASKS[name].oracle()
     problem = sites(name, m2s.Posterior(process), STEPS)
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.remasking(process, forms.posterior(process, output, k, t), k, t, s, strength)
 
-    same(problem.distribution(Remasking(strength=strength), ["route", "token"]), expected(form, problem), problem)
+    same(problem.distribution(Remasking(strength=strength), ["route", "token"]), expected(closed_form, problem), problem)
     for t, s in ((0.999, 0.9), (0.7, 0.1), (0.5, 0.4), (0.3, 0.0)):
         distributions = forms.remasking(process, oracle.posterior(oracle.noisy, t), oracle.noisy, t, s, strength)
         found = np.einsum("n,nly->ly", oracle.marginal(t), distributions)

@@ -95,8 +95,8 @@ class Perfect:
     def log_score(self, x_t: Tensor, clean: Tensor, t: Tensor) -> Tensor:
         """log P_t(y|x_0) / P_t(x_t|x_0); 0 for a token that x_0 cannot become."""
         log_rows = self.head.process.rows(clean, t).log().clamp(min=-700)
-        own = log_rows.gather(-1, x_t.unsqueeze(-1))
-        return torch.where(own > -700, log_rows - own, 0)
+        at_current = log_rows.gather(-1, x_t.unsqueeze(-1))
+        return torch.where(at_current > -700, log_rows - at_current, 0)
 
     def factorized(self, log_score: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         rates = self.head.process.rates_into(x_t, t)

@@ -63,11 +63,11 @@ def test_the_network_of_these_tests_depends_on_its_batch() -> None:
     """Its output changes with the number of rows, so tokens would change if `m2s.sample` passed batches through."""
     model, x_t, t = Rounding(K), torch.randint(K, (16, L)), torch.full((16,), 0.3)
     with torch.no_grad():
-        whole = model(x_t, t)
-        assert (model(x_t[:1], t[:1]) - whole[:1]).abs().max() > 0.05
-        assert torch.equal(model(x_t, t), whole)
+        full = model(x_t, t)
+        assert (model(x_t[:1], t[:1]) - full[:1]).abs().max() > 0.05
+        assert torch.equal(model(x_t, t), full)
         x_t[1:] = 0
-        assert torch.equal(model(x_t, t)[0], whole[0])
+        assert torch.equal(model(x_t, t)[0], full[0])
 
 
 @cases(SUPPORTED)
@@ -79,20 +79,20 @@ def test_samples_depend_neither_on_the_batch_nor_on_padding(sampler: str, proces
     def padded(x_t: Tensor, t: Tensor) -> Tensor:
         return torch.cat([model(x_t, t), torch.tensor([60.0, torch.inf, -3.0]).expand(*x_t.shape, 3)], -1)
 
-    whole = run(model, chosen, sampler=sampler)
-    assert whole.dtype == torch.int64 and whole.shape == (COUNT, L)
-    assert (whole >= 0).all() and (whole < K).all()
-    assert torch.equal(run(model, chosen, 1, FIRST + 1, sampler=sampler), whole[1:2])
-    assert torch.equal(run(padded, chosen, 2, FIRST + 2, sampler=sampler), whole[2:])
+    full = run(model, chosen, sampler=sampler)
+    assert full.dtype == torch.int64 and full.shape == (COUNT, L)
+    assert (full >= 0).all() and (full < K).all()
+    assert torch.equal(run(model, chosen, 1, FIRST + 1, sampler=sampler), full[1:2])
+    assert torch.equal(run(padded, chosen, 2, FIRST + 2, sampler=sampler), full[2:])
 
 
 @cases(EVERY_SAMPLER + [case for case in SUPPORTED if case[1] in ("uniform", "absorbing") and case[2] == "score"])
 def test_samples_do_not_depend_on_how_a_run_is_divided(sampler: str, process: str, head: str) -> None:
     chosen = build(process, head)
     model = Rounding(chosen.process.states)
-    whole = run(model, chosen, sampler=sampler)
+    full = run(model, chosen, sampler=sampler)
     for how, tokens in pieces(chosen, model, sampler=sampler).items():
-        assert torch.equal(tokens, whole), how
+        assert torch.equal(tokens, full), how
 
 
 @cases(EVERY_SAMPLER)
@@ -100,9 +100,9 @@ def test_hidden_states_do_not_depend_on_the_batch(sampler: str, process: str, he
     """The sampler applies the last layer over the same rows in any batch."""
     chosen = build(process, head)
     model = Rounding(chosen.process.states, lazy=True)
-    whole = run(model, chosen, 16, 0, sampler=sampler, steps=4)
+    full = run(model, chosen, 16, 0, sampler=sampler, steps=4)
     for size in (1, 5):
-        assert torch.equal(run(model, chosen, 10, 0, sampler=sampler, steps=4, batch_size=size), whole[:10]), size
+        assert torch.equal(run(model, chosen, 10, 0, sampler=sampler, steps=4, batch_size=size), full[:10]), size
 
 
 @pytest.mark.parametrize("process", RANK_ONE)
@@ -134,10 +134,10 @@ def test_a_projection_is_a_distribution() -> None:
 def test_samples_of_a_trained_transformer_do_not_depend_on_the_batch(sampler: str, process: str, head: str) -> None:
     chosen = build(process, head)
     model = trained(process, "score" if head == "projected" else head)
-    whole = run(model, chosen, 12, 0, sampler=sampler, steps=4)
-    assert torch.equal(run(model, chosen, 5, 5, sampler=sampler, steps=4), whole[5:10])
-    assert torch.equal(run(model, chosen, 12, 0, sampler=sampler, steps=4, batch_size=5), whole)
-    assert torch.equal(run(model, chosen, 1, 11, sampler=sampler, steps=4), whole[11:])
+    full = run(model, chosen, 12, 0, sampler=sampler, steps=4)
+    assert torch.equal(run(model, chosen, 5, 5, sampler=sampler, steps=4), full[5:10])
+    assert torch.equal(run(model, chosen, 12, 0, sampler=sampler, steps=4, batch_size=5), full)
+    assert torch.equal(run(model, chosen, 1, 11, sampler=sampler, steps=4), full[11:])
 
 
 def test_a_transformer_learns_and_is_sampled() -> None:
@@ -162,8 +162,8 @@ def test_two_processes_divide_one_run() -> None:
     done = subprocess.run([sys.executable, "-c", program, str(here), str(here.parent)], capture_output=True, check=True)
     theirs = torch.from_numpy(np.load(io.BytesIO(done.stdout)))
     for case, part in zip(SPLIT, theirs, strict=True):
-        whole = split_run(*case, 15, 0)
-        assert torch.equal(torch.cat([split_run(*case, 8, 0), part]), whole), case
+        full = split_run(*case, 15, 0)
+        assert torch.equal(torch.cat([split_run(*case, 8, 0), part]), full), case
 
 
 def split_run(sampler: str, process: str, head: str, count: int, start: int) -> Tensor:
@@ -185,12 +185,12 @@ def test_a_killed_run_resumes(sampler: str, process: str, head: str) -> None:
             raise Killed
         done(step)
 
-    whole = run(model, chosen, 10, 0, sampler=sampler)
+    full = run(model, chosen, 10, 0, sampler=sampler)
     with pytest.raises(Killed):
         run(model, chosen, 10, 0, sampler=sampler, batch_size=4, callback=callback)
     last = done.states[-1][:4]
-    assert torch.equal(last[last < K], whole[:4][last < K])
-    assert torch.equal(run(model, chosen, 6, 4, sampler=sampler, batch_size=4), whole[4:])
+    assert torch.equal(last[last < K], full[:4][last < K])
+    assert torch.equal(run(model, chosen, 6, 4, sampler=sampler, batch_size=4), full[4:])
 
 
 @cases(EVERY_SAMPLER)
@@ -212,13 +212,13 @@ def test_guidance_and_clamps_do_not_depend_on_the_batch() -> None:
     clamp = torch.where(torch.rand(COUNT, L) < 0.4, torch.randint(K, (COUNT, L)), -1)
     for sampler in (name for name in SAMPLERS if supports(name, "absorbing", "posterior")):
         options = {"sampler": sampler, "guidance": 2.0, "temperature": 0.7, "top_p": 0.9, "on": "leave_one_out"}
-        whole = run(model, head, condition=condition, clamp=clamp, **options)
+        full = run(model, head, condition=condition, clamp=clamp, **options)
         parts = [
             run(model, head, 1, FIRST + i, condition=condition[i : i + 1], clamp=clamp[i : i + 1], **options)
             for i in range(COUNT)
         ]
-        assert torch.equal(torch.cat(parts), whole), sampler
-        assert torch.equal(run(model, head, condition=condition, clamp=clamp, batch_size=3, **options), whole), sampler
+        assert torch.equal(torch.cat(parts), full), sampler
+        assert torch.equal(run(model, head, condition=condition, clamp=clamp, batch_size=3, **options), full), sampler
 
 
 @pytest.mark.parametrize("process", PROCESSES)

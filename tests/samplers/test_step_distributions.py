@@ -82,15 +82,15 @@ def test_bayes_step(name: str, offset: str) -> None:
     steps = STEPS if name in RANK_ONE else [STEPS[i] for i in (0, 4, 5)]
     problem = sites(name, m2s.Posterior(process, offset=offset), steps)
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         mu = forms.posterior(process, output, k, at, offset == "exact")
         return mu if s == 0 else forms.bayes(process, mu, k, at, s)
 
     if name in TABULATED:
-        same(problem.distribution(Bayes(), ["token"]), expected(form, problem), problem)
+        same(problem.distribution(Bayes(), ["token"]), expected(closed_form, problem), problem)
         return
     hints = {"route": expected(lambda *site: routes(process, offset == "exact", *site), problem)}
-    same(problem.distribution(Bayes(), ["route", "token", "jump"], hints), expected(form, problem), problem)
+    same(problem.distribution(Bayes(), ["route", "token", "jump"], hints), expected(closed_form, problem), problem)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*WITH_RATES, ("uniform-linear", "offset"), ("hybrid-0.2", "offset")])
@@ -101,11 +101,11 @@ def test_euler_step(name: str, kind: str) -> None:
     problem = sites(name, head, SHORT, excludes_t_one=True)
     streamed = kind != "score" and name in RANK_ONE
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.euler(rates_of(head, output, k, at), k, t - s)
 
     found = problem.distribution(Euler(), ["route", "token", "jump"] if streamed else ["route", "token"])
-    same(found, expected(form, problem), problem)
+    same(found, expected(closed_form, problem), problem)
     if process.mask is not None and name.startswith("hybrid"):
         assert (found[problem.k != process.mask][:, process.mask] > 1e-6).any()  # the mask is a target too
     # The diagnostics count exit masses above one.
@@ -131,10 +131,10 @@ def test_tau_leaping_step(name: str, kind: str) -> None:
     mass = expected(lambda output, k, t, s, at: (t - s) * rates_of(head, output, k, at), problem).sum(-1, keepdims=True)
     hints = {"route": (np.exp(-mass) * (1 + mass * [[0.01, 0.5, 0.99]])).clip(0, exact_steps.LARGEST)}
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.tau_leap(rates_of(head, output, k, at), k, t - s)
 
-    same(problem.distribution(TauLeaping(), ["route", "token"], hints), expected(form, problem), problem)
+    same(problem.distribution(TauLeaping(), ["route", "token"], hints), expected(closed_form, problem), problem)
 
 
 @pytest.mark.parametrize("kind", ["posterior", "score"])
@@ -200,10 +200,10 @@ def test_analytic_step(name: str, kind: str) -> None:
     head = HEADS[kind](process)
     problem = sites(name, head, [*SHORT, (0.3, 0.3), (1e-5, 0.0)], excludes_t_one=True)
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return forms.analytic(process, score_of(head, output, k, at), k, at, s)
 
-    found, wanted = problem.distribution(AnalyticInLoop(), ["token"]), expected(form, problem)
+    found, wanted = problem.distribution(AnalyticInLoop(), ["token"]), expected(closed_form, problem)
     some = ~np.isnan(wanted).any(-1)  # see `test_analytic_last_step_without_positive_weights`
     assert some.mean() > 0.9
     found = np.where(some[:, None], found, 0.0)

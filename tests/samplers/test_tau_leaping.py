@@ -48,11 +48,11 @@ FORMS = {"tau_leaping": forms.tau_leap, "ordinal_tau_leaping": added, "euler": f
 def terminal(sampler: str, steps: int) -> np.ndarray:
     """The exact distribution of samples with exact predictions."""
 
-    def form(rates: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(rates: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         return FORMS[sampler](rates, k, t - s)
 
     return forms.terminal_distribution(
-        LONG.process, 2, lambda x, t: exact_rates(t), form, forms.grid("linear", steps), True, 1e-6
+        LONG.process, 2, lambda x, t: exact_rates(t), closed_form, forms.grid("linear", steps), True, 1e-6
     )
 
 

@@ -29,7 +29,7 @@ def step_form(case: Case, sampler: str, head: m2s.Head, strength: float) -> tupl
     """The closed form of one step at all sites, and whether it starts at 1 - t_min."""
     process = case.process
 
-    def form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
+    def closed_form(output: np.ndarray, k: np.ndarray, t: float, s: float, at: float) -> np.ndarray:
         mu = forms.posterior(process, output, k, at, head.offset == "exact")
         if s == 0:  # the last step of every sampler
             return mu
@@ -42,7 +42,7 @@ def step_form(case: Case, sampler: str, head: m2s.Head, strength: float) -> tupl
             return forms.remasking(process, mu, k, at, s, strength)
         return forms.bayes(process, mu, k, at, s)
 
-    return form, sampler in ("euler", "tau_leaping", "analytic")
+    return closed_form, sampler in ("euler", "tau_leaping", "analytic")
 
 
 def exact_distribution_of_samples(
@@ -56,9 +56,9 @@ def exact_distribution_of_samples(
     strength: float = 0.1,
 ) -> np.ndarray:
     """The exact distribution of the samples over clean sequences."""
-    form, excludes_t_one = step_form(case, sampler, head, strength)
+    closed_form, excludes_t_one = step_form(case, sampler, head, strength)
     ends = forms.grid(grid, steps, 1e-5 if sampler == "analytic" else None)
-    p = forms.terminal_distribution(case.process, case.length, network, form, ends, excludes_t_one, t_min)
+    p = forms.terminal_distribution(case.process, case.length, network, closed_form, ends, excludes_t_one, t_min)
     oracle = case.oracle()
     assert abs(p.sum() - 1) < 1e-9
     assert p[(oracle.noisy >= case.process.vocab).any(1)].sum() < EXACT

@@ -17,7 +17,7 @@ from m2s.models import build
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.training import resolve
 from m2s.training.build import describe_network, make_process
-from small_runs import QUICK, Rows, losses, outcome, user_error
+from small_runs import QUICK, InMemorySource, losses, outcome, user_error
 
 
 def test_train_digits_then_load_it_and_resume(tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_presets_are_the_papers_runs():
     parameters = {"cifar10": (256, (32, 32, 3), 28_427_520), "owt": (50_257, None, 169_697_920)}
     for name, (vocab, shape, count) in parameters.items():
         config = resolve(PRESETS[name])
-        source = Rows(torch.zeros(1, 512, dtype=torch.long), vocab)
+        source = InMemorySource(torch.zeros(1, 512, dtype=torch.long), vocab)
         source.shape = shape
         process = make_process(config.process, vocab)
         with torch.device("meta"):

@@ -16,7 +16,7 @@ from m2s.presets import PRESETS
 from m2s.training import config as config_module
 from m2s.training import resolve, train
 from m2s.training.build import make_head, make_process, open_data
-from small_runs import Rows, random_rows, small
+from small_runs import InMemorySource, random_rows, small
 
 
 def test_a_given_option_wins_over_the_method():
@@ -158,7 +158,7 @@ def test_a_method_on_another_process_has_no_option_that_nothing_reads(method, ki
 def test_labels_of_udlm_and_norms_of_radd_are_options(tmp_path):
     """They are saved, loaded and trained. Without labels there is nothing to add after a SiLU."""
     label = torch.arange(64) % 3
-    rows = Rows(random_rows().rows, 5, label=label)
+    rows = InMemorySource(random_rows().rows, 5, label=label)
     options = {"steps": 3, "network__labels": True, "network__label_after_silu": True, "network__norm_bias": True}
     train(small(tmp_path / "run", **options), rows)
     model, _ = m2s.load(tmp_path / "run")

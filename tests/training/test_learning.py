@@ -13,7 +13,7 @@ from m2s.methods import METHODS
 from m2s.training import train
 from m2s.training.build import nelbo_loss
 from m2s.training.config import resolve
-from small_runs import Rows, small
+from small_runs import InMemorySource, small
 
 # mdlm and m2s-hybrid equal md4 and gidd, and duo ends as udlm. tauldr-absorb equals md4. The weights of gidd-clipped depend on
 # x_0, so its minimum is another distribution. The schedule of d3pm-gaussian is for many levels: three are not mixed at its end.
@@ -65,19 +65,19 @@ def exact_nelbo(model, head, rows: torch.Tensor, loss, t_min: float, nodes: int 
     return float((nats * counts).sum() / counts.sum()) / math.log(2)
 
 
-def trained_nelbo(out, source: Rows, method: str, t_min: float, **changes: object) -> float:
+def trained_nelbo(out, source: InMemorySource, method: str, t_min: float, **changes: object) -> float:
     config = small(out, method=method, t_min=t_min, **SETTINGS, **changes)
     train(config, source)
     model, head = m2s.load(out)
     return exact_nelbo(model, head, source.rows, nelbo_loss(resolve(config).head), t_min)
 
 
-def two_sites() -> tuple[Rows, float]:
+def two_sites() -> tuple[InMemorySource, float]:
     """Pairs of three tokens with probabilities in 64ths, and the entropy of that distribution in bits."""
     counts = [12, 1, 5, 2, 18, 3, 9, 4, 10]
     pairs = list(itertools.product(range(3), repeat=2))
     rows = torch.tensor([pair for pair, count in zip(pairs, counts, strict=True) for _ in range(count)])
-    return Rows(rows, 3), entropy(torch.tensor(counts))
+    return InMemorySource(rows, 3), entropy(torch.tensor(counts))
 
 
 @pytest.mark.parametrize("process", [m2s.Uniform(3, m2s.Linear()), m2s.Absorbing(3, m2s.LogLinear())], ids=str)
@@ -103,7 +103,7 @@ def test_every_head_overfits_sixteen_sequences(tmp_path, method):
     rows = torch.tensor(list(itertools.product(range(3), repeat=3)))
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:16]]
     assert sum(entropy(torch.bincount(column)) for column in rows.T) > 4.7
-    found = trained_nelbo(tmp_path / "run", Rows(rows, 3), method, 1e-2, steps=300, batch=256, network__depth=2)
+    found = trained_nelbo(tmp_path / "run", InMemorySource(rows, 3), method, 1e-2, steps=300, batch=256, network__depth=2)
     assert 4 - 1e-3 < found < 1.1 * 4
 
 

@@ -17,7 +17,7 @@ import m2s
 from m2s.errors import UserError
 from m2s.losses.objective import TrainingObjective
 from m2s.training import Diverged, loop, state, train
-from small_runs import Rows, outcome, random_rows, small, tensors
+from small_runs import InMemorySource, outcome, random_rows, small, tensors
 
 FORK = multiprocessing.get_context("fork")
 
@@ -66,7 +66,7 @@ def test_a_finished_run_given_again_is_left_as_it_is(tmp_path, uninterrupted):
 def test_the_data_order_does_not_depend_on_a_restart(tmp_path):
     seen: list[list[int]] = []
 
-    class RecordedRows(Rows):
+    class RecordedRows(InMemorySource):
         def train(self, indices):
             seen.append(indices.tolist())
             return super().train(indices)

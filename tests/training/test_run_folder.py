@@ -13,7 +13,7 @@ from m2s.cli import main
 from m2s.data import Bytes, ImageDataset, ImageSource, prepare_text
 from m2s.errors import UserError
 from m2s.training import run_folder, train
-from small_runs import QUICK, Rows, random_rows, small, user_error
+from small_runs import QUICK, InMemorySource, random_rows, small, user_error
 
 FIRST_MOMENTS = [[".lock"], [".m2s-17.tmp"], [".lock", ".train-17.json"], [".lock", ".m2s-17.tmp", ".train-17.json"]]
 
@@ -150,7 +150,7 @@ def test_a_run_of_version_0_1_gets_a_fingerprint_when_it_resumes(tmp_path):
 
 def test_data_without_a_fingerprint_is_compared_by_its_sizes(tmp_path):
     train(small(tmp_path / "run", steps=1), random_rows())
-    train(small(tmp_path / "run", steps=1), Rows(random_rows().rows.flip(0), 5))
+    train(small(tmp_path / "run", steps=1), InMemorySource(random_rows().rows.flip(0), 5))
     with pytest.raises(UserError, match=r"other data \(rows 64 then and 32 now\)"):
         train(small(tmp_path / "run", steps=1), random_rows(count=32))
 

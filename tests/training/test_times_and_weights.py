@@ -15,7 +15,7 @@ from m2s.training import OptimizerConfig, resolve, train
 from m2s.training.build import make_objects
 from m2s.training.trainer import Trainer, learning_rate
 from m2s.training.validate import validate
-from small_runs import Rows, losses, random_rows, small
+from small_runs import InMemorySource, losses, random_rows, small
 
 
 def test_times_are_stratified_over_the_global_batch():
@@ -87,14 +87,14 @@ def test_padding_is_in_no_loss_and_no_average(tmp_path):
     weight = torch.ones(rows.shape)
     weight[:, 3] = 0
 
-    class Reweighted(Rows):
+    class Reweighted(InMemorySource):
         """The same data with all weights three times as large."""
 
         def train(self, indices):
             batch = super().train(indices)
             return Batch(batch.x_0, batch.weight * 3.0)
 
-    train(small(tmp_path / "one", steps=3, log_every=1), Rows(rows, 5, weight))
+    train(small(tmp_path / "one", steps=3, log_every=1), InMemorySource(rows, 5, weight))
     train(small(tmp_path / "three", steps=3, log_every=1), Reweighted(rows, 5, weight))
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "one" / "log.jsonl").read_text().splitlines()]
@@ -108,7 +108,7 @@ def test_validation_leaves_padding_out_and_averages_over_the_weight(tmp_path, mo
     monkeypatch.setattr("m2s.training.validate.ROWS", 24)
 
     def found(given: torch.Tensor | None) -> dict[str, float]:
-        config, source = resolve(small(tmp_path, method="m2s")), Rows(rows, 5, given)
+        config, source = resolve(small(tmp_path, method="m2s")), InMemorySource(rows, 5, given)
         trainer = Trainer(config, source, World(0, 1, torch.device("cpu")), *make_objects(config, source))
         trainer.nelbo_loss = lambda head, output, x_0, x_t, t: torch.where(
             x_0 == 0, 0 if given is None else torch.inf, x_0.float()

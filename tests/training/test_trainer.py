@@ -13,7 +13,7 @@ from m2s.training.build import make_objects
 from m2s.training.cuda_graph import CUDAGraphRunner
 from m2s.training.loop import Stopper, finish_step
 from m2s.training.trainer import Trainer
-from small_runs import Rows, random_rows, small, tensors
+from small_runs import InMemorySource, random_rows, small, tensors
 
 
 def test_the_benchmark_makes_the_steps_of_the_loop(tmp_path):
@@ -72,7 +72,7 @@ def test_flags_and_attributes_of_the_network_are_restored(tmp_path: Path, monkey
     seen: list[torch.nn.Module] = []
     make = loop.make_objects
 
-    def made(config: Config, source: Rows) -> tuple[object, ...]:
+    def made(config: Config, source: InMemorySource) -> tuple[object, ...]:
         objects = make(config, source)
         seen.append(objects[0])
         before.update(attributes(objects[0]))
