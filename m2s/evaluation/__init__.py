@@ -11,7 +11,20 @@ if TYPE_CHECKING:
     from m2s.evaluation.bpd import DatasetNelbo, dataset_nelbo
     from m2s.evaluation.registry import METRICS, Metric
 
-PARTS = ("audit", "bootstrap", "bpd", "fid", "genppl", "gguf", "inception", "judge", "ngrams", "registry", "repair")
+PARTS = (
+    "audit",
+    "bootstrap",
+    "bpd",
+    "earlier_names",
+    "fid",
+    "genppl",
+    "gguf",
+    "inception",
+    "judge",
+    "ngrams",
+    "registry",
+    "repair",
+)
 LAZY_IMPORTS = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd", "METRICS": "registry", "Metric": "registry"}
 
 __all__ = ["METRICS", "DatasetNelbo", "Metric", "dataset_nelbo"]
