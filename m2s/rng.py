@@ -62,7 +62,7 @@ def permute(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarr
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Apply SplitMix64's finaliser to an array of uint64, whose arithmetic wraps."""
+    """Apply SplitMix64's finalizer to an array of uint64, whose arithmetic wraps."""
     x = x + np.uint64(_GOLDEN)
     for shift, factor in _STEPS:
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -70,7 +70,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _mix_int(x: int) -> int:
-    """Apply SplitMix64's finaliser to a Python int, which does not wrap by itself."""
+    """Apply SplitMix64's finalizer to a Python int, which does not wrap by itself."""
     x = (x + _GOLDEN) & _WORD
     for shift, factor in _STEPS:
         x = ((x ^ (x >> shift)) * factor) & _WORD

@@ -86,7 +86,7 @@ def reverse_rates(process: m2s.Process, score: np.ndarray, k: np.ndarray, t: flo
 
 
 def euler(rates: np.ndarray, k: np.ndarray, step: float) -> np.ndarray:
-    """The next token moves with (t - s) times the rates, normalised where they exceed one; otherwise it stays."""
+    """The next token moves with (t - s) times the rates, normalized where they exceed one; otherwise it stays."""
     moved = step * rates
     moved = moved / np.maximum(moved.sum(-1, keepdims=True), 1.0)
     return moved + one_hot(k, rates.shape[-1]) * (1 - moved.sum(-1, keepdims=True))
@@ -108,7 +108,7 @@ def analytic_weights(process: m2s.Process, score: np.ndarray, k: np.ndarray, t: 
 
 
 def analytic(process: m2s.Process, score: np.ndarray, k: np.ndarray, t: float, s: float) -> np.ndarray:
-    """The positive part of the weights, normalised; 0 at the mask in the last step. NaN where no weight is positive."""
+    """The positive part of the weights, normalized; 0 at the mask in the last step. NaN where no weight is positive."""
     weights = np.maximum(analytic_weights(process, score, k, t, s), 0.0)
     if process.mask is not None and s == 0:
         weights[..., process.mask] = 0.0

@@ -184,7 +184,7 @@ At = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def _look(at: At, axis: int, others: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Neighbouring points [N, Q] of one uniform between which the outcome changes, for some combination of the others.
+    """Neighboring points [N, Q] of one uniform between which the outcome changes, for some combination of the others.
 
     Returns (site, axis, all uniforms, low end, high end, outcome at the low end, outcome at the high end).
     """

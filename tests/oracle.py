@@ -152,7 +152,7 @@ class Oracle:
         """p_t over all noisy sequences."""
         return self.distribution @ self.likelihood(self.noisy, t)
 
-    def neighbours(self, x: np.ndarray) -> np.ndarray:
+    def neighbors(self, x: np.ndarray) -> np.ndarray:
         """Place of x^{i->y} in `noisy` as [N, site, y]."""
         without = self.index(x)[:, None] - x * self.power
         return without[..., None] + self.power[:, None] * np.arange(self.noise.states)
@@ -160,7 +160,7 @@ class Oracle:
     def score(self, x: np.ndarray, t: float) -> np.ndarray:
         """p_t(x^{i->y}) / p_t(x)."""
         p = self.marginal(t)
-        return p[self.neighbours(x)] / p[self.index(x)][:, None, None]
+        return p[self.neighbors(x)] / p[self.index(x)][:, None, None]
 
     def posterior(self, x: np.ndarray, t: float) -> np.ndarray:
         """Pr(X_0^i = z | X_t = x), by summing the joint distribution."""
@@ -221,7 +221,7 @@ class Oracle:
 
         `reference` is the distribution of every site, [S], or one for each, [L, S].
         """
-        into = self.neighbours(self.noisy).ravel()
+        into = self.neighbors(self.noisy).ravel()
 
         def slope(u: float, p: np.ndarray) -> np.ndarray:
             t = expit(u)

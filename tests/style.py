@@ -76,6 +76,18 @@ ALLOWED = {
         *("tests/training/test_distributed.py", "tests/training/test_resume.py"),
     )
 }
+# American spelling, as torch and the papers have it.
+BRITISH = re.compile(
+    r"\w*(?:colour|neighbour|behaviour|favour|flavour|honour|labelled|labelling|modelled|modelling|artefact|licence|centred|"
+    r"(?:normal|optim|recogn|initial|minim|maxim|factor|discret|parametr|token|summar|general|quant|serial|regular|random|linear|"
+    r"marginal|diagonal|visual|standard|final|local|special|util|organ|synchron|vector|stabil)is(?:e|es|ed|er|ing|ation|able)\b)"
+    r"\w*|\bgreys?\b|\bcentres?\b|\banalyse[ds]?\b|\btowards\b|\bwhilst\b|\blearnt\b|\w*spelt\b",
+    re.IGNORECASE,
+)
+BRITISH_ALLOWED = {
+    "m2s/evaluation/inception.py": "grey",  # part of the key of cached statistics
+    "m2s/evaluation/earlier_names.py": "retokenise",  # a key in files of earlier versions
+}
 PROSE = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)
 NAMES = re.compile(rf"\b({'|'.join(RENAMED)})\b")
 
@@ -95,6 +107,13 @@ def banned_words(text: str) -> Iterator[tuple[int, str]]:
         for pattern in (PROSE, NAMES):
             for found in pattern.finditer(line):
                 yield number, found[0]
+
+
+def british_spellings(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and word of every British spelling in `text`, also in names."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for found in BRITISH.finditer(line):
+            yield number, found[0]
 
 
 def old_identifiers(path: Path) -> Iterator[tuple[int, str]]:

@@ -284,7 +284,7 @@ def h_transform(oracle: Oracle, rate, last: np.ndarray, low: float, high: float)
     The backward equation d/dt H_t(x) = sum_y rate(x -> y) (H_t(y) - H_t(x)); on that condition the rates are rate(x -> y)
     H_t(y)/H_t(x) (Doob).
     """
-    x, to, size = oracle.noisy, oracle.neighbours(oracle.noisy), last.size
+    x, to, size = oracle.noisy, oracle.neighbors(oracle.noisy), last.size
 
     def slope(u: float, state: np.ndarray) -> np.ndarray:
         t = expit(u)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from style import ROOT, banned_words, lengths, old_identifiers, python_files, undocumented
+from style import BRITISH_ALLOWED, ROOT, banned_words, british_spellings, lengths, old_identifiers, python_files, undocumented
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "experiments" / "PLAN.md"])
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names what was renamed
@@ -21,6 +21,13 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in [*PAGES, *CODE] if path not in HERE], ids=name)
 def test_words_are_those_of_the_field(path: Path) -> None:
     found = [f"{name(path)}:{line} {word!r}" for line, word in banned_words(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", [path for path in [*PAGES, *CODE] if path not in HERE], ids=name)
+def test_spelling_is_american(path: Path) -> None:
+    allowed = BRITISH_ALLOWED.get(name(path))
+    found = [f"{name(path)}:{line} {word!r}" for line, word in british_spellings(path.read_text()) if word != allowed]
     assert not found, "\n".join(found)
 
 
@@ -111,6 +118,16 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
         "at the door",
         "Learner",
     ]
+    british = "NOISE_COLOURS\nnormalised rows, a grey neighbour, centred; unnormalised"
+    assert [word for _, word in british_spellings(british)] == [
+        "NOISE_COLOURS",
+        "normalised",
+        "grey",
+        "neighbour",
+        "centred",
+        "unnormalised",
+    ]
+    assert not list(british_spellings("normalized, gray, an optimist, characteristic, cancellation, precise, promised, token"))
     file = tmp_path / "module.py"
     file.write_text('"""Module."""\n\ndef f(a, b):\n    """Do.\n\n    Args:\n        a: One.\n    """\n\nclass C:\n    pass\n')
     import style

@@ -16,7 +16,7 @@ SCALE, MAX_STRENGTH = 0.05, 16.0  # standard deviation of the weights; largest l
 class Inputs:
     """Inputs of the last layer, one row for each site.
 
-    The hidden states point towards the clean token, with a strength from zero to near certainty, as in a trained network.
+    The hidden states point toward the clean token, with a strength from zero to near certainty, as in a trained network.
 
     Args:
         hidden: [N, D] hidden states, bf16.

@@ -16,7 +16,7 @@ def plane_least_squares(
         allowed: The unknowns that may be nonzero, [*n, K].
 
     Returns:
-        mu, [*n, K]. If there are several minimisers, it is the one with the least norm in scaled coordinates.
+        mu, [*n, K]. If there are several minimizers, it is the one with the least norm in scaled coordinates.
     """
     anchor, pivot, directions, length = _directions(matrix, allowed)
     right = target.unsqueeze(-1) - pivot
@@ -57,7 +57,7 @@ def is_determined(
 
 
 def _directions(matrix: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Parametrise the plane sum(mu) = 1 as mu = e_a + sum_z mu_z (e_z - e_a).
+    """Parametrize the plane sum(mu) = 1 as mu = e_a + sum_z mu_z (e_z - e_a).
 
     Returns the index a, the column of e_a, the columns of the directions e_z - e_a at unit length, and their lengths. The
     columns of a bridge divide by transition probabilities and differ by hundreds of orders of magnitude, so that the lengths

@@ -22,7 +22,7 @@ def bayes_probabilities(
 
         p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z),     at s = 0: mu.
 
-    It sums to one without normalisation. For a rank-one process, with w_z = mu_z / P_t(k|z) and N = sum(w), it is
+    It sums to one without normalization. For a rank-one process, with w_z = mu_z / P_t(k|z) and N = sum(w), it is
     p(y) = (A [y = k] + q(k)) (alpha_s w_y + m_s(y) N).
 
     Args:

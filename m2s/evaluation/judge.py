@@ -295,7 +295,7 @@ def download_hint(name: str) -> str:
     """
     model = name if _on_the_hub(name) else "OWNER/NAME"
     return (
-        f"with a connection: `hf download {model} --local-dir FOLDER`, after `hf auth login` and accepting its licence on "
+        f"with a connection: `hf download {model} --local-dir FOLDER`, after `hf auth login` and accepting its license on "
         "huggingface.co where the model asks for that (Gemma does); without one: copy such a folder or a .gguf file of the "
         f"model from elsewhere. Then give --judge FOLDER or --judge FILE.gguf, or put it in {root() / 'judges'}"
     )

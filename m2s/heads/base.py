@@ -86,7 +86,7 @@ class Head(ABC):
         """
 
     def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
-        """Return the unnormalised log-posterior of the clean tokens. Only heads with `has_posterior` have one.
+        """Return the unnormalized log-posterior of the clean tokens. Only heads with `has_posterior` have one.
 
         Args:
             output: The network's output at (x_t, t), [*site, V].

@@ -1,4 +1,4 @@
-"""A distribution over ordered levels from two numbers: a discretised logistic (D3PM, appendix A.8; PixelCNN++)."""
+"""A distribution over ordered levels from two numbers: a discretized logistic (D3PM, appendix A.8; PixelCNN++)."""
 
 from typing import Literal
 

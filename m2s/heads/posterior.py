@@ -46,7 +46,7 @@ class Posterior(Head):
         return f"Posterior({self.process}, offset={self.offset!r})"
 
     def posterior_logits(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site K"]:
-        """Return the unnormalised log mu of the clean tokens, [*site, K].
+        """Return the unnormalized log mu of the clean tokens, [*site, K].
 
         Infinite offsets (an unmasked site under masking noise) are left out; `log_posterior` treats those sites.
         """

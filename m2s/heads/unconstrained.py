@@ -25,7 +25,7 @@ class UnconstrainedScore(Head):
         return affine_inverse(self.log_score(output, x_t, t).exp(), x_t, t, self.process)
 
     def last_step(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return the log of s_y P_t(k|y), normalised over clean y, [*site, S].
+        """Return the log of s_y P_t(k|y), normalized over clean y, [*site, S].
 
         It is positive wherever the score is, and tends to the posterior as t tends to 0.
         """

@@ -125,7 +125,7 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: b
     """
     folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *tokenizers.KEPT, *sedd.FILES))
     _check_ordinary(folder)
-    settings = sedd.recognise(folder)
+    settings = sedd.recognize(folder)
     if settings is None:
         return _load(folder, device, verify)
     with _within(folder):

@@ -38,7 +38,7 @@ TOP_LEVEL_NAMES = {
 BLOCK_NAMES = {"attention.qkv": "attn_qkv", "attention.out": "attn_out", "modulation.linear": "adaLN_modulation"}
 
 
-def recognise(folder: Path) -> dict[str, Any] | None:
+def recognize(folder: Path) -> dict[str, Any] | None:
     """Read SEDD's configuration.
 
     Args:
@@ -63,7 +63,7 @@ def load(folder: Path, settings: Mapping[str, Any]) -> tuple[DiT, LogScore, dict
 
     Args:
         folder: The folder.
-        settings: SEDD's configuration (`recognise`).
+        settings: SEDD's configuration (`recognize`).
 
     Returns:
         The network, its head, a description of its data, and GPT-2's tokenizer. The tokenizer is None where SEDD was trained

@@ -15,7 +15,7 @@ behind a start token. A causal transformer without time gives the logits of ever
 p(x^i\mid x^{<i})$. `m2s evaluate bpd` prints the same number in bits: it is exact, and its only error is that over examples.
 
 Samples are drawn from left to right (`--sampler autoregressive`), with one call of the network per token. The keys and values
-of earlier tokens are cached. A prompt is the beginning of a sample. Pixels and their colours are in row-major order.
+of earlier tokens are cached. A prompt is the beginning of a sample. Pixels and their colors are in row-major order.
 
 It represents the autoregressive rows of the image tables (PixelCNN++, Sparse Transformer). It is a plain transformer with
 rotary positions in the same trainer. It has neither the convolutions and logistic mixture of the former nor the sparse

@@ -55,7 +55,7 @@ class ProcessConfig:
     """The forward process. Which options a choice reads follows from its function in `m2s.process.registry`."""
 
     kind: Annotated[str, registered(PROCESSES, AUTO)] = AUTO
-    """How clean tokens are corrupted. gaussian is for ordered levels, such as grey levels. chain-...: in a finite number of
+    """How clean tokens are corrupted. gaussian is for ordered levels, such as gray levels. chain-...: in a finite number of
     steps (D3PM). none: not at all, for autoregressive models."""
     schedule: Annotated[str, registered(SCHEDULES, AUTO)] = AUTO
     """The noise schedule. hybrid and the chains have their own."""

@@ -46,7 +46,7 @@ after step $n$. As $T$ grows the NELBO becomes that of `md4`.""",
 GAUSSIAN = replace(
     UNIFORM,
     name="d3pm-gaussian",
-    title="D3PM on ordered levels, the discretised Gaussian",
+    title="D3PM on ordered levels, the discretized Gaussian",
     process=ProcessConfig(kind="chain-gaussian"),
     text=r"""`d3pm-uniform` where a step leads to a nearby level: $Q_n(j\mid i) = g(i-j)\big/\sum_{d=1-K}^{K-1} g(d)$ for $j
 \neq i$, $g(d) = e^{-4d^2/((K-1)^2\beta_n)}$. The remaining probability stays at $i$. $\beta_n$ rises evenly from 0.0001 to 0.02
@@ -58,6 +58,6 @@ mean $m$ and the scale $s$ of a logistic distribution on $[-1, 1]$. The probabil
 $$\nu_z = F\Big(\frac{e_{z+1}-m}{s}\Big) - F\Big(\frac{e_z-m}{s}\Big), \qquad F(u) = \frac{1}{1+e^{-u}}, \quad e_z =
 \frac{2z-1}{K-1} - 1.$$
 
-The first and the last bin contain the tails. The paper's code leaves the tails out and normalises. Its mean is $\tanh(m +
+The first and the last bin contain the tails. The paper's code leaves the tails out and normalizes. Its mean is $\tanh(m +
 x_t)$; ours is $m$. That head works with every other method that has a posterior, such as `m2s-offset`.""",
 )

@@ -109,7 +109,7 @@ class UNetConfig:
 
     @property
     def channels(self) -> int:
-        """Colour channels of a pixel."""
+        """Color channels of a pixel."""
         return self.shape[2] if len(self.shape) == 3 else 1
 
     @classmethod
@@ -145,21 +145,21 @@ class GroupNormFloat32(nn.GroupNorm):
         super().__init__(min(32, channels // 4) if groups is None else groups, channels, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Normalise each group of channels of each image.
+        """Normalize each group of channels of each image.
 
         Args:
             x: Features, [B, C, H, W].
 
         Returns:
-            Normalised features, scaled and shifted per channel, [B, C, H, W].
+            Normalized features, scaled and shifted per channel, [B, C, H, W].
         """
         if not (x.is_cuda and torch.compiler.is_compiling()):
             return super().forward(x)
         groups = at_least_float32(x).unflatten(1, (self.num_groups, -1))
-        centred = groups - groups.mean((2, 3, 4), keepdim=True)
-        variance = centred.square().mean((2, 3, 4), keepdim=True)
+        centered = groups - groups.mean((2, 3, 4), keepdim=True)
+        variance = centered.square().mean((2, 3, 4), keepdim=True)
         scale, shift = (value.unflatten(0, (self.num_groups, -1))[None, :, :, None, None] for value in (self.weight, self.bias))
-        return (centred * torch.rsqrt(variance + self.eps) * scale + shift).flatten(1, 2)
+        return (centered * torch.rsqrt(variance + self.eps) * scale + shift).flatten(1, 2)
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) -> nn.Conv2d:
@@ -247,7 +247,7 @@ class Attention(nn.Module):
 
 
 class Up(nn.Module):
-    """Double the resolution by nearest-neighbour interpolation and a convolution.
+    """Double the resolution by nearest-neighbor interpolation and a convolution.
 
     Args:
         channels: The number of channels.

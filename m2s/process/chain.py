@@ -1,6 +1,6 @@
 """Finite chains: given one-step matrices and their stored products (D3PM).
 
-D3PM's discretised Gaussian is a chain and not a `RateMatrix`: its steps do not commute, and the logarithm of their product has
+D3PM's discretized Gaussian is a chain and not a `RateMatrix`: its steps do not commute, and the logarithm of their product has
 negative off-diagonal entries. So no rate matrix Q gives it as expm(sigma Q).
 """
 
@@ -185,7 +185,7 @@ class Chain(Process):
 
     @classmethod
     def gaussian(cls, vocab: int, betas: Float[Tensor, "T"], dtype: torch.dtype = torch.float32) -> "Chain":
-        """Build D3PM's discretised Gaussian on ordered levels (Austin et al. 2021, appendix A.2.3).
+        """Build D3PM's discretized Gaussian on ordered levels (Austin et al. 2021, appendix A.2.3).
 
             Q(i, j) = exp(-4 (i-j)^2 / ((K-1)^2 beta)) / sum_{n=-(K-1)}^{K-1} exp(-4 n^2 / ((K-1)^2 beta)) for i != j
 
@@ -251,7 +251,7 @@ def even_betas(steps: int) -> Float[Tensor, "T"]:
 
 
 def linear_betas(steps: int) -> Float[Tensor, "T"]:
-    """Return D3PM's betas for the discretised Gaussian: 1e-4 to 0.02 evenly at T = 1000, times 1000/T for another T.
+    """Return D3PM's betas for the discretized Gaussian: 1e-4 to 0.02 evenly at T = 1000, times 1000/T for another T.
 
     Args:
         steps: Number T of steps, at least 20.

@@ -164,7 +164,7 @@ class RateMatrix(Process):
             Q(i -> j) = exp(-(|i-j| - 1)^2 / jump_width^2) min(1, pi_j / pi_i)
             pi_i ∝ exp(-(i - (K-1)/2)^2 / (2 stationary_width^2))
 
-        The chain is reversible, with stationary distribution pi. (The released code centres pi half a level below the middle.)
+        The chain is reversible, with stationary distribution pi. (The released code centers pi half a level below the middle.)
 
         Args:
             vocab: Number K of levels.

@@ -14,7 +14,7 @@ from m2s.conversions.least_squares import plane_least_squares
 from m2s.process import Process
 from m2s.transforms import is_transformed
 
-LIMIT = 256  # tokens: the program factorises a K x K matrix for each site and iteration
+LIMIT = 256  # tokens: the program factorizes a K x K matrix for each site and iteration
 ITERATIONS = 60
 
 
@@ -123,12 +123,12 @@ def _interior_point(columns: Tensor, target: Tensor, a: Tensor, usable: Tensor) 
             break
         factor = torch.where(stuck.unsqueeze(-1), torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), factor)
         inverse_a = torch.cholesky_solve(a.unsqueeze(-1), factor).squeeze(-1)
-        # Predictor: the gap after the longest affine step tells how much to centre the corrector.
+        # Predictor: the gap after the longest affine step tells how much to center the corrector.
         dv, _, dz = solve(factor, inverse_a, rd, rp, torch.where(usable, v * dual, 0.0))
         predicted = (v + longest_step(v, dv) * dv) * (dual + longest_step(dual, dz) * dz)
         ahead = predicted.where(usable, 0.0).sum(-1, keepdim=True) / n
-        centre = (ahead / gap.clamp(min=1e-300)) ** 3
-        rc = torch.where(usable, v * dual + dv * dz - centre * gap, 0.0)
+        center = (ahead / gap.clamp(min=1e-300)) ** 3
+        rc = torch.where(usable, v * dual + dv * dz - center * gap, 0.0)
         dv, dl, dz = solve(factor, inverse_a, rd, rp, rc)
         step = torch.where(stuck, 0, 0.9995 * torch.minimum(longest_step(v, dv), longest_step(dual, dz)))
         v = torch.where(usable, (v + step * dv).clamp(min=1e-300), v)

@@ -21,13 +21,13 @@ def smoothing_window(records: int) -> int:
         records: Number of records in the log.
 
     Returns:
-        About `records / 25`. It is odd, so that the mean is centred.
+        About `records / 25`. It is odd, so that the mean is centered.
     """
     return 2 * (records // WINDOWS // 2) + 1
 
 
 def running_mean(values: Float[np.ndarray, "n"], width: int) -> Float[np.ndarray, "n"]:
-    """Return the centred running mean.
+    """Return the centered running mean.
 
     Args:
         values: [n] values.
@@ -65,7 +65,7 @@ def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
     Pale: the records of the log. Strong: their running mean. Circles: the NELBO on held-out data with standard errors.
 
     Args:
-        runs: The runs, one colour each.
+        runs: The runs, one color each.
 
     Returns:
         The figure, or None where no run has a loss.
@@ -97,7 +97,7 @@ def plot_gradient_norm(runs: Sequence[TrainingRun]) -> Figure | None:
     """Plot the gradient norm before clipping over training steps: the mean of each record strong, its maximum pale.
 
     Args:
-        runs: The runs, one colour each.
+        runs: The runs, one color each.
 
     Returns:
         The figure, or None where no run has gradient norms.

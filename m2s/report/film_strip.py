@@ -12,7 +12,7 @@ from m2s.io import atomic_write, output_file
 from m2s.report.style import SUFFIXES
 from m2s.samplers import Trajectory, sample
 
-MASK_COLOUR = (0.27, 0.45, 0.77)
+MASK_COLOR = (0.27, 0.45, 0.77)
 
 
 def film_frames(
@@ -101,5 +101,5 @@ def rgb_image(tokens: Int[Tensor, "L"], shape: tuple[int, ...], levels: int) -> 
     height, width = shape[:2]
     image = tokens.numpy().reshape(height, width, -1)
     masked = (image >= levels).any(-1, keepdims=True)
-    colours = np.broadcast_to(np.minimum(image, levels - 1) / (levels - 1), (height, width, 3))
-    return np.where(masked, np.array(MASK_COLOUR), colours)
+    colors = np.broadcast_to(np.minimum(image, levels - 1) / (levels - 1), (height, width, 3))
+    return np.where(masked, np.array(MASK_COLOR), colors)

@@ -23,7 +23,7 @@ def picture_grid(tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int
         levels: Number of levels of a pixel.
 
     Returns:
-        [H, W, 3] RGB picture. Grey images become grey in RGB.
+        [H, W, 3] RGB picture. Gray images become gray in RGB.
     """
     height, width, *channels = shape
     images = tokens.cpu().numpy().reshape(len(tokens), height, width, -1).astype(np.float64) / (levels - 1)

@@ -1,4 +1,4 @@
-"""The common look of all figures: colours, font sizes, axes and labels."""
+"""The common look of all figures: colors, font sizes, axes and labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ ORTHANT, BOX, BAND = "#F4F4F2", "#D3E4F3", "#7FB3DE"  # all positive scores, the
 VERMILLION, BLUE, GREEN = "#D55E00", "#004F8A", "#007A5A"  # from Okabe and Ito; blue and green are darkened for text
 SMALL, TEXT, TITLE = 9.5, 10.5, 12.0  # font sizes in points
 
-COLOURS = (BLUE, VERMILLION, GREEN, "#9B4F96", "#A67C00", "#3A9BC1", "#6B6B6B")
+COLORS = (BLUE, VERMILLION, GREEN, "#9B4F96", "#A67C00", "#3A9BC1", "#6B6B6B")
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1)))
 
 
@@ -36,15 +36,15 @@ def new_figure(width: float, height: float, layout: Any = "constrained") -> Figu
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return the colour and line style of the curve of one run.
+    """Return the color and line style of the curve of one run.
 
     Args:
         number: Position of the run in the figure, from 0.
 
     Returns:
-        Keyword arguments `color` and `ls` of `Axes.plot`. Colours repeat after seven runs, with the next line style.
+        Keyword arguments `color` and `ls` of `Axes.plot`. Colors repeat after seven runs, with the next line style.
     """
-    return {"color": COLOURS[number % len(COLOURS)], "ls": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]}
+    return {"color": COLORS[number % len(COLORS)], "ls": LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)]}
 
 
 def plain_label(name: str) -> str:
@@ -75,7 +75,7 @@ def spread_labels(positions: list[float], gap: float) -> list[float]:
         New positions in the order of `positions`, in [0, 1] where the labels fit.
     """
     order, offsets = np.argsort(positions, kind="stable"), gap * np.arange(len(positions))
-    pools: list[tuple[float, int]] = []  # (mean, count) of neighbouring values that had to be merged
+    pools: list[tuple[float, int]] = []  # (mean, count) of neighboring values that had to be merged
     for mean in np.asarray(positions)[order] - offsets:
         count = 1
         while pools and pools[-1][0] > mean:

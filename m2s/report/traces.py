@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from m2s.errors import UserError
 from m2s.evaluation.bootstrap import error_bars
-from m2s.report.audit import AuditResult, LabelledAudit, format_settings, plot_class_fractions, plot_negative_weights
+from m2s.report.audit import AuditResult, LabeledAudit, format_settings, plot_class_fractions, plot_negative_weights
 from m2s.report.audit.panels import audit_layout, panel_title
 from m2s.report.curves import column
 from m2s.report.read_run import TrainingRun
@@ -84,7 +84,7 @@ def plot_losses(runs: Sequence[TrainingRun]) -> Figure:
     Pale: the records. Strong: their trailing mean. Dashed: the end of the warmup.
 
     Args:
-        runs: The runs, one colour each.
+        runs: The runs, one color each.
 
     Returns:
         The figure.
@@ -113,7 +113,7 @@ def plot_audits_and_losses(audits: Mapping[Path, AuditResult], runs: Sequence[Tr
     """Plot the paper's figure of audits and losses.
 
     (a) which scores have a posterior; (b) where the sampler's weights are negative; then one panel for each data set with the
-    losses of the runs on it. A name has the same colour in all panels.
+    losses of the runs on it. A name has the same color in all panels.
 
     Args:
         audits: Audits by their files.
@@ -133,18 +133,18 @@ def plot_audits_and_losses(audits: Mapping[Path, AuditResult], runs: Sequence[Tr
         names |= _distinct_names({run.path: run.path.resolve().name for run in group})
     ordered = dict.fromkeys(names[path] for path in [*(run.path for run in runs), *audits])
     numbers = {name: number for number, name in enumerate(ordered)}
-    labelled = [
-        LabelledAudit(plain_label(names[path]), line_style(numbers[names[path]])["color"], audit)
+    labeled = [
+        LabeledAudit(plain_label(names[path]), line_style(numbers[names[path]])["color"], audit)
         for path, audit in audits.items()
     ]
 
     letters = ascii_lowercase[: 2 + len(groups)]
-    # A panel without a neighbour is as wide as two: the mosaic names it twice.
+    # A panel without a neighbor is as wide as two: the mosaic names it twice.
     rows = [(letters[at : at + 2] * 2)[:2] for at in range(0, len(letters), 2)]
     figure = new_figure(11.0, 4.1 * len(rows), layout=audit_layout())
     panels = figure.subplot_mosaic("\n".join(rows))
-    plot_class_fractions(panels["a"], labelled)
-    plot_negative_weights(panels["b"], labelled)
+    plot_class_fractions(panels["a"], labeled)
+    plot_negative_weights(panels["b"], labeled)
     for letter, (data, group) in zip(letters[2:], groups.items(), strict=True):
         axes = panels[letter]
         traces = {names[run.path]: _Trace.of(run) for run in group}
@@ -153,7 +153,7 @@ def plot_audits_and_losses(audits: Mapping[Path, AuditResult], runs: Sequence[Tr
         format_axes(axes, "epochs of training", "score entropy, bits per site", [trace.bits for trace in traces.values()])
         panel_title(axes, letter, f"Training loss on {plain_label(data[0])}", pad=12)
     figure.supxlabel(
-        "\n".join(f"{audit.name}: {format_settings(audit.result)}" for audit in labelled), fontsize=SMALL, color=MUTED
+        "\n".join(f"{audit.name}: {format_settings(audit.result)}" for audit in labeled), fontsize=SMALL, color=MUTED
     )
     return figure
 

@@ -46,7 +46,7 @@ class LogitsProcessor:
         """Apply temperature, top-k and top-p, in that order.
 
         Args:
-            logits: Unnormalised log-probabilities of the clean tokens, [*site, K].
+            logits: Unnormalized log-probabilities of the clean tokens, [*site, K].
 
         Returns:
             Logits of the same shape, -inf for the tokens that are cut off. Tokens that tie with the k-th are kept.
@@ -72,7 +72,7 @@ def guided_logits(conditional: Float[Tensor, "*n"], unconditional: Float[Tensor,
         guidance: The strength g.
 
     Returns:
-        Unnormalised logits of the same shape.
+        Unnormalized logits of the same shape.
     """
     if guidance == 0:
         return unconditional
@@ -84,7 +84,7 @@ def guided_logits(conditional: Float[Tensor, "*n"], unconditional: Float[Tensor,
 def guided_step(
     conditional: Float[Tensor, "*site S"], unconditional: Float[Tensor, "*site S"], guidance: float
 ) -> Float[Tensor, "*site S"]:
-    """Return p_c^g p_u^(1-g), normalised, of two distributions of the next token.
+    """Return p_c^g p_u^(1-g), normalized, of two distributions of the next token.
 
     Args:
         conditional: Non-negative weights of the next token with the condition, [*site, S].

@@ -180,7 +180,7 @@ class Prediction:
     # -------------------------------------------------------------------------------------------------------------- K-vectors
 
     def log_weights(self) -> Float[Tensor, "*site K"]:
-        """Return unnormalised log mu over the clean tokens, guided and sharpened, [*site, K].
+        """Return unnormalized log mu over the clean tokens, guided and sharpened, [*site, K].
 
         Raises:
             TypeError: The prediction has no posterior.
@@ -247,7 +247,7 @@ class Prediction:
     def last_step(self) -> Float[Tensor, "*site S"]:
         """Return a distribution of the clean token without negative weights, [*site, S].
 
-        It is the posterior. For an unconstrained score it is s_y P_t(k|y), normalised over k and the candidates y with a rate
+        It is the posterior. For an unconstrained score it is s_y P_t(k|y), normalized over k and the candidates y with a rate
         into k. At a wrong token it stays there half of the time.
         """
         if self.has_posterior:

@@ -65,7 +65,7 @@ class NetworkConfig:
     multipliers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT ...")] = ()
     """unet: features of each resolution in units of width."""
     input: Literal["embedding", "level"] = "embedding"
-    """unet: the input of a position is an embedding of its token, or its grey level."""
+    """unet: the input of a position is an embedding of its token, or its gray level."""
     groups: AutoInt = None
     """unet: groups of channels in every norm, a divisor of width (MD4: 32). By default groups of 4 channels, at most 32:
     MD4's number from width 128 on."""

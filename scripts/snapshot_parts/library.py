@@ -34,7 +34,7 @@ PROCESSES: dict[str, Callable[[int], Any]] = {
     "absorbing-log-linear": lambda vocab: m2s.Absorbing(vocab, m2s.LogLinear(1e-3)),
     "hybrid": lambda vocab: m2s.Hybrid(vocab, p_uniform=0.2),
     "gaussian": lambda vocab: m2s.RateMatrix.gaussian(vocab, m2s.GeometricRate(7.0), 1.5, 2.0 * vocab),
-    "birth-death": lambda vocab: m2s.RateMatrix(neighbours(vocab), m2s.Exponential(3.0)),
+    "birth-death": lambda vocab: m2s.RateMatrix(neighbors(vocab), m2s.Exponential(3.0)),
     "tabulated-absorbing": lambda vocab: m2s.RateMatrix.absorbing(vocab, m2s.Cosine()),
     "chain-uniform": lambda vocab: m2s.Chain(mixing(vocab, vocab)),
     "chain-absorbing": lambda vocab: m2s.Chain(mixing(vocab + 1, 1), mask=True),
@@ -61,7 +61,7 @@ COVERED = {  # heads that are not recorded over every process
 }
 
 
-def neighbours(vocab: int) -> Tensor:
+def neighbors(vocab: int) -> Tensor:
     """Return the rates of a chain that moves to adjacent levels, up more often than down.
 
     Args:

@@ -29,7 +29,7 @@ class Twice(Bayes):
     name = "twice"
     repeats: int = 2
     \"\"\"How often each step is repeated.\"\"\"
-    flavour: str = "plain"
+    flavor: str = "plain"
 
 
 SAMPLERS["twice"] = Twice
@@ -78,12 +78,12 @@ def test_plugins_are_separated_from_the_arguments() -> None:
 
 def test_sampler_of_a_plugin_has_its_options(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = parse(["sample", "run", "--plugin", plugin, "--sampler", "twice", "--repeats", "3", "--out", "x.npz"])
-    assert command.sampler == "twice" and command.repeats == 3 and command.flavour is None
+    assert command.sampler == "twice" and command.repeats == 3 and command.flavor is None
     assert "--repeats" in command_options(commands()["audit"])
     with pytest.raises(SystemExit):
         main(["sample", "--help", "--plugin", plugin])
     text = " ".join(capsys.readouterr().out.split())
-    assert "twice: How often each step is repeated (default 2)" in text and "--flavour TEXT" in text
+    assert "twice: How often each step is repeated (default 2)" in text and "--flavor TEXT" in text
 
 
 def test_options_of_a_plugin_are_unknown_without_it() -> None:

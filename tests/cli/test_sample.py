@@ -89,8 +89,8 @@ def test_grid_of_pictures(images: str, tmp_path: Path) -> None:
     assert page.shape[:2] == (2 * (3 * scale + 2) + 2, 3 * (4 * scale + 2) + 2)
     fourth = page[2 + 3 * scale + 2 :, 2:][: 3 * scale : scale, : 4 * scale : scale, 0]
     assert np.allclose(fourth, tokens[3].reshape(3, 4) / 4, atol=1 / 255)
-    colour = picture_grid(torch.arange(12).reshape(1, 12) * 20, (2, 2, 3), 256)
-    assert colour[2, 2].tolist() == [0, 20, 40] and colour[2, -3].tolist() == [60, 80, 100]
+    color = picture_grid(torch.arange(12).reshape(1, 12) * 20, (2, 2, 3), 256)
+    assert color[2, 2].tolist() == [0, 20, 40] and color[2, -3].tolist() == [60, 80, 100]
 
 
 def test_text_and_prompt(text: str, tmp_path: Path) -> None:

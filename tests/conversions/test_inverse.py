@@ -21,7 +21,7 @@ def test_affine_inverse_in_float32_of_a_birth_death_process(levels: int, time: f
     found = m2s.affine_inverse(score, x_t, t, process)
     assert found.dtype == torch.float32 and found.isfinite().all()
     torch.testing.assert_close(found.sum(-1), torch.ones(1, levels), rtol=0, atol=1e-4 * float(found.abs().amax()))
-    counted = process.rates_into(x_t, t) > 0  # the neighbours
+    counted = process.rates_into(x_t, t) > 0  # the neighbors
     bridge = m2s.score_from_posterior(found.double(), x_t, t.double(), process)
     rounding = 1e-5 / (0.01 * time)  # the bridge divides the rounding errors of the result by the probability of a jump
     torch.testing.assert_close(bridge[counted], score.double()[counted], rtol=0, atol=rounding)

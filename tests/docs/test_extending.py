@@ -229,10 +229,10 @@ def test_schedule_and_process() -> None:
     run_section("A noise schedule and a process")
     quadratic = load("runs/quadratic", "my_noise.py").head.process
     assert isinstance(quadratic, m2s.Uniform) and repr(quadratic.schedule) == "Quadratic()"
-    process = m2s.load("runs/neighbours").head.process
+    process = m2s.load("runs/neighbors").head.process
     assert isinstance(process, m2s.RateMatrix) and repr(process.schedule) == "Quadratic()"
     assert process.generator[0, 1] == process.generator[8, 7] == 4 and process.generator[0, 2] == 0
-    assert tokens("neighbours.npz").shape == (4, 64)
+    assert tokens("neighbors.npz").shape == (4, 64)
 
 
 def test_one_plugin_of_each_kind_in_every_command() -> None:

@@ -33,7 +33,7 @@ def duos_step(nu: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tens
 
 
 def nucleus(probability: Tensor, mass: float) -> Tensor:
-    """The likeliest tokens up to the one that reaches `mass`, renormalised, one row at a time."""
+    """The likeliest tokens up to the one that reaches `mass`, renormalized, one row at a time."""
     kept = torch.zeros_like(probability)
     for row, result in zip(probability, kept, strict=True):
         total = 0.0

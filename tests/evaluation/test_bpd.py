@@ -471,7 +471,7 @@ def test_two_runs_through_the_command(digits, tmp_path, capsys):
         printed, result = capsys.readouterr().out.split("against")[1], json.loads(out.read_text())["against"]
         assert called in printed and "difference, " not in printed and printed.count("\ndifference ") == 1
         assert set(result["difference"]) == {"nelbo"} and "integral" not in result
-    labelled = checkpoint(tmp_path / "labelled", m2s.Uniform(17, m2s.Linear()), data, classes=10)
+    labeled = checkpoint(tmp_path / "labeled", m2s.Uniform(17, m2s.Linear()), data, classes=10)
     with pytest.raises(SystemExit):
-        main(["evaluate", "bpd", str(digits), "--against", str(labelled), *options])
+        main(["evaluate", "bpd", str(digits), "--against", str(labeled), *options])
     assert "labels is False and True" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def by_square_root(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def by_nuclear_norm(x: np.ndarray, y: np.ndarray) -> float:
-    """FID without any covariance: tr (C_x C_y)^(1/2) is the nuclear norm of X Y^T, centred, whatever the ranks."""
+    """FID without any covariance: tr (C_x C_y)^(1/2) is the nuclear norm of X Y^T, centered, whatever the ranks."""
     x_c, y_c = (x - x.mean(0)) / math.sqrt(len(x) - 1), (y - y.mean(0)) / math.sqrt(len(y) - 1)
     shared = np.linalg.norm(x_c @ y_c.T, "nuc")
     return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.sum(x_c**2) + np.sum(y_c**2) - 2 * shared)
@@ -74,8 +74,8 @@ def test_frechet_of_a_set_with_itself_moved_scaled_turned():
     full, variance = gathered(x), float(gathered(x).covariance.trace())
     assert abs(frechet(full, full)) < 1e-12 * variance
     assert frechet(full, gathered(x + 0.5)) == pytest.approx(12 * 0.25, rel=1e-9)
-    centred = x - x.mean(0)
-    assert frechet(gathered(centred), gathered(3 * centred)) == pytest.approx(4 * variance, rel=1e-9)  # sum of (3s - s)^2
+    centered = x - x.mean(0)
+    assert frechet(gathered(centered), gathered(3 * centered)) == pytest.approx(4 * variance, rel=1e-9)  # sum of (3s - s)^2
     turn = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
     assert frechet(gathered(x @ turn), gathered(y @ turn)) == pytest.approx(frechet(full, gathered(y)), rel=1e-9)
     assert frechet(gathered(y), full) == pytest.approx(frechet(full, gathered(y)), rel=1e-12)

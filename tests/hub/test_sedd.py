@@ -1,4 +1,4 @@
-"""SEDD's checkpoints: loaded as its authors define them, saved in our format, sampled, and used to initialise training."""
+"""SEDD's checkpoints: loaded as its authors define them, saved in our format, sampled, and used to initialize training."""
 
 import json
 import math
@@ -77,8 +77,8 @@ def published(weights: dict[str, Tensor], config: dict[str, Any], x: Tensor, sig
         return value @ w[name + ".weight"].T + w.get(name + ".bias", torch.zeros(()))
 
     def norm(value: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
-        centred = value - value.mean(-1, keepdim=True)
-        normal = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * w[name + ".weight"]
+        centered = value - value.mean(-1, keepdim=True)
+        normal = centered / torch.sqrt((centered**2).mean(-1, keepdim=True) + 1e-5) * w[name + ".weight"]
         return normal * (1 + scale) + shift
 
     def turned(value: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def started(out: Path, init: Path, **changes: object) -> tuple[DiT, m2s.Head]:
     return model, head
 
 
-def test_a_posterior_is_initialised_with_weights_and_clock(tmp_path: Path) -> None:
+def test_a_posterior_is_initialized_with_weights_and_clock(tmp_path: Path) -> None:
     given = m2s.load(write(tmp_path / "sedd", settings(), random_weights(settings()))).model
     model, head = started(tmp_path / "run", tmp_path / "sedd", method="md4")
     assert isinstance(head, m2s.Posterior)
@@ -305,7 +305,7 @@ def test_a_posterior_is_initialised_with_weights_and_clock(tmp_path: Path) -> No
     torch.testing.assert_close(ours[masked], theirs[masked], rtol=1e-4, atol=1e-4)
 
 
-def test_a_score_is_initialised_with_clock_and_scale(tmp_path: Path) -> None:
+def test_a_score_is_initialized_with_clock_and_scale(tmp_path: Path) -> None:
     weights, x = random_weights(settings()), noisy(settings())
     write(tmp_path / "sedd", settings(), weights)
     model, head = started(tmp_path / "run", tmp_path / "sedd", method="sedd-absorb")
@@ -339,7 +339,7 @@ INVALID_INITIALISATIONS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("name", INVALID_INITIALISATIONS)
-def test_invalid_initialisations_raise_before_anything_is_written(name: str, tmp_path: Path) -> None:
+def test_invalid_initializations_raise_before_anything_is_written(name: str, tmp_path: Path) -> None:
     changes, message = INVALID_INITIALISATIONS[name]
     write(tmp_path / "sedd", settings(), random_weights(settings()))
     with pytest.raises(UserError, match=message):

@@ -22,7 +22,7 @@ HEADS = {
 EVERY = pytest.mark.parametrize("name", HEADS)
 
 
-class Labelled(nn.Module):
+class Labeled(nn.Module):
     """Logits from the noisy token and the label; without a condition, from label K, which no example has."""
 
     def __init__(self, states: int) -> None:
@@ -47,7 +47,7 @@ def data() -> tuple[Tensor, Tensor]:
 @EVERY
 def test_loss_equals_that_of_a_network_with_a_fixed_condition(name: str) -> None:
     head, (x_0, labels) = HEADS[name], data()
-    net, t = Labelled(head.process.states), m2s.stratified_times(B, 0.1, 0.9, seeded())
+    net, t = Labeled(head.process.states), m2s.stratified_times(B, 0.1, 0.9, seeded())
     given = m2s.Objective(net, head, generator=seeded())(x_0, t, condition=labels)
     inside = m2s.Objective(lambda x_t, t: net(x_t, t, labels), head, generator=seeded())(x_0, t)
     assert torch.equal(given, inside)
@@ -62,7 +62,7 @@ def test_loss_equals_that_of_a_network_with_a_fixed_condition(name: str) -> None
 @EVERY
 def test_nelbo_equals_that_of_a_network_with_a_fixed_condition(name: str) -> None:
     head, (x_0, labels) = HEADS[name], data()
-    net = Labelled(head.process.states)
+    net = Labeled(head.process.states)
     given = m2s.elbo(net, head, x_0, passes=3, generator=seeded(), condition=labels)
     inside = m2s.elbo(lambda x_t, t: net(x_t, t, labels), head, x_0, passes=3, generator=seeded())
     without = m2s.elbo(net, head, x_0, passes=3, generator=seeded())
@@ -124,7 +124,7 @@ def test_every_example_gets_its_condition(call: str) -> None:
 
 def test_condition_of_wrong_type_or_length_raises() -> None:
     head, (x_0, labels) = HEADS["uniform"], data()
-    net, t = Labelled(K), torch.full((B,), 0.5)
+    net, t = Labeled(K), torch.full((B,), 0.5)
     for call in (lambda c: m2s.Objective(net, head)(x_0, t, condition=c), lambda c: m2s.elbo(net, head, x_0, condition=c)):
         with pytest.raises(ValueError, match=r"condition has 11 rows, but x_0 has 12"):
             call(labels[1:])
@@ -136,7 +136,7 @@ def test_condition_of_wrong_type_or_length_raises() -> None:
 def test_standard_error_of_one_pass_is_nan() -> None:
     """NaN for each example, as documented. The mean over examples still has a standard error."""
     head, (x_0, _) = HEADS["uniform"], data()
-    once, twice = (m2s.elbo(Labelled(K), head, x_0, passes=passes) for passes in (1, 2))
+    once, twice = (m2s.elbo(Labeled(K), head, x_0, passes=passes) for passes in (1, 2))
     assert once.standard_error.isnan().all() and twice.standard_error.isfinite().all()
     assert all(math.isfinite(value) for value in once.mean())
     assert m2s.elbo.__doc__ is not None and "is NaN" in m2s.elbo.__doc__

@@ -174,12 +174,12 @@ def test_training_with_decreasing_temperature_lowers_the_nelbo() -> None:
     head, x_0 = m2s.Posterior(PROCESS, "exact"), torch.tensor([[1], [3]]).repeat(8, L)
     objective, rng = Relaxed(model, head), torch.Generator().manual_seed(0)
     before = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for step in range(150):
         t = m2s.stratified_times(16, 1e-3, 1 - 1e-3, rng)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective(x_0, t, temperature(step, 30, 100)).sum(-1).mean().backward()
-        optimiser.step()
+        optimizer.step()
     after = m2s.elbo(model, head, x_0, passes=4, generator=rng).mean()[0]
     assert after < 0.5 * L * math.log(2) < before
 

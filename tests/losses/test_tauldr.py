@@ -22,7 +22,7 @@ T_MIN = 0.02
 def jumps(oracle: Oracle, posterior: np.ndarray, t: float) -> np.ndarray:
     """The integrand of Campbell et al., Proposition 2, for every clean sequence: the reverse rates out of x, minus the sum over
     forward jumps from x of the logarithm of the reverse rate back. The constant is that of the reverse process given x_0."""
-    x, each, place = oracle.noisy, oracle.noise.rates(t), oracle.neighbours(oracle.noisy)
+    x, each, place = oracle.noisy, oracle.noise.rates(t), oracle.neighbors(oracle.noisy)
     back = oracle.reverse_rates(oracle.bridge(posterior, x, t), x, t)  # x -> x^{i->y}
     forward = each[x]  # x^i -> y
     np.put_along_axis(forward, x[..., None], 0.0, -1)

@@ -41,7 +41,7 @@ CONFIGS: dict[str, DiTConfig | UNetConfig] = {
     "unet, mask": replace(UNET, mask=True),
     "unet, levels": replace(UNET, input="level"),
     "unet, levels, mask": replace(UNET, input="level", mask=True),
-    "unet, colours": replace(UNET, shape=(2, 4, 2)),
+    "unet, colors": replace(UNET, shape=(2, 4, 2)),
     "unet, classes": replace(UNET, classes=3),
     "unet, time-free": replace(UNET, time=False),
     "unet, one resolution": replace(UNET, multipliers=(1,), rows=K + 5, columns=K + 2),
@@ -209,8 +209,8 @@ def test_forward_pass_equals_its_formulas(options: dict[str, bool]) -> None:
     width, half = config.width, config.width // config.heads // 2
 
     def norm(value: Tensor, weight: str) -> Tensor:
-        centred = value - value.mean(-1, keepdim=True)
-        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
+        centered = value - value.mean(-1, keepdim=True)
+        normed = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[weight]
         return normed + w[weight.replace("weight", "bias")] if config.norm_bias else normed
 
     def modulated(value: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -373,13 +373,13 @@ def test_invalid_groups_and_sinusoids_raise() -> None:
         replace(UNET, sinusoids="sin")
 
 
-def test_every_group_is_normalised_separately() -> None:
+def test_every_group_is_normalized_separately() -> None:
     features = torch.randn(2, 8, 3, 5, dtype=torch.float64)
     norm = GroupNormFloat32(8, groups=8).double()
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    centred = features - features.mean((2, 3), keepdim=True)
-    expected = centred / (centred.square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
+    centered = features - features.mean((2, 3), keepdim=True)
+    expected = centered / (centered.square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
     torch.testing.assert_close(norm(features), expected * norm.weight[:, None, None] + norm.bias[:, None, None])
 
 

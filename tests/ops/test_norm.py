@@ -75,8 +75,8 @@ def test_naive_is_the_formula():
     total, y = call(given, fused=False)
     expected = given["x"] + given["gate"] * given["branch"]
     torch.testing.assert_close(total, expected)
-    centred = expected - expected.mean(-1, keepdim=True)
-    normed = centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() * given["weight"] + given["bias"]
+    centered = expected - expected.mean(-1, keepdim=True)
+    normed = centered / (centered.square().mean(-1, keepdim=True) + EPS).sqrt() * given["weight"] + given["bias"]
     torch.testing.assert_close(y, normed * (1 + given["scale"]) + given["shift"])
     leaves = [value.requires_grad_() for value in given.values()]
     assert torch.autograd.gradcheck(lambda *values: call(dict(zip(NAMES, values, strict=True)), fused=False), leaves)

@@ -125,7 +125,7 @@ def test_optimality_and_passes_for_gpt2_vocabulary(t: float, kind: str) -> None:
 
 
 def test_non_finite_scores_give_nan() -> None:
-    """A row with NaN or infinity among its candidates has no projection; its neighbours keep theirs."""
+    """A row with NaN or infinity among its candidates has no projection; its neighbors keep theirs."""
     process = m2s.Uniform(70, m2s.Linear())
     x_t, times, site = sites(process, 3, 0.5)
     score = scores("log-normal", process, x_t, times).float()

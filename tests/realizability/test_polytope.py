@@ -176,9 +176,9 @@ def test_projection_is_the_nearest(name: str, t: float) -> None:
             continue
         counted = [y for y in range(states) if y != k and oracle.noise.rates(t)[y, k] > 0]
         rows = bridge_rows(oracle, k, t)
-        centre = rows @ np.full(vocab, 1 / vocab)
+        center = rows @ np.full(vocab, 1 / vocab)
         score = np.ones((40, states))
-        score[:, counted] = centre * np.exp(generator.normal(size=(40, len(counted))) * np.linspace(0.05, 3, 40)[:, None])
+        score[:, counted] = center * np.exp(generator.normal(size=(40, len(counted))) * np.linspace(0.05, 3, 40)[:, None])
         mu = m2s.project(tensor(score), torch.full((40,), k), time, process).numpy()
         assert (mu >= -1e-12).all()
         assert (mu[:, vocab:] == 0).all()

@@ -28,7 +28,7 @@ def bridge(process: m2s.Process, k: int, t: float) -> tuple[np.ndarray, np.ndarr
 def active_set(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     """argmin |matrix mu - target| over the simplex by Lawson and Hanson's NNLS.
 
-    With C = matrix - target 1^T, the minimiser of |C y|^2 + (sum(y) - 1)^2 over y >= 0 is a multiple of the one of |C mu| over
+    With C = matrix - target 1^T, the minimizer of |C y|^2 + (sum(y) - 1)^2 over y >= 0 is a multiple of the one of |C mu| over
     the simplex.
     """
     residual = matrix - target[:, None]

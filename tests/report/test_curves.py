@@ -23,7 +23,7 @@ def test_names_are_literal_in_a_legend() -> None:
         assert texts == [r"\$\frac{", " _a"] and svg_uri(figure).startswith("data:")
 
 
-def test_running_mean_is_centred() -> None:
+def test_running_mean_is_centered() -> None:
     values = np.random.default_rng(0).normal(size=40)
     for width in (1, 3, 9):
         half = width // 2
@@ -61,7 +61,7 @@ def test_spread_labels_is_the_nearest_arrangement_without_overlap(places: list[f
     assert found.min() >= 0 and found.max() <= 1 + 1e-12
     order = np.argsort(places, kind="stable")
     assert np.all(np.diff(found[order]) >= gap - 1e-12)
-    # No small shift of any group of neighbours that keeps the constraints comes nearer.
+    # No small shift of any group of neighbors that keeps the constraints comes nearer.
     for first in range(len(places)):
         for last in range(first, len(places)):
             for step in (-1e-4, 1e-4):

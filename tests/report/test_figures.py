@@ -101,9 +101,9 @@ def test_figure_of_audits_and_losses_has_a_panel_for_each_data_set(run: Path, au
     assert len(digits.lines) == 4 and len(mnist.lines) == 2
     for line in (digits.lines[1], digits.lines[3], mnist.lines[1]):
         np.testing.assert_allclose(line.get_ydata(), bits)  # a mean over 3% of twelve records is the records
-    colours = {name: lines[name].get_color() for name in ("md4", "free")}
-    assert [line.get_color() for line in digits.lines[1::2]] == list(colours.values())
-    assert mnist.lines[1].get_color() == colours["md4"] != colours["free"]
+    colors = {name: lines[name].get_color() for name in ("md4", "free")}
+    assert [line.get_color() for line in digits.lines[1::2]] == list(colors.values())
+    assert mnist.lines[1].get_color() == colors["md4"] != colors["free"]
     assert mnist.get_legend().get_texts()[0].get_text() == f"md4, {bits[-1]:.3f} at the end"
 
 

@@ -105,7 +105,7 @@ def test_tv_against_an_independent_solver(data, name):
     assert data.at(data.tv, c) == pytest.approx(terminal_tv(c, data.first), abs=2e-6)
 
 
-def test_projected_rates_against_a_general_optimiser(data):
+def test_projected_rates_against_a_general_optimizer(data):
     """The second generator at a few times: rates of the nearest realizable score, found by scipy for every state."""
     from m2s import Linear, Uniform
     from m2s.report.toy import reverse_generators

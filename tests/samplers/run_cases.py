@@ -133,12 +133,12 @@ def trained(process: str, head: str, steps: int = 20) -> torch.nn.Module:
     chosen = build(process, head)
     model = Transformer(chosen.process.states, L)
     objective = m2s.Objective(model, chosen)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(steps):
         x_0 = (torch.randint(K, (32, 1)) + torch.arange(L)) % K
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         objective(x_0, m2s.stratified_times(32, 0.02, 0.98).float()).mean().backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval()
 
 

@@ -42,7 +42,7 @@ def stepped(
 
 
 def gains(oracle: Oracle, x: np.ndarray, t: float) -> np.ndarray:
-    """(max_z nu_z - nu_k) pi_t(k), where pi_t is P_t(.|z) without alpha_t at z, normalised."""
+    """(max_z nu_z - nu_k) pi_t(k), where pi_t is P_t(.|z) without alpha_t at z, normalized."""
     nu, kernel = oracle.leave_one_out(x, t), oracle.noise.transition_matrix(t)
     noise = np.array([kernel[(y + 1) % oracle.noise.vocab if y < oracle.noise.vocab else 0, y] for y in range(len(kernel))])
     at_current = np.take_along_axis(nu, x[..., None], -1).squeeze(-1)
@@ -101,7 +101,7 @@ def test_adaptive_order_does_not_change_the_distribution_under_a_mask() -> None:
 
     matrix, at = np.zeros((len(x), len(x))), np.arange(len(x))
     distributions = exact_steps.exact_distribution(step, len(x), 4, ["token"])
-    np.add.at(matrix, (at[:, None], oracle.neighbours(x)[at, chosen]), distributions)
+    np.add.at(matrix, (at[:, None], oracle.neighbors(x)[at, chosen]), distributions)
     p = (x == mask).all(-1).astype(float) @ np.linalg.matrix_power(matrix, 3)
     np.testing.assert_allclose(p[(x < mask).all(-1)], oracle.distribution, atol=EXACT)
 
@@ -216,7 +216,7 @@ def test_correction_never_lowers_the_likelihood_and_converges(name: str) -> None
     assert (p[1:] >= p[:-1] - 1e-15)[complete[:-1]].all()
     assert ((states[1:] != states[:-1]).sum(-1) <= 1).all() and (states[0] != states[-1]).any()
     end = states[-1].numpy()
-    around = full[oracle.neighbours(end)]
+    around = full[oracle.neighbors(end)]
     assert (around.max((1, 2)) <= p[-1] + 1e-15).all()
     assert torch.equal(states[-1], states[-15])  # converged long before
 

@@ -105,7 +105,7 @@ class Perfect:
         return reverse.log().clamp(min=-700).scatter(-1, x_t.unsqueeze(-1), exit_rate.log())
 
 
-def neighbours_only(process: m2s.Process) -> bool:
+def neighbors_only(process: m2s.Process) -> bool:
     """Whether some pair of levels has no rate between them."""
     return isinstance(process, m2s.RateMatrix) and process.mask is None and bool((process.generator == 0).any())
 
@@ -116,7 +116,7 @@ def supported_heads(sampler: str, process: m2s.Process) -> list[tuple[str, m2s.H
     for name, build in HEADS.items():
         if (name == "next-token") != isinstance(process, Shifted):
             continue
-        if name in ("log-score", "factorized-rate", "projected") and neighbours_only(process):
+        if name in ("log-score", "factorized-rate", "projected") and neighbors_only(process):
             continue  # scores of candidates without a rate into x_t have no weight in the loss
         try:
             head = build(process)

@@ -55,8 +55,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"sampler is 'nearest', but there is no.*bayes, euler, analytic, tau_leaping",
     ),
-    "misspelt sampler": (call(sampler="bayess"), ValueError, r"sampler is 'bayess', .*did you mean bayes\?"),
-    "misspelt longer sampler": (call(sampler="tau-leaping"), ValueError, r"did you mean tau_leaping"),
+    "misspelled sampler": (call(sampler="bayess"), ValueError, r"sampler is 'bayess', .*did you mean bayes\?"),
+    "misspelled longer sampler": (call(sampler="tau-leaping"), ValueError, r"did you mean tau_leaping"),
     "sampler is no name": (
         call(sampler=None),
         TypeError,

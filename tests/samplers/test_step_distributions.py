@@ -95,7 +95,7 @@ def test_bayes_step(name: str, offset: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [*WITH_RATES, ("uniform-linear", "offset"), ("hybrid-0.2", "offset")])
 def test_euler_step(name: str, kind: str) -> None:
-    """(t - s) Q_t(y -> k) s_y, normalised where it exceeds one, by one draw from a posterior or by K-vectors of rates."""
+    """(t - s) Q_t(y -> k) s_y, normalized where it exceeds one, by one draw from a posterior or by K-vectors of rates."""
     process = PLACES[name].process
     head = HEADS[kind](process)
     problem = sites(name, head, SHORT, excludes_t_one=True)
@@ -335,7 +335,7 @@ def test_gibbs_corrector_preserves_the_distribution(name: str, kind: str) -> Non
                 return new[:, i]
 
             distributions = exact_steps.exact_distribution(step, len(x), process.states, ["token"])
-            np.add.at(matrix, (np.arange(len(x))[:, None], oracle.neighbours(x)[:, i]), distributions / length)
+            np.add.at(matrix, (np.arange(len(x))[:, None], oracle.neighbors(x)[:, i]), distributions / length)
         p = oracle.marginal(t)
         np.testing.assert_allclose(matrix.sum(1), 1, atol=EXACT)
         np.testing.assert_allclose(p @ matrix, p, rtol=0, atol=EXACT)

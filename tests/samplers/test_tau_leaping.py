@@ -237,7 +237,7 @@ def test_the_corrector_with_masks_uses_forward_plus_reverse_rates() -> None:
 
 
 def test_hundreds_of_jumps_add_up() -> None:
-    """A drift of many levels in one leap, as for 256 grey levels and few steps. The sum has mean E E[d] and variance E E[d^2],
+    """A drift of many levels in one leap, as for 256 gray levels and few steps. The sum has mean E E[d] and variance E E[d^2],
     and the number of jumps is Poisson."""
     levels, count, step_length = 1001, 4000, 300.0
     weights = np.zeros(levels)

@@ -115,7 +115,7 @@ def test_remasking_converges_more_slowly_with_greater_strength(grid: str) -> Non
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_first_hitting_has_no_discretisation_error(name: str) -> None:
+def test_first_hitting_has_no_discretization_error(name: str) -> None:
     """One token a call, from the exact posterior, which does not depend on time, gives the data distribution."""
     oracle, process = MASKS[name].oracle(), MASKS[name].process
     early, late = (oracle.posterior(oracle.noisy, t) for t in (0.2, 0.8))
@@ -123,7 +123,7 @@ def test_first_hitting_has_no_discretisation_error(name: str) -> None:
     x, masked = oracle.noisy, oracle.noisy == process.mask
     left = masked.sum(1)
     matrix = np.diag((left == 0).astype(float))
-    into = oracle.neighbours(x)
+    into = oracle.neighbors(x)
     for i, y in itertools.product(range(oracle.length), range(process.vocab)):
         rows = np.flatnonzero(masked[:, i])
         matrix[rows, into[rows, i, y]] += early[rows, i, y] / left[rows]
@@ -187,7 +187,7 @@ def corrected(case: Case, table: Callable[[float], np.ndarray]) -> np.ndarray:
             score = forms.score_from_posterior(process, forms.posterior(process, table(s), x, s), x, s)
             matrix = np.zeros((len(x), len(x)))
             gibbs_distribution = score / score.sum(-1, keepdims=True) / case.length
-            np.add.at(matrix, (np.arange(len(x))[:, None, None], oracle.neighbours(x)), gibbs_distribution)
+            np.add.at(matrix, (np.arange(len(x))[:, None, None], oracle.neighbors(x)), gibbs_distribution)
             p = p @ matrix
     return p
 
@@ -216,16 +216,16 @@ def test_samples_of_a_trained_network_have_its_exact_distribution(name: str, off
     oracle, head = case.oracle(), m2s.Posterior(case.process, offset=offset)
     model = Tiny(case.process.states, case.length)
     objective = m2s.Objective(model, head)
-    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     rng = np.random.default_rng(0)
     losses = []
     for _ in range(100):
         x_0 = tensor(oracle.clean[rng.choice(len(oracle.clean), 256, p=oracle.distribution)])
         loss = objective(x_0, m2s.stratified_times(256, 1e-3, 1 - 1e-3)).sum(-1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
     assert np.mean(losses[-20:]) < np.mean(losses[:10])
 

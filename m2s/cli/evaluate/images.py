@@ -20,7 +20,7 @@ class ImageTokens:
 
     Args:
         name: A file, or a split such as mnist:test.
-        tokens: Grey or colour levels, uint8 [N, L].
+        tokens: Gray or color levels, uint8 [N, L].
         shape: The shape of one image. Its product is L.
         levels: The number of levels.
     """

@@ -69,7 +69,7 @@ class Characters(Tokenizer):
         except KeyError as error:
             at = text.index(error.args[0])
             raise ValueError(
-                f"text[{at}] is {error.args[0]!r}, which is not in the alphabet {self.alphabet!r}: normalise the text first"
+                f"text[{at}] is {error.args[0]!r}, which is not in the alphabet {self.alphabet!r}: normalize the text first"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -42,7 +42,7 @@ def is_fused(x: Tensor) -> bool:
     """Return whether a network with this residual stream uses the Triton kernels between its layers.
 
     They are for training only. Without gradients torch.compile generates kernels that are as good, and fuses them with their
-    neighbours.
+    neighbors.
 
     Args:
         x: The residual stream.

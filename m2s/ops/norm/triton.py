@@ -64,9 +64,9 @@ def _forward(
             tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
         # the mean is subtracted before squaring: E[x^2] - E[x]^2 would cancel
         mean = tl.sum(value, 0) / WIDTH
-        centred = tl.where(inside, value - mean, 0.0)
-        r = tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
-        result = centred * r * factor
+        centered = tl.where(inside, value - mean, 0.0)
+        r = tl.rsqrt(tl.sum(centered * centered, 0) / WIDTH + eps)
+        result = centered * r * factor
         if MODULATED:
             result += shift_here
         tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)

@@ -16,7 +16,7 @@ from m2s.report.audit.result import (
     format_settings,
     read_audit,
 )
-from m2s.report.audit.several import LabelledAudit, plot_class_fractions, plot_negative_weights
+from m2s.report.audit.several import LabeledAudit, plot_class_fractions, plot_negative_weights
 from m2s.report.audit.text import format_table
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "KEYS",
     "NAMES",
     "AuditResult",
-    "LabelledAudit",
+    "LabeledAudit",
     "criteria",
     "format_heading",
     "format_settings",

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from m2s.evaluation.audit import ROUNDING
 from m2s.io import atomic_write, output_file
 from m2s.realizability import SCORE_CLASSES
-from m2s.report.audit.result import CLASS_COLOURS, CLASS_LABELS, AuditResult, format_heading
+from m2s.report.audit.result import CLASS_COLORS, CLASS_LABELS, AuditResult, format_heading
 from m2s.report.style import BLUE, GREEN, INK, MUTED, SMALL, SUFFIXES, TEXT, TITLE, VERMILLION, format_frame, new_figure
 
 
@@ -145,7 +145,7 @@ def plot_classes(axes: Axes, audit: AuditResult) -> None:
     steps, t = audited_steps(audit)
     fractions = [[class_fraction(step, name) for step in steps] for name in SCORE_CLASSES]
     labels = [f"{CLASS_LABELS[name]}: {class_fraction(audit['overall'], name):.3%}" for name in SCORE_CLASSES]
-    axes.stackplot(t, fractions, labels=labels, colors=[CLASS_COLOURS[name] for name in SCORE_CLASSES], lw=0)
+    axes.stackplot(t, fractions, labels=labels, colors=[CLASS_COLORS[name] for name in SCORE_CLASSES], lw=0)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)
     legend_above(axes)
@@ -154,7 +154,7 @@ def plot_classes(axes: Axes, audit: AuditResult) -> None:
 def _plot_violations(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
     """Plot panel (b): negative sampler weights and scores outside the box, before and after projection."""
     panel_title(axes, "b", "Violations, before and after projection")
-    for key, total_key, name, colour in (
+    for key, total_key, name, color in (
         ("negative_weights", "position_steps", "negative weights", VERMILLION),
         ("coordinates_outside", "coordinates", "scores out of the box", BLUE),
     ):
@@ -162,7 +162,7 @@ def _plot_violations(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
             counts = [(step[when][key], step[total_key]) for step in steps]
             if all(count is not None for count, _ in counts):
                 fractions = [count / total for count, total in counts]
-                axes.plot(t, fractions, color=colour, lw=2.0, ls=style, label=name + suffix)
+                axes.plot(t, fractions, color=color, lw=2.0, ls=style, label=name + suffix)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of positions, of scores", fontsize=TEXT, color=INK)
     legend_above(axes)
@@ -171,13 +171,13 @@ def _plot_violations(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
 def _plot_negative_mass(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
     """Plot panel (c): the mean negative mass of the signed posterior and of the sampler's weights."""
     panel_title(axes, "c", "Negative mass, mean over positions")
-    for key, name, colour in (
+    for key, name, color in (
         ("signed_mass", r"of the signed posterior $\tilde\mu$", BLUE),
         ("negative_mass", "of the sampler's weights", VERMILLION),
     ):
         mass = np.array([step["before"][key]["mean"] if step["before"][key] else 0.0 for step in steps])
         if (mass > ROUNDING).any():
-            axes.plot(t, np.where(mass > ROUNDING, mass, np.nan), color=colour, lw=2.0, label=name, marker=".", ms=4)
+            axes.plot(t, np.where(mass > ROUNDING, mass, np.nan), color=color, lw=2.0, label=name, marker=".", ms=4)
     if axes.lines:
         axes.set_yscale("log")
     else:

@@ -26,7 +26,7 @@ CLASS_LABELS = {
     "boundary": "boundary (within 1e-6)",
     "realizable": "realizable (a posterior)",
 }
-CLASS_COLOURS = {"outside": VERMILLION, "material": "#E69F00", "boundary": BOX, "realizable": BAND}
+CLASS_COLORS = {"outside": VERMILLION, "material": "#E69F00", "boundary": BOX, "realizable": BAND}
 
 
 def read_audit(path: Path) -> AuditResult:

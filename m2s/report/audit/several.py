@@ -16,26 +16,26 @@ from m2s.report.audit.panels import (
     panel_title,
     plot_classes,
 )
-from m2s.report.audit.result import CLASS_COLOURS, CLASS_LABELS, AuditResult
+from m2s.report.audit.result import CLASS_COLORS, CLASS_LABELS, AuditResult
 from m2s.report.style import INK, TEXT, format_frame
 
 
 @dataclass(frozen=True)
-class LabelledAudit:
-    """An audit with its name and colour in a figure of several.
+class LabeledAudit:
+    """An audit with its name and color in a figure of several.
 
     Args:
         name: Label in the figure.
-        colour: Colour of its curves.
+        color: Color of its curves.
         result: The audit.
     """
 
     name: str
-    colour: str
+    color: str
     result: AuditResult
 
 
-def plot_class_fractions(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
+def plot_class_fractions(axes: Axes, audits: Sequence[LabeledAudit]) -> None:
     """Plot the fractions of the four classes: over time for one audit, one bar over all steps for each of several.
 
     Args:
@@ -55,7 +55,7 @@ def plot_class_fractions(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
     left = np.zeros(len(audits))
     for name in SCORE_CLASSES:
         fractions = np.array([class_fraction(counts, name) for counts in overall])
-        axes.barh(names, fractions, left=left, color=CLASS_COLOURS[name], label=CLASS_LABELS[name])
+        axes.barh(names, fractions, left=left, color=CLASS_COLORS[name], label=CLASS_LABELS[name])
         left += fractions
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
@@ -64,7 +64,7 @@ def plot_class_fractions(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
     legend_above(axes)
 
 
-def plot_negative_weights(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
+def plot_negative_weights(axes: Axes, audits: Sequence[LabeledAudit]) -> None:
     """Plot the fraction of positions where the sampler's step has negative weights, so that it is not a distribution.
 
     Args:
@@ -84,7 +84,7 @@ def plot_negative_weights(axes: Axes, audits: Sequence[LabelledAudit]) -> None:
         steps, t = audited_steps(audit.result)
         for when, style, suffix in (("before", ".-", ""), ("after", "--", ", projected")):
             fractions = [step[when]["negative_weights"] / step["position_steps"] for step in steps]
-            axes.plot(t, fractions, style, color=audit.colour, lw=1.6, ms=6, label=audit.name + suffix)
+            axes.plot(t, fractions, style, color=audit.color, lw=1.6, ms=6, label=audit.name + suffix)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("share of positions", fontsize=TEXT, color=INK)
     format_time_axis(axes)

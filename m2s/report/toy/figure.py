@@ -84,9 +84,9 @@ def _shade(axes: Axes, data: ToyData, labels: bool = True) -> None:
     axes.set_xlim(data.c[0], data.c[-1])
 
 
-def _mark(axes: Axes, xy: tuple[float, float], name: str, colour: str, offset: tuple[float, float]) -> None:
+def _mark(axes: Axes, xy: tuple[float, float], name: str, color: str, offset: tuple[float, float]) -> None:
     """Mark a point by a dot and a letter, `offset` points away from it."""
-    axes.plot(*xy, "o", ms=7, mfc=colour, mec="white", mew=1.2, zorder=6)
+    axes.plot(*xy, "o", ms=7, mfc=color, mec="white", mew=1.2, zorder=6)
     axes.annotate(
         name,
         xy,
@@ -95,7 +95,7 @@ def _mark(axes: Axes, xy: tuple[float, float], name: str, colour: str, offset: t
         ha="center",
         va="center",
         fontsize=TEXT,
-        color=colour,
+        color=color,
         fontweight="bold",
         zorder=6,
     )
