@@ -144,7 +144,7 @@ def lose_a_process(number: int, dice: random.Random) -> str:
             pair.signal(failed_rank, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
         other = 1 - failed_rank
         code = pair.wait(other, LIMIT)
-        said, lost_output = Ended(code, "", pair.output(other)), pair.output(lost)
+        said, failed_output = Ended(code, "", pair.output(other)), pair.output(failed_rank)
         pair.close()
         at = f"process {failed_rank} {way} after {moment:.2f} s: process {other}"
         if code is None:
@@ -153,10 +153,10 @@ def lose_a_process(number: int, dice: random.Random) -> str:
             return f"{at} ends with a traceback\n{said.err}"
         if code != 0 and not said.messages:
             return f"{at} ends with code {code} and without a message\n{said.err}"
-        if way == "stopped" and code != 0 and not any(f"rank {lost}" in line for line in said.messages):
-            return f"{at} does not name rank {lost}\n{said.err}"
-        if way == "out of memory" and Ended(None, "", lost_output).traceback:
-            return f"process {lost} {way} after {moment:.2f} s ends with a traceback\n{lost_output}"
+        if way == "stopped" and code != 0 and not any(f"rank {failed_rank}" in line for line in said.messages):
+            return f"{at} does not name rank {failed_rank}\n{said.err}"
+        if way == "out of memory" and Ended(None, "", failed_output).traceback:
+            return f"process {failed_rank} {way} after {moment:.2f} s ends with a traceback\n{failed_output}"
         wrong = run_pair(folder) or differences(snapshot(folder), expected)
         return f"{at} ended with code {code}; the second run: {wrong}" if wrong else ""
     finally:
