@@ -73,9 +73,6 @@ for label, mask in (("classify", False), ("classify, mask", True)):
     KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
 KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
 KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **NORM_CONSTANTS}, 8)
-KERNELS["gelu, backward"] = Kernel(
-    "gelu", "_backward", "*bf16 *bf16 *bf16 *fp32 i32", {"WIDTH": 3072, "ROWS": 64, "STAGES": 3, "BLOCK": 1024}, 4
-)
 for label, backward in (("rotary", False), ("rotary, backward", True)):
     constants = {"HEADS": 12, "HALF": 32, "BACKWARD": backward, "ROWS": 32, "BLOCK": 32}
     KERNELS[label] = Kernel("rotary", "_rotate", ROTARY, constants, 4)

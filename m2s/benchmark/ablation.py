@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from m2s.benchmark.comparison import Comparison, release
 from m2s.benchmark.registry import PARTS
@@ -58,11 +57,6 @@ def _rotate_separately(
     return rotary.naive.rotary(dense(x, weight, None, fused), cos, sin, heads)
 
 
-def _gelu_separately(x: Tensor, weight: Tensor, bias: Tensor, fused: bool) -> Tensor:
-    """`m2s.ops.gelu.linear_gelu` without its kernel: the product, and torch's GELU."""
-    return gelu(dense(x, weight, bias, fused), approximate="tanh")
-
-
 def _never(_: Any) -> bool:
     """In the place of `uses_triton`."""
     return False
@@ -72,7 +66,6 @@ Replacement = tuple[Any, str, Callable[..., Any]]  # a module, the name of a fun
 REPLACEMENTS: Mapping[str, tuple[Replacement, ...]] = {
     "adamw": ((adamw, "uses_triton", _never),),
     "norm": ((dit, "add_norm", _add_norm),),
-    "gelu": ((dit, "linear_gelu", _gelu_separately),),
     "rotary": ((dit, "joint", _rotate_separately),),
     "philox": ((philox, "uses_triton", _never),),
 }

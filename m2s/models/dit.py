@@ -13,7 +13,6 @@ from m2s.errors import UserError
 from m2s.models.condition import Condition
 from m2s.models.rotary import angles
 from m2s.ops.dense import dense
-from m2s.ops.gelu import linear_gelu
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.norm import add_norm, is_fused
 from m2s.ops.rotary import joint
@@ -328,8 +327,6 @@ class Block(nn.Module):
 
     def _mlp(self, y: Float[Tensor, "B L D"], fused: bool) -> Float[Tensor, "B L D"]:
         first, gelu, last = self.mlp
-        if is_unwrapped_dense(first):
-            return apply_layer(last, linear_gelu(y, first.weight, first.bias, fused), fused)
         return apply_layer(last, gelu(apply_layer(first, y, fused)), fused)
 
 

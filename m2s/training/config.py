@@ -154,8 +154,7 @@ class RunConfig:
     """Compile blocks and loss (torch.compile), which takes half a minute at the start. auto: on a GPU, where it works."""
     kernels: Backend = DEFAULT_BACKEND
     """Fused (Triton) kernels or the reference: for AdamW and random numbers, and in a transformer for the last layer with the
-    loss (never all logits at once), norms, gelu, rotary positions and embedding. auto: fused on a GPU where triton is
-    installed."""
+    loss (never all logits at once), norms and rotary positions. auto: fused on a GPU where triton is installed."""
     recompute: bool = False
     """Activation checkpointing: less memory, about a third more work."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
