@@ -69,15 +69,17 @@ def launch(
         the memory of the logits, in the first half of each row if it is bf16.
     """
     count, columns = logits.shape
+    # The weight of a single example is often one number, expanded to all positions: the kernel reads one number per row.
+    weight = None if weight is None else weight.double().contiguous()
     loss = torch.empty(count, dtype=torch.float64, device=logits.device)
     gradient = None if weight is None else logits.view(dtype)[:, :columns]
     kernel[(count,)](
         logits,
         loss if gradient is None else gradient,  # an unused pointer must still be a tensor
         loss,
-        x_t,
-        x_0,
-        loss if weight is None else weight.double(),
+        x_t.contiguous(),
+        x_0.contiguous(),
+        loss if weight is None else weight,
         row_scalars,
         row_scalars.stride(1),
         logits.stride(0),

@@ -224,3 +224,21 @@ def test_weight_zero_excludes_a_row(name):
         gradients = torch.autograd.grad(value, (hidden, layer))
     assert terms[1] == 0 and value.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
     assert (gradients[0][1] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["uniform", "absorbing", "hybrid"])
+def test_one_weight_for_all_positions_of_one_example(name):
+    """It is expanded without a copy. The memory after it holds NaN, which nothing may read."""
+    process = PROCESSES[name](7)
+    head, x_0, t = m2s.Posterior(process), torch.randint(7, (1, 9), device=DEVICE), torch.tensor([0.6], device=DEVICE)
+    x_t = process.corrupt(x_0, t)
+    weight = torch.tensor([0.7] + [math.nan] * 20, dtype=torch.float64, device=DEVICE)[:1].unsqueeze(-1).expand(1, 9)
+    hidden, last = torch.randn(1, 9, 5, device=DEVICE), torch.randn(8, 5, device=DEVICE)
+    found = {}
+    for kind in ("reference", "fused"):
+        parts = hidden.clone().requires_grad_(), last.clone().requires_grad_()
+        with use_backend(kind):
+            weighted_sum(m2s.score_entropy, head, Unprojected(*parts), x_0, x_t, t, weight)[0].backward()
+        found[kind] = [part.grad for part in parts]
+    for one, other in zip(found["fused"], found["reference"], strict=True):
+        assert (one - other).norm() < 1e-4 * other.norm()
