@@ -11,8 +11,8 @@ from m2s.heads import Head
 from m2s.heads.output import call_model, check_model
 from m2s.losses.registry import Loss
 from m2s.losses.score_entropy import score_entropy
-from m2s.losses.weighted_sum import apply_weight, weighted_sum
-from m2s.ops import uses_triton
+from m2s.losses.weighted_sum import apply_weight, fused_rows, weighted_sum
+from m2s.ops import linear_loss, uses_triton
 from m2s.ops.last_layer import Output, Unprojected
 
 Model = Callable[..., Output]
@@ -166,11 +166,14 @@ class TrainingObjective(Objective):
         """
         output: Output = self.model(x_t, self.network_time(t), label)
         with torch.autocast(x_t.device.type, enabled=False):
-            # A fused op is opaque to the compiler: only the loss of logits, or of an unfused last layer, is compiled.
-            if isinstance(output, Unprojected) and uses_triton(output.hidden):
-                return weighted_sum(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)
+            rows = fused_rows(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)
+            if rows is not None:
+                value, terms = linear_loss.weighted_sum(*rows.arguments)
+                return value, rows.at_positions(terms)
             parts = (output.hidden, output.weight, output.bias) if isinstance(output, Unprojected) else (output,)
-            return self.compiled(x_0, x_t, t, weight, max_masked, *parts)
+            # Kernels are opaque to the compiler: only the loss of logits, or of a last layer without kernels, is compiled.
+            kernels = isinstance(output, Unprojected) and uses_triton(output.hidden)
+            return (self.score if kernels else self.compiled)(x_0, x_t, t, weight, max_masked, *parts)
 
     def score(
         self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, max_masked: int | None, *parts: Tensor

@@ -1,6 +1,6 @@
 """The weighted sum of a loss over all positions, with its gradient from the same op where the loss has a fused form."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -57,15 +57,76 @@ def weighted_sum(
     Returns:
         The sum, and its terms [B, L], which carry no gradient.
     """
-    if isinstance(output, Unprojected) and uses_triton(output.hidden):
-        spec = fused_spec(loss, head, x_0, x_t, t)
-        if spec is not None:
-            check_pair(head.process, x_0, x_t, t)
-            if skips_unmasked(loss, head):
-                return _of_masked_positions(output, x_t, x_0, spec, weight, max_masked)
-            return linear_loss.weighted_sum(output, x_t, x_0, spec, weight)
+    rows = fused_rows(loss, head, output, x_0, x_t, t, weight, max_masked)
+    if rows is not None:
+        value, terms = linear_loss.weighted_sum(*rows.arguments)
+        return value, rows.at_positions(terms)
     terms = apply_weight(loss(head, output, x_0, x_t, t), weight)
     return terms.sum(), terms.detach()
+
+
+class FusedRows(NamedTuple):
+    """The rows that a fused op computes.
+
+    Args:
+        arguments: Of `m2s.ops.linear_loss.weighted_sum`: output, x_t, x_0, spec and weight, of N rows or of [B, L].
+        shape: [B, L].
+        at: The positions of the rows among all, [N]; an index past the end is a row to spare. None: the rows are all positions.
+    """
+
+    arguments: tuple[Unprojected, Tensor, Tensor, linear_loss.RowLossSpec, Tensor]
+    shape: torch.Size
+    at: Tensor | None
+
+    def at_positions(self, terms: Tensor) -> Tensor:
+        """Return the terms of the rows at their positions, and 0 elsewhere.
+
+        Args:
+            terms: The terms of the rows, in the shape of their tokens.
+
+        Returns:
+            The terms, [B, L].
+        """
+        if self.at is None:
+            return terms
+        count = self.shape.numel()
+        return terms.new_zeros(count + 1).index_copy_(0, self.at, terms)[:count].reshape(self.shape)
+
+
+def fused_rows(
+    loss: Loss,
+    head: Head,
+    output: Output,
+    x_0: Int[Tensor, "B *site"],
+    x_t: Int[Tensor, "B *site"],
+    t: Float[Tensor, "B"],
+    weight: Float[Tensor, "B *site"],
+    max_masked: int | None = None,
+) -> FusedRows | None:
+    """Return what the fused op of a loss computes.
+
+    Args:
+        loss: The loss, a function of (head, output, x_0, x_t, t).
+        head: The head.
+        output: The network's output: logits, or hidden states with the last layer.
+        x_0: Clean tokens, [B, L].
+        x_t: Noisy tokens, [B, L].
+        t: Times, [B].
+        weight: The weight of each position, [B, L].
+        max_masked: As in `weighted_sum`.
+
+    Returns:
+        The rows; None where the output is logits, kernels do not run, or the loss has no fused form for this head.
+    """
+    if not (isinstance(output, Unprojected) and uses_triton(output.hidden)):
+        return None
+    spec = fused_spec(loss, head, x_0, x_t, t)
+    if spec is None:
+        return None
+    check_pair(head.process, x_0, x_t, t)
+    if skips_unmasked(loss, head):
+        return _masked_rows(output, x_t, x_0, spec, weight, max_masked)
+    return FusedRows((output, x_t, x_0, spec, weight), x_t.shape, None)
 
 
 def skips_unmasked(loss: Loss, head: Head) -> bool:
@@ -80,10 +141,10 @@ def skips_unmasked(loss: Loss, head: Head) -> bool:
     return fused and isinstance(head, Posterior | LogScore) and rank_one is not None and rank_one.is_pure_mask
 
 
-def _of_masked_positions(
+def _masked_rows(
     output: Unprojected, x_t: Tensor, x_0: Tensor, spec: linear_loss.RowLossSpec, weight: Tensor, max_masked: int | None
-) -> tuple[Tensor, Tensor]:
-    """`linear_loss.weighted_sum` of the masked positions alone, which are selected before the last layer."""
+) -> FusedRows:
+    """The masked positions alone, which are selected before the last layer."""
     masked, hidden = torch.eq(x_t.reshape(-1), spec.process.vocab), output.hidden.reshape(-1, output.hidden.shape[-1])
     count = len(masked)
     at = masked.nonzero().squeeze(-1) if max_masked is None else _masked_indices(masked, max_masked)
@@ -93,8 +154,7 @@ def _of_masked_positions(
         weight = torch.where(at < count, weight, 0)
         weight = torch.where(masked.sum() > max_masked, torch.nan, weight)
     selected = Unprojected(_SelectRows.apply(hidden, at), output.weight, output.bias)
-    value, terms = linear_loss.weighted_sum(selected, token, clean, spec._replace(scalars=spec.scalars[:, near]), weight)
-    return value, terms.new_zeros(count + 1).index_copy_(0, at, terms)[:count].reshape(x_t.shape)
+    return FusedRows((selected, token, clean, spec._replace(scalars=spec.scalars[:, near]), weight), x_t.shape, at)
 
 
 def _masked_indices(masked: Tensor, max_masked: int) -> Tensor:

@@ -106,30 +106,22 @@ def _(
     return losses, torch.empty_like(hidden), columns[:, : weight.shape[1]], bias_gradient
 
 
-class _WeightedSum(torch.autograd.Function):
-    """The weighted sum of the losses and its terms. The gradients are computed in the forward pass and saved."""
+class _WithGradients(torch.autograd.Function):
+    """A sum of terms whose gradients with respect to hidden states, weight and bias were computed together with the terms."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, row_weight: Tensor, fused: bool, *row_inputs: Any
-    ) -> tuple[Tensor, Tensor]:
-        kind, *others = row_inputs
-        wanted = any(ctx.needs_input_grad[:3])
-        losses, *gradients = linear_loss(kind, hidden, weight, bias, *others, row_weight if wanted else None, fused)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, terms: Tensor, *gradients: Tensor) -> Tensor:
         ctx.save_for_backward(*gradients)
         ctx.has_bias = bias is not None
-        # a weight of 0 gives 0 also where the loss is infinite: padding must not spoil a batch
-        losses = torch.where(row_weight == 0, 0, row_weight * losses)
-        ctx.mark_non_differentiable(losses)
-        return losses.sum(), losses
+        return terms.sum()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         first_derivative_only("the fused loss")
         hidden, weight, bias = ctx.saved_tensors
         hidden, weight, bias = (gradient * upstream.to(gradient.dtype) for gradient in (hidden, weight, bias))
         weight = weight.contiguous()  # a slice without the columns of the bias
-        return hidden, weight, bias if ctx.has_bias else None, *(None for _ in range(8))
+        return hidden, weight, bias if ctx.has_bias else None, *(None for _ in range(4))
 
 
 class _PerPosition(torch.autograd.Function):
@@ -184,9 +176,13 @@ def weighted_sum(
         RuntimeError: The weights or the row scalars require a gradient, which this operation does not compute.
     """
     constant_inputs("the fused loss", weight, spec.scalars)
-    fused = uses_triton(output.hidden)
-    value, terms = _WeightedSum.apply(*_layer(output, spec), weight.reshape(-1).double(), fused, *_row_inputs(x_t, x_0, spec))
-    return value, terms.reshape(x_0.shape)
+    layer, row_weight, (kind, *others) = _layer(output, spec), weight.reshape(-1).double(), _row_inputs(x_t, x_0, spec)
+    wanted = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in layer)
+    with torch.no_grad():
+        losses, *gradients = linear_loss(kind, *layer, *others, row_weight if wanted else None, uses_triton(output.hidden))
+        # a weight of 0 gives 0 also where the loss is infinite: padding must not spoil a batch
+        terms = torch.where(row_weight == 0, 0, row_weight * losses)
+    return _WithGradients.apply(*layer, terms, *gradients), terms.reshape(x_0.shape)
 
 
 def per_position(

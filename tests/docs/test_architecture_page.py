@@ -4,18 +4,20 @@ import importlib
 import pkgutil
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from doc_pages import ROOT, blocks
 from test_architecture import LAYERS
 
 import m2s
 from m2s.cli import main
-from m2s.losses import objective
 from m2s.registry import Registry
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 CODE = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.MULTILINE | re.DOTALL))
 NAMES = sorted({code for code in CODE if re.fullmatch(r"m2s(\.\w+)+", code)} - {"m2s.plugins"})  # an entry point group
@@ -37,8 +39,16 @@ MEMBERS = {
     "step": "m2s.samplers",
     "last_step": "m2s.samplers",
     "torch.compile": "torch",
+    "torch.nn.Module": "torch",
+    "row_losses": "m2s.ops",
 }
-OWNERS = {"process": "Process", "step": "Sampler.step", "last_step": "Sampler.last_step", "torch": ""}
+OWNERS = {
+    "process": "Process",
+    "step": "Sampler.step",
+    "last_step": "Sampler.last_step",
+    "torch": "",
+    "row_losses": "posterior_entropy.triton.row_losses",
+}
 
 
 def resolve(name: str) -> Any:
@@ -104,33 +114,37 @@ def test_every_registry_is_in_the_table() -> None:
     assert listed == set(found), [found[each] for each in set(found) - listed]
 
 
-def test_the_calls_of_a_training_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions of m2s on the stack when the loss is computed: those of the table, from the entry point on."""
+@pytest.mark.parametrize("method", ["m2s-offset", "sedd", "md4"])
+def test_the_calls_of_a_training_step(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of m2s on the stack when a loss kernel is launched: those of the table, from the entry point on."""
+    pytest.importorskip("triton")
     section = PAGE.partition("## One training step")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| (\d?) ?\| `([\w.]+)` ", section, re.MULTILINE)
-    assert [number for number, _ in listed] == ["", *map(str, range(1, 7))]
+    assert [number for number, _ in listed] == ["", *map(str, range(1, 7)), ""]
     names = [name for _, name in listed]
-    for name in names:
-        resolve(name)
 
     stacks: list[list[str]] = []
-    original = objective.weighted_sum
 
-    def watch(*arguments: Any, **options: Any) -> Any:
-        frame, stack = sys._getframe(1), []
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if module.startswith("m2s."):
-                owner = frame.f_locals.get("self")
-                prefix = "" if owner is None else f"{type(owner).__name__}."
-                stack.append(f"{module}.{prefix}{frame.f_code.co_name}")
-            frame = frame.f_back  # type: ignore[assignment]
-        stacks.append(stack[::-1])
-        return original(*arguments, **options)
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **options: Any) -> Any:
+            frame, stack = sys._getframe(1), []
+            while frame is not None:
+                module = frame.f_globals.get("__name__", "")
+                if module.startswith("m2s."):
+                    owner = frame.f_locals.get("self")
+                    prefix = "" if owner is None else f"{type(owner).__name__}."
+                    stack.append(f"{module}.{prefix}{frame.f_code.co_name}")
+                frame = frame.f_back  # type: ignore[assignment]
+            stacks.append(stack[::-1])
+            return original(*arguments, **options)
 
-    monkeypatch.setattr(objective, "weighted_sum", watch)
-    quick = ["--steps", "1", "--batch", "2", "--validation-samples", "2", "--network.width", "8", "--device", "cpu"]
-    main(["train", "digits", *quick, "--out", str(tmp_path / "run")])
-    # A run on the CPU has no fused kernels: `score` is between the network and the loss, as the page says.
+        return watched
+
+    for operation in ("posterior_entropy", "score_entropy", "masked_ce"):
+        launcher = importlib.import_module(f"m2s.ops.{operation}.triton")
+        monkeypatch.setattr(launcher, names[-1], watch(getattr(launcher, names[-1])))
+    quick = ["--steps", "1", "--batch", "1", "--validation-samples", "1", "--device", DEVICE, "--compile", "no"]
+    small = ["--network.kind", "dit", "--network.width", "8", "--network.depth", "1", "--network.heads", "1"]
+    main(["train", "digits", "--method", method, "--kernels", "fused", *quick, *small, "--out", str(tmp_path / "run")])
     after = stacks[0][stacks[0].index(names[0]) :]
-    assert after == [*names[:5], "m2s.losses.objective.TrainingObjective.score"]
+    assert [name for name in after if not name.startswith("m2s.training.cuda_graph.")] == names[:-1]

@@ -115,7 +115,7 @@ def test_every_hand_written_backward_pass_is_listed() -> None:
         "ops/dense.py _dense",
         "ops/last_layer.py _BF16LastLayer",  # test_bf16_last_layer, on a GPU
         "ops/linear_loss.py _PerPosition",
-        "ops/linear_loss.py _WeightedSum",
+        "ops/linear_loss.py _WithGradients",
         "ops/norm/__init__.py _add_norm",
         "ops/posterior_entropy/cpu.py _PosteriorScoreEntropy",  # tests/losses/test_second_derivatives.py
         "ops/project/__init__.py _NearestPosterior",  # test_projection
