@@ -26,7 +26,7 @@ from m2s.data.source import Source
 from m2s.models import dit
 from m2s.ops import adamw, norm, philox, rotary
 from m2s.ops.dense import dense
-from m2s.training.patches import AttributePatches
+from m2s.patches import AttributePatches
 
 BASELINE, REPEATED = "all kernels", "all kernels, again"
 GROUP = 4  # operations whose trainers are in memory at once, besides the two with all kernels: 10 to 15 GB each

@@ -7,8 +7,8 @@ from torch import nn
 
 from m2s.distributed import World
 from m2s.losses.objective import TrainingObjective
+from m2s.patches import AttributePatches
 from m2s.training.parallel import blocks
-from m2s.training.patches import AttributePatches
 
 COMPILED = ("cuda",)  # the devices on which "auto" compiles
 RECOMPILE_LIMIT = 64  # torch's default is too low for a network with many different shapes of blocks

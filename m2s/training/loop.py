@@ -75,6 +75,8 @@ def train(config: Config, source: Source | None = None) -> Result:
     source = source or open_data(config.data)
     with World.start(run.device) as world, contextlib.ExitStack() as stack:
         _check_world(config, world)
+        # Weights and dropout are seeded through torch's default generators: the caller's state returns at the end.
+        stack.enter_context(torch.random.fork_rng([world.device] if world.device.type == "cuda" else []))
         objects = make_objects(config, source)
         if world.first:
             stack.enter_context(RunFolder(config, source))

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from m2s.distributed import World
 from m2s.losses.objective import TrainingObjective
-from m2s.training.patches import AttributePatches
+from m2s.patches import AttributePatches
 
 
 def wrap(objective: TrainingObjective, world: World, parallel: str) -> nn.Module:

@@ -21,6 +21,7 @@ from m2s.losses.weighted_sum import skips_unmasked
 from m2s.methods.build import make_loss, nelbo_loss
 from m2s.ops import use_backend, uses_triton
 from m2s.ops.adamw import OptimizerStep
+from m2s.patches import AttributePatches
 from m2s.process import Process
 from m2s.process.chain import snap_times, time_interval
 from m2s.rng import derived_seed
@@ -30,7 +31,6 @@ from m2s.training.cuda_graph import DirectBackward, GraphedBackward
 from m2s.training.curriculum import CURRICULA
 from m2s.training.ema import EMA
 from m2s.training.parallel import accumulating, recompute, wrap
-from m2s.training.patches import AttributePatches
 
 
 @dataclass(frozen=True)

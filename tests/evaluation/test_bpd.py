@@ -299,6 +299,22 @@ def test_digits_through_the_command(digits, tmp_path, capsys):
     assert "digits (train): 3 images of 8 x 8, 1 passes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_command_restores_the_flags_of_torch(digits, monkeypatch, allowed):
+    seen = []
+
+    def watched(*arguments, **options):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return dataset_nelbo(*arguments, **options)
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    monkeypatch.setattr(bpd, "dataset_nelbo", watched)
+    for precision in ("float32", "bf16"):
+        main(["evaluate", "bpd", str(digits), "--limit", "2", "--passes", "1", "--device", "cpu", "--precision", precision])
+        assert torch.backends.cudnn.allow_tf32 is allowed
+    assert seen == [False, True]
+
+
 def test_labels_are_given_to_a_network_that_takes_them(tmp_path, capsys):
     data = {"kind": "image", "shape": [8, 8], "levels": 17}
     run = checkpoint(tmp_path / "run", m2s.Uniform(17, m2s.Linear()), data, classes=10)

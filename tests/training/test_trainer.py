@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from m2s.benchmark.train import trainer
 from m2s.distributed import World
@@ -61,6 +62,20 @@ def attributes(model: torch.nn.Module) -> dict[str, object]:
 def flags() -> tuple[object, ...]:
     """Torch's global flags that a run may set."""
     return torch.backends.cudnn.allow_tf32, torch._dynamo.config.recompile_limit
+
+
+def test_the_random_numbers_of_the_caller_continue(tmp_path: Path) -> None:
+    """A run seeds torch's default generators for its weights and its dropout, and neither reads nor changes the caller's."""
+    device, draws = "cuda" if torch.cuda.is_available() else "cpu", []
+    for name, seed in (("first", 3), ("second", 4)):
+        torch.manual_seed(seed)
+        train(small(tmp_path / name, steps=2, network__dropout=0.1, device=device), random_rows())
+        draws.append(torch.rand(4, device=device))
+    for seed, draw in zip((3, 4), draws, strict=True):
+        torch.manual_seed(seed)
+        assert torch.equal(draw, torch.rand(4, device=device))
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    assert device == "cuda" or all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("ends", ["at its last step", "by an error"])

@@ -13,6 +13,7 @@ from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, write_json
+from m2s.patches import AttributePatches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,13 +132,16 @@ class Bpd:
             out = output_file(self.out, (".json",))
             output_file(out.with_suffix(".png"), (".png",))
         setup = self._set_up(world)
-        torch.backends.cudnn.allow_tf32 = setup.bf16
         held_out = setup.held_out
         settings = (held_out.rows, self.passes, self.t_min, self.seed, setup.batch_size, held_out.labels, setup.bf16, world)
         try:
-            found, *theirs = [
-                dataset_nelbo(each.model, each.head, *settings) for each in (setup.checkpoint, setup.other) if each is not None
-            ]
+            with AttributePatches() as patches:
+                patches.set(torch.backends.cudnn, "allow_tf32", setup.bf16)
+                found, *theirs = [
+                    dataset_nelbo(each.model, each.head, *settings)
+                    for each in (setup.checkpoint, setup.other)
+                    if each is not None
+                ]
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"{setup.batch_size} examples per call do not fit into the memory of {world.device}: give --batch-size"

@@ -1,4 +1,4 @@
-"""Attributes that a run sets for its duration: on the network, and on torch's global flags."""
+"""Attributes that a command sets for its duration: on the network, and on torch's global flags."""
 
 import contextlib
 from typing import Any
