@@ -12,6 +12,21 @@ from m2s.heads.output import logits
 from m2s.ops.last_layer import Output
 from m2s.process import Process
 
+LACKS = {
+    "posterior": "is an unconstrained score, which need not have a posterior: m2s.Projected(head) has the nearest one",
+    "score": "has no score, because nothing is corrupted: use the loss likelihood and sampler='autoregressive'",
+}
+
+
+def missing(head: "Head", capability: str) -> TypeError:
+    """Return the error of a head that is asked for something that it declares not to have.
+
+    Args:
+        head: The head.
+        capability: "posterior" where `has_posterior` is False, "score" where `has_score` is False.
+    """
+    return TypeError(f"{head} {LACKS[capability]}")
+
 
 class Head(ABC):
     """What the output of a network means under a forward process.
@@ -25,6 +40,7 @@ class Head(ABC):
 
     Attributes:
         has_posterior: Whether every output has a true posterior, so that `posterior_logits` exists.
+        has_score: Whether `log_score` exists. Next-token prediction has none, because nothing is corrupted.
         predicts_score: Whether the output is a score, whose posterior is found by inverting the noise of its time.
         excludes_t_one: Whether t = 1 is excluded: samplers evaluate the head at 1 - t_min there.
         exact: Whether `last_step` is the exact likelihood, as for an autoregressive model: there is no noise.
@@ -35,6 +51,7 @@ class Head(ABC):
     """
 
     has_posterior: ClassVar[bool] = False
+    has_score: ClassVar[bool] = True
     predicts_score: ClassVar[bool] = False
     excludes_t_one: ClassVar[bool] = False
     exact: ClassVar[bool] = False
@@ -59,7 +76,7 @@ class Head(ABC):
 
     @abstractmethod
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Return log s_y = log p_t(x^{i->y}) / p_t(x) of every candidate y.
+        """Return log s_y = log p_t(x^{i->y}) / p_t(x) of every candidate y. Only heads with `has_score` have one.
 
         The score that `m2s.classify` and `m2s.project` take is its exponential, `head.log_score(output, x_t, t).exp()`.
 
@@ -70,6 +87,9 @@ class Head(ABC):
 
         Returns:
             Log-scores, [*site, S], in float32 or wider; 0 at x_t.
+
+        Raises:
+            TypeError: The head has no score.
         """
 
     @abstractmethod
@@ -99,9 +119,7 @@ class Head(ABC):
         Raises:
             TypeError: The head has no posterior.
         """
-        raise TypeError(
-            f"{self} is an unconstrained score, which need not have a posterior: m2s.Projected(head) has the nearest one"
-        )
+        raise missing(self, "posterior")
 
     def log_network_distribution(
         self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.errors import UnsupportedError
-from m2s.heads.base import Head
+from m2s.heads.base import Head, missing
 from m2s.ops.last_layer import Output
 from m2s.process import Process
 
@@ -77,6 +77,7 @@ class NextToken(Head):
     """
 
     has_posterior = True
+    has_score = False
     exact = True
     generates_left_to_right = True
 
@@ -103,11 +104,4 @@ class NextToken(Head):
         return self.last_step(output, x_t, t).exp()
 
     def log_score(self, output: Output, x_t: Int[Tensor, "*site"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
-        """Raise an error: nothing is corrupted, so there is no score.
-
-        Raises:
-            TypeError: Always.
-        """
-        raise TypeError(
-            f"{self} has no score, because nothing is corrupted: use the loss likelihood and sampler='autoregressive'"
-        )
+        raise missing(self, "score")

@@ -47,7 +47,8 @@ class Process(ABC):
     A subclass defines `vocab`, `states`, `mask`, `transition_matrix` and `step_transition_matrix`, and `rates` if it runs in
     continuous time. The other methods follow from these; a subclass overrides them where it has a closed form.
 
-    What a process can do is a property, so that no caller tests for a class: `rank_one`, `tabulated`, `chain`, `has_rates`.
+    What a process can do is a property, so that no caller tests for a class: `rank_one`, `tabulated`, `chain`,
+    `has_transitions`, `has_rates`.
 
     Attributes:
         vocab: Number K of clean tokens.
@@ -79,8 +80,8 @@ class Process(ABC):
 
     @property
     def has_rates(self) -> bool:
-        """Whether the process runs in continuous time and has rates Q_t. A finite chain has none."""
-        return type(self).rates is not Process.rates
+        """Whether the process runs in continuous time and has rates Q_t. A finite chain and next-token prediction have none."""
+        return self.has_transitions and type(self).rates is not Process.rates
 
     @abstractmethod
     def transition_matrix(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b S S"]:

@@ -41,7 +41,7 @@ def has_capability(head: Head, need: Need) -> bool:
     if need is Need.POSTERIOR:
         return head.has_posterior
     if need is Need.RATES:
-        return process.has_transitions and process.chain is None
+        return process.has_rates
     if need is Need.RANK_ONE:
         return process.rank_one is not None
     if need is Need.PURE_MASK:

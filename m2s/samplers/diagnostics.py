@@ -78,8 +78,7 @@ class Diagnostics:
     def _add_classes(self, stats: WeightStats, part: Prediction, free: Tensor) -> None:
         """Count the classes of the scores, where there are scores."""
         inside = (part.t > 0) & (part.t < 1)
-        has_score = part.process.has_transitions and part.process.chain is None
-        if not has_score or not bool((inside | ~free.any(-1)).all()):
+        if not part.process.has_rates or not bool((inside | ~free.any(-1)).all()):
             return
         part.t = torch.where(inside, part.t, 0.5)  # placeholder for samples without a free site: not counted
         counts = part.map(_classes)[0][free].bincount(minlength=len(SCORE_CLASSES))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import m2s
+from m2s.heads import NextToken, Shifted
 from m2s.process.chain import cosine_betas, even_betas
+from m2s.samplers.capabilities import Need, has_capability
 from oracle import CASES
 
 CHAINS = {"chain-uniform": m2s.Chain.uniform(4, cosine_betas(10)), "chain-absorbing": m2s.Chain.absorbing(4, even_betas(10))}
@@ -30,6 +32,26 @@ def test_only_processes_in_continuous_time_have_rates(name: str) -> None:
         process.rates(t)
     with pytest.raises(ValueError, match="a finite chain has no rates"):
         process.rates_into(torch.zeros(2, 3, dtype=torch.long), t)
+
+
+def test_next_token_prediction_has_no_matrices_and_no_rates() -> None:
+    shifted = Shifted(5)
+    assert not (shifted.has_transitions or shifted.has_rates)
+    assert shifted.rank_one is shifted.tabulated is shifted.chain is None
+    head = NextToken(shifted)
+    needs = {need for need in Need if has_capability(head, need)}
+    assert needs == {Need.POSTERIOR, Need.NEXT_TOKEN}
+
+
+@pytest.mark.parametrize("head", [NextToken(Shifted(3)), *(m2s.Posterior(process) for process in PROCESSES.values())], ids=str)
+def test_a_head_has_the_score_that_it_declares(head: m2s.Head) -> None:
+    process, x_t, t = head.process, torch.zeros(2, 3, dtype=torch.long), torch.tensor([0.4, 0.7])
+    output = torch.randn(2, 3, process.states)
+    if head.has_score:
+        assert head.log_score(output, x_t, t).shape == output.shape
+    else:
+        with pytest.raises(TypeError, match="has no score, because nothing is corrupted"):
+            head.log_score(output, x_t, t)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
