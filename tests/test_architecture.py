@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -91,31 +91,83 @@ def test_imports_follow_the_direction(path: Path) -> None:
         assert LEVEL.get(name, -1) < LEVEL[here] or name not in LEVEL, f"{path}:{line}: {here} must not import {name}"
 
 
+MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+
+
+def targets(node: ast.AST, modules: Collection[str]) -> list[str]:
+    """The modules of m2s that a statement imports; a package stands for its __init__.py."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if alias.name.split(".")[0] == "m2s"]
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "m2s":
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in modules else str(node.module) for name in names]
+    return []
+
+
+def module_graph(trees: Mapping[str, ast.Module]) -> tuple[dict[str, set[str]], list[tuple[str, str, int]]]:
+    """Imports that run when a module is imported, and (importer, target, line) of the imports inside functions."""
+    at_import: dict[str, set[str]] = {}
+    inside: list[tuple[str, str, int]] = []
+    for name, tree in trees.items():
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+        in_function = {node for function in functions for node in ast.walk(function)}
+        at_import[name] = set()
+        for node in set(ast.walk(tree)) - type_checking_only(tree):
+            if node in in_function:
+                inside += [(name, target, node.lineno) for target in targets(node, trees)]  # type: ignore[attr-defined]
+            else:
+                at_import[name].update(targets(node, trees))
+    return at_import, inside
+
+
+def path_between(start: str, end: str, edges: Mapping[str, set[str]]) -> list[str]:
+    """The modules on a path of imports, both ends included; empty where there is none."""
+    trails, seen = [[start]], {start}
+    for trail in trails:
+        if trail[-1] == end:
+            return trail
+        following = edges.get(trail[-1], set()) - seen
+        seen |= following
+        trails += [[*trail, name] for name in sorted(following)]
+    return []
+
+
+def cycles(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Cycles of the imports at module level, and imports inside functions that only avoid one."""
+    edges, inside = module_graph(trees)
+    # `from m2s import rng` in m2s/errors.py names the package, whose __init__.py imports everything: it collects names only.
+    edges["m2s"] = set()
+    found = []
+    for name, names in edges.items():
+        found += [" -> ".join([name, *path]) for other in names if (path := path_between(other, name, edges))]
+    for name, target, line in inside:
+        if path := path_between(target, name, edges):
+            found.append(f"{name}:{line} imports {target} in a function: {' -> '.join(path)}")
+    return found
+
+
 def test_modules_have_no_cycle() -> None:
-    """The graph of modules, with imports at module level only, is acyclic."""
-    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
-    edges: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        tree = tree_of(path)
-        skipped = type_checking_only(tree)
-        edges[name] = set()
-        for node in tree.body:
-            if isinstance(node, ast.ImportFrom) and node not in skipped and (node.module or "").startswith("m2s"):
-                for alias in node.names:
-                    full = f"{node.module}.{alias.name}"
-                    edges[name].add(next((one for one in (full, f"{full}.__init__", str(node.module)) if one in modules), ""))
-    done: set[str] = set()
+    """Neither at module level, nor by an import inside a function that only avoids one."""
+    assert cycles({name: tree_of(path) for name, path in MODULES.items()}) == []
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
-        if name in done or name not in edges:
-            return
-        for other in edges[name]:
-            visit(other, (*trail, name))
-        done.add(name)
 
-    for name in modules:
-        visit(name, ())
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"m2s.a": "from m2s.b import f", "m2s.b": "import m2s.a"},
+        {"m2s.a": "from m2s import b", "m2s.b": "def f():\n    from m2s.a import g"},
+        {"m2s.a": "from m2s.a import b", "m2s.a.b": "from m2s.a import ROWS"},
+        {"m2s.a": "def f():\n    from m2s.a import triton", "m2s.a.triton": "from m2s.a import ROWS"},
+        {"m2s.a": "class A:\n    def f(self):\n        import m2s.b", "m2s.b": "try:\n    from m2s.a import g\nexcept E: pass"},
+    ],
+)
+def test_cycles_are_found(sources: dict[str, str]) -> None:
+    assert cycles({name: ast.parse(text) for name, text in sources.items()})
+
+
+def test_imports_inside_functions_are_allowed_where_no_cycle_is_avoided() -> None:
+    sources = {"m2s.a": "def f():\n    from m2s.b import g", "m2s.b": "if TYPE_CHECKING:\n    from m2s.a import h"}
+    assert cycles({name: ast.parse(text) for name, text in sources.items()}) == []
 
 
 def test_nothing_imports_the_command_line() -> None:

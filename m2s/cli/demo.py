@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from m2s.cli.help_text import help_from_source
+from m2s.cli.parsing import parse
 from m2s.errors import UserError
 from m2s.io import output_folder
 
@@ -42,7 +43,6 @@ class Demo:
         Raises:
             UserError: An option is out of range.
         """
-        from m2s.cli import parse
         from m2s.report.page import write
 
         if self.steps < 1 or self.n < 1 or not 0 <= self.seed < 2**31:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from m2s.data.files import BadData
+from m2s.data.images import Arrays
 from m2s.errors import UserError
-
-if TYPE_CHECKING:
-    from m2s.data.image_set import ImageSet
-    from m2s.data.images import Arrays
 
 
 @dataclass(frozen=True)
@@ -72,30 +69,28 @@ def _major(package: object) -> int:
     return int(first) if first.isdigit() else 0
 
 
-def hub_images(images: ImageSet) -> Arrays:
+def hub_images(repository: str, image: str, label: str, shape: tuple[int, ...]) -> Arrays:
     """Download an image data set.
 
     Args:
-        images: The data set.
+        repository: OWNER/NAME.
+        image: The column of the images.
+        label: The column of the labels.
+        shape: (height, width), or (height, width, channels).
 
     Returns:
         Training images and labels, then test images and labels, in the order of the hub's copy.
 
     Raises:
-        UserError: The hub does not have it.
+        UserError: The package `datasets` is not installed.
         BadData: It could not be loaded, or its images have another shape.
     """
-    if images.hub is None:
-        raise UserError(f"{images.name} is not on the hub: it is {images.summary}")
-    repository, image, label = images.hub
     data = load_splits(repository)
     arrays = []
     for split in ("train", "test"):
         pixels = np.stack([np.asarray(picture) for picture in data[split][image]])
-        if pixels.shape[1:] != images.shape or pixels.dtype != np.uint8:
-            raise BadData(
-                f"{repository} holds images {list(pixels.shape[1:])} {pixels.dtype}, expected {list(images.shape)} uint8"
-            )
+        if pixels.shape[1:] != shape or pixels.dtype != np.uint8:
+            raise BadData(f"{repository} holds images {list(pixels.shape[1:])} {pixels.dtype}, expected {list(shape)} uint8")
         arrays += [pixels, np.asarray(list(data[split][label]))]
     return arrays[0], arrays[1], arrays[2], arrays[3]
 

@@ -106,7 +106,9 @@ class ImageSet:
             BadData: A file is missing or damaged.
         """
         if hub:
-            arrays = hub_images(self)
+            if self.hub is None:
+                raise UserError(f"{self.name} is not on the hub: it is {self.summary}")
+            arrays = hub_images(*self.hub, self.shape)
         else:
             path = self.folder if folder is None else Path(folder).expanduser()
             self.require(path)

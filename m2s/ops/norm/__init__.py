@@ -18,24 +18,9 @@ from torch import Tensor
 from m2s.ops import backend
 from m2s.ops.derivatives import first_derivative_only
 from m2s.ops.norm import naive
+from m2s.ops.norm.sums import ROWS, number_of_sums
 
 __all__ = ["add_norm", "is_fused"]
-
-# Rows of one example per program: more rows leave fewer partial sums to add up, but fewer programs to run in parallel.
-ROWS = 16
-
-
-def number_of_sums(gate: Tensor | None, scale: Tensor | None) -> int:
-    """Return how many sums over rows the backward pass computes: U, dshift with modulation, dgate with a gate.
-
-    Args:
-        gate: The gate, or None.
-        scale: The scale, or None.
-
-    Returns:
-        1, 2 or 3.
-    """
-    return 1 + (scale is not None) + (gate is not None)
 
 
 def is_fused(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.norm import ROWS, number_of_sums
+from m2s.ops.norm.sums import ROWS, number_of_sums
 
 
 @no_type_check
