@@ -5,13 +5,16 @@
 
 JSON cannot hold matrices. They go into a second dictionary of tensors, as "process.<argument>", and the first refers to them.
 
-A class of your own can be saved and loaded after `m2s.hub.CLASSES.add("MyProcess", MyProcess)`.
+A class of your own can be saved and loaded when it is registered: its function in `m2s.process.registry.PROCESSES`, `SCHEDULES`
+or `m2s.heads.registry.HEADS` has the class as its return annotation, or the class itself is the entry. A class that no entry
+names is added by `m2s.hub.CLASSES.add("MyProcess", MyProcess)`.
 """
 
 import contextlib
 import inspect
 import math
 import threading
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,43 +22,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from m2s.heads import FactorizedRate, Head, LogScore, NextToken, Ordinal, Posterior, Shifted
+from m2s.heads import Head
+from m2s.heads.registry import HEADS
 from m2s.models import build, describe
-from m2s.process import (
-    Absorbing,
-    Chain,
-    Cosine,
-    Exponential,
-    Geometric,
-    GeometricRate,
-    Hybrid,
-    Linear,
-    LogLinear,
-    Process,
-    RateMatrix,
-    Schedule,
-    Uniform,
-)
-from m2s.process.schedule import Rescaled
+from m2s.process import Cosine, Linear, Process, RateMatrix, Rescaled, Schedule
+from m2s.process.registry import PROCESSES, SCHEDULES
 from m2s.realizability import Projected
 from m2s.registry import Registry
 
 PREFIX = "process."  # of the names of a process's tensors
 
-# The classes that a checkpoint can name. A name must never change: files hold it.
+# Classes that a checkpoint can name, and that no registered function declares to return.
 CLASSES: Registry[type] = Registry("process, schedule or head")
-_SCHEDULES: tuple[type, ...] = (Linear, Exponential, LogLinear, Geometric, GeometricRate, Cosine, Rescaled)
-_PROCESSES: tuple[type, ...] = (Uniform, Absorbing, Hybrid, RateMatrix, Chain, Shifted)
-_HEADS: tuple[type, ...] = (Posterior, LogScore, FactorizedRate, Ordinal, NextToken, Projected)
-for _cls in (*_SCHEDULES, *_PROCESSES, *_HEADS):
+for _cls in (Linear, Cosine, Rescaled, Projected):
     CLASSES.add(_cls.__name__, _cls)
+
+
+def saved_classes() -> dict[str, type]:
+    """Return the classes that a checkpoint can name. The name of a class must never change: files hold it.
+
+    Returns:
+        The entries of `CLASSES`, and by their names the classes that the entries of `PROCESSES`, `SCHEDULES` and `HEADS` are or
+        declare to return.
+    """
+    found = dict(CLASSES.items())
+    builders: list[Any] = [*PROCESSES.values(), *SCHEDULES.values(), *HEADS.values()]
+    for builder in builders:
+        cls: Any = builder
+        if not isinstance(builder, type):
+            cls = None
+            with contextlib.suppress(NameError, TypeError):  # annotations that cannot be evaluated: the class is not known
+                cls = typing.get_type_hints(builder).get("return")
+        if isinstance(cls, type) and not inspect.isabstract(cls):
+            found.setdefault(cls.__name__, cls)
+    return found
 
 
 def argument_names(cls: type) -> list[str]:
     """Return the names of a constructor's arguments.
 
     Args:
-        cls: A class in `CLASSES`.
+        cls: A class of `saved_classes`.
 
     Returns:
         The names, in the order of the signature.
@@ -70,7 +77,7 @@ def to_dict(value: Process | Schedule | Head, tensors: dict[str, Tensor] | None 
     again a process, schedule or head.
 
     Args:
-        value: An object of a class in `CLASSES`.
+        value: An object of a class of `saved_classes`.
         tensors: Where its matrices are put, by name. It may be None for an object without matrices.
 
     Returns:
@@ -80,12 +87,13 @@ def to_dict(value: Process | Schedule | Head, tensors: dict[str, Tensor] | None 
         TypeError: The class is not registered, or does not store an argument.
         ValueError: The object has a matrix, and `tensors` is None.
     """
-    kind = next((name for name, known in CLASSES.items() if known is type(value)), None)
+    classes = saved_classes()
+    kind = next((name for name, known in classes.items() if known is type(value)), None)
     if kind is None:
         name = type(value).__name__
         raise TypeError(
             f"{name} is not registered, so a checkpoint cannot name it: call m2s.hub.CLASSES.add({name!r}, {name}); registered "
-            f"are {', '.join(CLASSES)}"
+            f"are {', '.join(classes)}"
         )
     names = argument_names(type(value))
     return {"kind": kind, **{name: _to_json(name, _argument(value, name), tensors) for name in names}}
@@ -109,17 +117,18 @@ def from_dict(description: Mapping[str, Any], tensors: Mapping[str, Tensor] | No
         raise TypeError(f'a description must be a dictionary such as {{"kind": "Linear"}}, not {description!r}')
     arguments = dict(description)
     kind = arguments.pop("kind", None)
-    if kind not in CLASSES:
+    classes = saved_classes()
+    if kind not in classes:
         raise ValueError(
-            f"kind is {kind!r}, but it must be one of {', '.join(CLASSES)}; register a class of your own with "
+            f"kind is {kind!r}, but it must be one of {', '.join(classes)}; register a class of your own with "
             "m2s.hub.CLASSES.add(name, class) first"
         )
-    names = argument_names(CLASSES[kind])
+    names = argument_names(classes[kind])
     wrong = sorted(set(arguments) ^ set(names))
     if wrong:
         expected = ", ".join(names) or "no arguments"
         raise ValueError(f"the description of {kind} must hold {expected}, but {', '.join(wrong)} is missing or unknown")
-    return CLASSES[kind](**{name: _from_json(value, tensors) for name, value in arguments.items()})
+    return classes[kind](**{name: _from_json(value, tensors) for name, value in arguments.items()})
 
 
 def network_to_dict(model: nn.Module) -> dict[str, Any]:
