@@ -33,7 +33,7 @@ LAYERS = [
     ["cli"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-PROCESSES = ("Process", "RankOne", "Uniform", "Absorbing", "Hybrid", "RateMatrix", "Chain")
+PROCESSES = ("Process", "RankOne", "Uniform", "Absorbing", "Hybrid", "RateMatrix", "Chain", "Shifted")
 
 
 def package_of(path: Path) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
-from m2s.heads import Shifted
 from m2s.ops import use_backend
 from m2s.ops.categorical import draw_categorical, uniform_integer
 from m2s.ops.counter_noise import CounterNoise
@@ -97,8 +96,8 @@ def corrupt_by_counter(
         Noisy tokens, [B, L].
     """
     validation.tokens("x_0", x_0, process.vocab)
-    if isinstance(process, Shifted):
-        return process.network_input(x_0.long())
+    if not process.has_transitions:  # nothing is random
+        return process.corrupt(x_0, t)
     noise = CounterNoise(seed, rows, x_0.shape[1], step)
     u = noise(TOUCHED)
     rank_one = process.rank_one

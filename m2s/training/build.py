@@ -10,7 +10,7 @@ from m2s import hub
 from m2s.data import DATASETS
 from m2s.data.source import Source, open_source
 from m2s.errors import UserError, suggest
-from m2s.heads import Head, LogScore, Shifted
+from m2s.heads import Head, LogScore
 from m2s.losses import duo
 from m2s.methods import METHODS
 from m2s.methods.build import explain, make_head, make_loss, make_process, nelbo_loss
@@ -69,7 +69,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
         UserError: An option is unknown, out of range, or not for this kind of network or data.
     """
     NETWORKS.find(config.kind, "network.kind")
-    if isinstance(process, Shifted) and config.time == "yes":
+    if not process.has_transitions and config.time == "yes":
         reason = "an autoregressive model has no time"
         raise UserError(option="network.time", value="yes", reason=reason, hint="leave it out")
     if config.labels and source.classes is None:
@@ -91,7 +91,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
 def _describe_dit(config: NetworkConfig, process: Process, source: Source) -> DiTConfig:
     """The configuration of a transformer."""
     options = _common_options(config, source) | _sized_options(config, "dit") | _clock(config, process)
-    options["causal"] = isinstance(process, Shifted)
+    options["causal"] = not process.has_transitions
     return DiTConfig.preset(config.size, process.states, length=source.length, **options)
 
 
@@ -115,7 +115,7 @@ def _describe_plugin(config: NetworkConfig, process: Process, source: Source) ->
     offered = _common_options(config, source) | _clock(config, process)
     offered |= {name: getattr(config, name) for name in ("depth", "heads", "layers") if getattr(config, name) is not None}
     offered |= {"states": process.states, "length": source.length, "shape": source.shape, "mask": process.mask is not None}
-    offered |= {"vocab": process.vocab, "causal": isinstance(process, Shifted)}
+    offered |= {"vocab": process.vocab, "causal": not process.has_transitions}
     given = parse_options(config.options, known, "network")
     return settings(**{name: value for name, value in offered.items() if name in known} | given)
 
