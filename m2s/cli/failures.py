@@ -60,6 +60,15 @@ class CommandFailure(Exception):
         self.resumes = resumes
 
 
+# Failures for which other packages have no type of their own: the only sign is a part of the message.
+# torch's CPU allocator raises a plain RuntimeError. Its name is in the message, or on other systems these words.
+CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory")
+# safetensors raises its SafetensorError for everything, with the text of the system's ENOSPC inside.
+SAFETENSORS_NO_SPACE = "No space left"
+# gloo raises a plain RuntimeError, whose message starts with the place in its source.
+GLOO_SOURCE = "/gloo/"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory is too small: the machine's or a GPU's.
 
@@ -70,8 +79,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "not enough memory" in text)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_OUT_OF_MEMORY)
 
 
 def describe(error: BaseException, options: Collection[str] = ()) -> str | None:
@@ -95,13 +103,12 @@ def describe(error: BaseException, options: Collection[str] = ()) -> str | None:
         smaller = [option for option in SMALLER if option in options]
         return f"the {where} is too small" + (f": try smaller numbers for {' or '.join(smaller)}" if smaller else "")
     if isinstance(error, SafetensorError):
-        if "No space left" in str(error):
+        if SAFETENSORS_NO_SPACE in str(error):
             return f"cannot write a safetensors file: {REASONS[errno.ENOSPC]}"
         return f"a safetensors file cannot be read ({_one_line(error)}): it is damaged or incomplete"
     if isinstance(error, OSError):
         return _describe_os_error(error)
-    # gloo raises a plain RuntimeError, whose message starts with the place in its source.
-    is_lost = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    is_lost = isinstance(error, RuntimeError) and GLOO_SOURCE in str(error)
     if is_lost or isinstance(error, torch.distributed.DistError if torch.distributed.is_available() else ()):
         return f"the connection between the processes failed ({_one_line(error)})"
     return None
