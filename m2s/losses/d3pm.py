@@ -4,7 +4,7 @@
 
     p(x_{n-1}|x_n) = sum_z q(x_{n-1}|x_n, z) mu_z
 
-In `m2s.elbo(model, head, x_0, loss=chain_kl)` the sum is the integral and the last term is the reconstruction.
+In `m2s.elbo(model, head, x_0)` the sum is the integral and the last term is the reconstruction.
 """
 
 import torch

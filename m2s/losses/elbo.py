@@ -146,7 +146,7 @@ class NelboTerms:
         model: The network, called as model(x_t, t) or model(x_t, t, condition).
         head: What its output means.
         t_min: The integral excludes [0, t_min) and (1 - t_min, 1]; the network never sees a time there.
-        loss: The integrand; score entropy by default.
+        loss: The integrand; None: that of `nelbo_integrand(head)`.
         autocast: Makes the context in which the network is called.
 
     Raises:
@@ -156,7 +156,7 @@ class NelboTerms:
     model: Model
     head: Head
     t_min: float = 1e-3
-    loss: Loss = score_entropy
+    loss: Loss | None = None
     autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def __post_init__(self) -> None:
@@ -220,7 +220,8 @@ class NelboTerms:
             The loss, [B, L]. Its mean over x_t and uniform t, times the length of `interval`, is the integral term of the
             NELBO.
         """
-        return self.loss(self.head, self.network(x_t, t, condition), x_0, x_t, t)
+        loss = self.loss or nelbo_integrand(self.head)
+        return loss(self.head, self.network(x_t, t, condition), x_0, x_t, t)
 
     def log_likelihood(self, x_0: Tensor, x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Float[Tensor, "B *site"]:
         """Return log p(x_0^i | x_t) at the first time, nats per position: minus the reconstruction term.
@@ -259,7 +260,7 @@ def elbo(
     x_0: Int[Tensor, "B *site"],
     passes: int = 1,
     t_min: float = 1e-3,
-    loss: Loss = score_entropy,
+    loss: Loss | None = None,
     generator: torch.Generator | None = None,
     weight: Float[Tensor, "B *site"] | None = None,
     condition: Tensor | None = None,
@@ -275,7 +276,7 @@ def elbo(
         x_0: Clean tokens, [B, L].
         passes: Times per example. With one pass, the standard error of each example is NaN.
         t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
-        loss: The integrand; `m2s.losses.chain_kl` for a finite chain.
+        loss: The integrand; None: that of `nelbo_integrand(head)`.
         generator: The source of randomness; None: torch's default.
         weight: Weight of each site, [B, L]; 0 for padding. None: every weight is 1.
         condition: The network's third argument, [B, ...]. The NELBO is then an upper bound on -log p(x_0 | condition).

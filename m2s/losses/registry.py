@@ -41,6 +41,7 @@ class LossEntry:
     Args:
         function: The loss. Its arguments after `t` are its options.
         nelbo: The loss whose integral over t is the NELBO, by which a run is validated. None: the loss itself.
+            All other estimates integrate `m2s.losses.elbo.nelbo_integrand`.
         fused: Its fused form: the loss with the last layer in one op, without all logits in memory. None: there is none, and
             the trainer says so when a transformer is trained with fused kernels.
         zero_unmasked: Under a process that only masks, the loss of an unmasked position is 0. The fused form then leaves these

@@ -24,7 +24,7 @@ from m2s.distributed import World
 from m2s.evaluation.bpd.estimate import Estimate, student_t_quantile
 from m2s.evaluation.bpd.examples import EvaluationSet
 from m2s.heads import Head
-from m2s.losses.elbo import NelboTerms, nelbo_integrand
+from m2s.losses.elbo import NelboTerms
 from m2s.losses.noise import corrupt_by_counter, sample_times
 from m2s.losses.objective import Model
 from m2s.ops import probe_triton
@@ -177,7 +177,7 @@ def dataset_nelbo(
     validation.positive_int("batch_size", batch_size)
     count, process, device = len(rows), head.process, world.device
     autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, enabled=bf16)
-    terms = NelboTerms(model, head, t_min, nelbo_integrand(head), autocast)
+    terms = NelboTerms(model, head, t_min, autocast=autocast)
     probe_triton(device)
     validation.positive_int("len(rows)", count)
     low, end = terms.interval
