@@ -246,7 +246,7 @@ def load_weights(model: nn.Module, description: dict[str, Any], path: str) -> No
 def _open(path: str) -> hub.Checkpoint:
     """Load the checkpoint of --init."""
     try:
-        return hub.load(path)
+        return hub.load(path, verify=True)
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"--init {path}: {error}") from error
 
