@@ -8,6 +8,7 @@ here, such as `m2s.training` and `m2s.evaluation`, are imported on first access.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from m2s import startup as startup  # first: it handles Ctrl-C during the imports below
 from m2s.conversions.reverse_step import analytic_weights, bayes_probabilities
 from m2s.evaluation.audit import audit
 from m2s.heads import (

@@ -25,6 +25,7 @@ from m2s.cli.report import Report
 from m2s.cli.sample import Sample
 from m2s.cli.train import Train
 from m2s.errors import UserError
+from m2s.startup import finish as finish_startup
 
 __all__ = ["COMMANDS", "commands", "main", "parse", "run"]
 
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        finish_startup()
         try:
             run(given)
         finally:
