@@ -213,3 +213,13 @@ def printable(text: str, newlines: bool = False) -> str:
         return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
     return _CONTROL.sub(escape, text)
+
+
+def print_escaped(text: str, file: Any = None) -> None:
+    """Print text that quotes names of files, with control characters escaped.
+
+    Args:
+        text: One line or several.
+        file: A text file such as `sys.stderr`; None: stdout.
+    """
+    print(printable(text, newlines=True), file=file, flush=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import BAR, advance, settings
 from m2s.cli.sampling_args import SamplingArgs
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Audit(AuditArgs):
         write_json(files[0], found)
         parts.delete()
         print(format_table(found, rows=9))
-        print(f"\n{', '.join(map(str, files))} written")
+        print_escaped(f"\n{', '.join(map(str, files))} written")
 
 
 def remove_finished_parts(result: Path, parts: dict[Path, tuple[str, ...]]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Prepare:
             self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
         )
         print("\n".join(format_counts(meta)))
-        print(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
+        print_escaped(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class Check:
             images = entry.load()
             size = f"{len(images.train):,} train and {len(images.test):,} test images"
             print(f"{size} of shape {list(images.shape)}, {images.vocab} levels")
-            print(f"every file of {self.what} in {entry.folder} has the SHA-256 it should have")
+            print_escaped(f"every file of {self.what} in {entry.folder} has the SHA-256 it should have")
         else:
             meta = check_text(self.what)
-            print("\n".join(format_counts(meta)))
-            print(f"every file in {self.what} has the SHA-256 that its meta.json says")
+            print_escaped("\n".join(format_counts(meta)))
+            print_escaped(f"every file in {self.what} has the SHA-256 that its meta.json says")
 
 
 @dataclass(frozen=True)
@@ -121,16 +121,16 @@ class List:
         from m2s.data import image_sets, root
         from m2s.data.hub import HUB_TEXTS
 
-        print(f"Data folder: {root()} (set M2S_DATA to change it).\n\nImages:")
+        print_escaped(f"Data folder: {root()} (set M2S_DATA to change it).\n\nImages:")
         for name, entry in image_sets().items():
             missing = entry.missing(entry.folder)
             print(f"  {'missing' if missing else 'here   '}  {name:8s} {entry.summary}")
-            print(f"           {'':8s} shape {list(entry.shape)}, {entry.vocab} levels, in {entry.folder}")
+            print_escaped(f"           {'':8s} shape {list(entry.shape)}, {entry.vocab} levels, in {entry.folder}")
             if missing:
                 print(f"           {'':8s} lacks {', '.join(missing)}: get them from {entry.origin}")
         print("\nText: any folder of .txt, .jsonl or .parquet, through `m2s data prepare`. Prepared ones there:")
         prepared = sorted(path.parent for path in root().glob("*/meta.json"))
-        print("\n".join(f"  {path}" for path in prepared) or "  none")
+        print_escaped("\n".join(f"  {path}" for path in prepared) or "  none")
         extra = "installed" if find_spec("datasets") else "not installed: pip install datasets"
         print(f"\nOn the Hugging Face hub, by name: {', '.join(HUB_TEXTS)}, or any OWNER/NAME (`datasets` is {extra}).")
 

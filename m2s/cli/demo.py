@@ -8,7 +8,7 @@ from pathlib import Path
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.parsing import parse
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "m2s on 8 x 8 digits"
@@ -57,10 +57,12 @@ class Demo:
             parse(command).run()
             sys.stdout.flush()
         runs = [self.out / "m2s", self.out / "sedd"]
-        print(f"\nPut everything on one page.\n$ m2s report {runs[0]} {runs[1]} --out {self.out / PAGE}")
+        print_escaped(f"\nPut everything on one page.\n$ m2s report {runs[0]} {runs[1]} --out {self.out / PAGE}")
         for problem in write(runs, self.out / PAGE, TITLE, STORY):
             print(f"left out: {problem}")
-        print(f"\n{time.monotonic() - begin:.0f} seconds. Open {self.out / PAGE} in a browser: it shows everything above.")
+        print_escaped(
+            f"\n{time.monotonic() - begin:.0f} seconds. Open {self.out / PAGE} in a browser: it shows everything above."
+        )
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """Return each step as a title and the command that does it."""

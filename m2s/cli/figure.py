@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.errors import UserError, suggest
+from m2s.errors import UserError, print_escaped, suggest
 from m2s.io import atomic_write, output_file
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Figure:
         """
         if self.name not in FIGURES:
             raise UserError(f"there is no figure {self.name!r}: {suggest(self.name, list(FIGURES))}")
-        print(f"{FIGURES[self.name](self)} written")
+        print_escaped(f"{FIGURES[self.name](self)} written")
 
     def sources(self, what: str, most: int | None = None) -> list[Path]:
         """Return what to draw.

@@ -14,7 +14,7 @@ from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.cli.sample_files import write_samples
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Repair(AuditArgs):
         write_json(numbers, result)
         for parts in shards:
             parts.delete()
-        print(f"\n{format_table(result)}\n\n{numbers} and {words} written")
+        print_escaped(f"\n{format_table(result)}\n\n{numbers} and {words} written")
 
     def _write_pairs(self, checkpoint: "Checkpoint", tokens: "dict[str, Tensor]") -> None:
         """Write the images of both arms side by side, or their texts."""

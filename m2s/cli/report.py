@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from m2s.cli.help_text import help_from_source
+from m2s.errors import print_escaped
 from m2s.io import require_absent
 
 
@@ -45,4 +46,4 @@ class Report:
 
         require_absent([self.out] if self.out.is_file() else [], self.overwrite)
         problems = write(self.runs, self.out, self.title, self.notes)
-        print("\n".join([*(f"left out: {problem}" for problem in problems), f"{self.out} written"]))
+        print_escaped("\n".join([*(f"left out: {problem}" for problem in problems), f"{self.out} written"]))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from m2s.cli.failures import CommandFailure, is_out_of_memory
+from m2s.errors import print_escaped
 from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.training.config import Config, resolve
@@ -56,4 +57,6 @@ class Train:
             return
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
         what = "exact NLL of" if resolve(config).head.kind == "next-token" else "upper bound on the NLL of"
-        print(f"{config.run.out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per position")
+        print_escaped(
+            f"{config.run.out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per position"
+        )

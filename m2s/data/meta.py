@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from m2s.data.files import BadData
+from m2s.data.pack import SPLITS
 from m2s.data.shards import DTYPES
 from m2s.io import parse_json
 
@@ -82,7 +83,7 @@ def _fault(meta: Mapping[str, Any]) -> str | None:
         "vocab": is_count(meta.get("vocab"), 1),
         "end": meta.get("end") is None or is_count(meta["end"]),
         "validation_every": is_count(meta.get("validation_every", 0)),
-        "tokenizer": isinstance(meta.get("tokenizer"), dict),
+        "tokenizer": _is_tokenizer(meta.get("tokenizer")),
         "sources": isinstance(meta.get("sources", []), list),
         "counts": _is_table(meta.get("counts", {})),
         "tokenizer_file": meta.get("tokenizer_file") is None or _is_file(meta["tokenizer_file"]),
@@ -101,9 +102,16 @@ def _fault(meta: Mapping[str, Any]) -> str | None:
                 return f"the split {name!r:.40} names the file {shard.get('file')!r:.60}, expected a name without folders"
             if not _is_file(shard) or not is_count(shard.get("tokens"), 1):
                 return f"the file {shard['file']!r:.60} has no valid SHA-256 or number of tokens"
+    if unknown := meta["splits"].keys() - set(SPLITS):
+        return f"the split {min(unknown)!r:.40} is none of {', '.join(SPLITS)}"
     if missing := {"train", "validation"} - meta["splits"].keys():
         return f"it has no split {min(missing)!r}"
     return None
+
+
+def _is_tokenizer(value: Any) -> bool:
+    """Whether a value describes a tokenizer by the name of its class. It may be the user's own class."""
+    return isinstance(value, dict) and isinstance(value.get("kind"), str) and value["kind"].isidentifier()
 
 
 def _is_table(value: Any) -> bool:

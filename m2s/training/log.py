@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, open_file, parse_json
 from m2s.training.config import RECORD
 
@@ -86,7 +86,7 @@ def truncate(path: Path, step: int) -> None:
         with atomic_write(aside) as temporary:
             temporary.write_bytes(before + b"".join(line.data + b"\n" for line in bad))
         shown = ", ".join(str(line.number) for line in bad[:8]) + (", ..." if len(bad) > 8 else "")
-        print(f"{path}: no record in line {shown}; moved to {aside.name}. All other records are kept", file=sys.stderr)
+        print_escaped(f"{path}: no record in line {shown}; moved to {aside.name}. All other records are kept", file=sys.stderr)
     kept = [line.data + b"\n" for line in lines if line.record is not None and line.record["step"] <= step]
     with atomic_write(path) as temporary:
         temporary.write_bytes(b"".join(kept))
@@ -165,7 +165,7 @@ class Log:
             text: The message.
         """
         self.bar.clear()
-        print(text, file=sys.stderr, flush=True)
+        print_escaped(text, file=sys.stderr)
 
     def sync(self) -> None:
         """Flush log.jsonl to the disk."""

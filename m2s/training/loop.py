@@ -21,7 +21,7 @@ from torch import Tensor
 from m2s.data import batch_indices
 from m2s.data.source import ImageSource, Source, TextSource
 from m2s.distributed import World
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import write_json
 from m2s.ops import probe_triton, use_backend, why_unavailable
 from m2s.training.build import make_objects, open_data
@@ -84,7 +84,7 @@ def train(config: Config, source: Source | None = None) -> Result:
         stopper = stack.enter_context(Stopper())
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
         if world.first:
-            print(start_message(trainer), file=sys.stderr, flush=True)
+            print_escaped(start_message(trainer), file=sys.stderr)
         resume(trainer)
         log = None
         if world.first:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from m2s.data.source import Source, fingerprint
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import open_file, output_folder, read_json, write_json
 from m2s.provenance import command, revision
 from m2s.training.config import RECORD, Config, plain
@@ -104,7 +104,7 @@ class RunFolder:
             record = read_record(self.path, "give another --out")
             self._check_same(record)
             if self._is_other_data(record["data"]):
-                print(f"resuming {self.path} on other data than before, as --other-data asks for", file=sys.stderr)
+                print_escaped(f"resuming {self.path} on other data than before, as --other-data asks for", file=sys.stderr)
                 start["data_before"] = record["data"]
             record["data"] = {**record["data"], **self.data}  # a run of an older version has no fingerprint: it gets one now
         record["starts"].append(start)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from m2s import hub
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.models import build
 from m2s.training import state
 from m2s.training.parallel import gather_full, reshard
@@ -87,7 +87,7 @@ def resume(trainer: Trainer) -> None:
         UserError: There are states, but all are damaged.
     """
     run, world = trainer.config.run, trainer.world
-    found = world.once(lambda: state.newest(run.out / "state", lambda text: print(text, file=sys.stderr), FIELDS))
+    found = world.once(lambda: state.newest(run.out / "state", lambda text: print_escaped(text, file=sys.stderr), FIELDS))
     if found is None:
         return
     # The process that wrote the newest state may have ended before it had removed the older ones.
@@ -114,7 +114,7 @@ def resume(trainer: Trainer) -> None:
             f"{found.path} is the last state of the run but has no validation: remove it to make the last steps again"
         )
     if world.first:
-        print(f"resuming from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
+        print_escaped(f"resuming from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
     if found.step == run.steps:  # the process may have ended after the state and before the checkpoint
         publish(trainer)
 

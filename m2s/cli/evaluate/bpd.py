@@ -11,7 +11,7 @@ import tyro
 from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same_data
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, write_json
 from m2s.patches import AttributePatches
 
@@ -185,7 +185,7 @@ class Bpd:
         from m2s.evaluation.bpd import IMPORTANCE, format_difference, format_table, integrand_curve, summarize
 
         result, unit = summarize(found, setup.text), setup.unit
-        print("\n".join([*self._heading(setup), *format_table(result, unit, found.exact)]))
+        print_escaped("\n".join([*self._heading(setup), *format_table(result, unit, found.exact)]))
         compared: dict[str, Any] = {}
         if setup.other is not None:
             totals, gaps = summarize(theirs[0], setup.text), summarize(found.minus(theirs[0]), setup.text)
@@ -193,7 +193,7 @@ class Bpd:
             if any(exact):  # an exact likelihood has no integral, prior and reconstruction to compare
                 totals, gaps = ({"nelbo": each["nelbo"]} for each in (totals, gaps))
             compared = {"against": {**_describe(setup.other), **totals, "difference": gaps}}
-            print("\n".join(format_difference(str(self.against), totals, gaps, unit, exact)))
+            print_escaped("\n".join(format_difference(str(self.against), totals, gaps, unit, exact)))
         return {
             "unit": unit,
             **result,
@@ -250,7 +250,7 @@ class Bpd:
             with atomic_write(picture) as temporary:
                 plot_integrand(numbers["curve"], numbers["unit"]).savefig(temporary, dpi=200)
         write_json(out, numbers)
-        print(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
+        print_escaped(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 
 
 def _load(place: str, device: Any) -> "Checkpoint":

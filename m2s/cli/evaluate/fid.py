@@ -11,7 +11,7 @@ from m2s.cli.evaluate.images import ImageTokens, load_split, read, read_settings
 from m2s.cli.evaluate.statistics import statistics
 from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import output_file, write_json
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ class Fid:
         distance = frechet(ours, theirs)
         kernel_distance = self._kid(ours, theirs, network) if self.kid else None
         seconds = time.monotonic() - started
-        print("\n".join(_lines(samples, reference, network, distance, kernel_distance)))
+        print_escaped("\n".join(_lines(samples, reference, network, distance, kernel_distance)))
         if out is not None:
             write_json(out, self._result(samples, reference, network, distance, kernel_distance, seconds))
-            print(f"written to {out}")
+            print_escaped(f"written to {out}")
 
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
         """The kernel distance, with a progress bar."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, write_json
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class GenPPL:
         except ValueError as error:
             raise UserError(str(error)) from error
         ordered = sort_by_temperature(results)
-        print("\n".join([*format_table(ordered), *format_notes(ordered), *(_difference(gap) for gap in gaps)]))
+        print_escaped("\n".join([*format_table(ordered), *format_notes(ordered), *(_difference(gap) for gap in gaps)]))
         if out is not None:
             self._write(out, ordered, gaps, judge)
 
@@ -160,7 +160,7 @@ class GenPPL:
         if out != numbers:
             with atomic_write(out) as temporary:
                 plot_frontier(results).savefig(temporary, dpi=200)
-        print(f"{out}{'' if out == numbers else f' and {numbers}'} written")
+        print_escaped(f"{out}{'' if out == numbers else f' and {numbers}'} written")
 
 
 def recorded_tokenizer(path: Path) -> "Tokenizer | None":

@@ -10,7 +10,7 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import flag
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import output_file, write_json
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class MetricArgs:
             raise
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
-        print("\n".join(format_numbers(found)))
+        print_escaped("\n".join(format_numbers(found)))
         if out is not None:
             inputs = {name: getattr(self, name) or None for name in INPUTS}
             write_json(out, {"metric": self.name, **found, "inputs": inputs, "options": options, "command": command()})
-            print(f"written to {out}")
+            print_escaped(f"written to {out}")
 
     def _reference(self, checkpoint: "Checkpoint | None") -> "EvaluationSet | None":
         """The data of --reference."""

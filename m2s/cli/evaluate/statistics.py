@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from m2s.cli.evaluate.images import ImageTokens, is_split
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.io import output_folder
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def statistics(images: ImageTokens, network: "Network", batch_size: int | None =
         try:
             return Statistics.load(cached, key)
         except BadData as error:
-            print(f"computing again: {error}", file=sys.stderr)
+            print_escaped(f"computing again: {error}", file=sys.stderr)
     found = _compute(images, network, batch_size)
     try:
         output_folder(cached.parent)
         found.save(cached, key)
     except (UserError, OSError) as error:
-        print(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
+        print_escaped(f"the statistics of {images.name} are not kept: {error}", file=sys.stderr)
     return found
 
 
