@@ -50,7 +50,7 @@ def check_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """
     if meta.get("format") != FORMAT:
         raise BadData(f"{path} has format {meta.get('format')!r:.60}, expected {FORMAT!r}: prepare the text again")
-    meta = {"dtype": "uint16", **meta}
+    meta = {"dtype": "uint16", "validation_every": 0, **meta}
     if not isinstance(meta["dtype"], str) or meta["dtype"] not in DTYPES:
         raise BadData(f"{path} has tokens of type {meta['dtype']!r:.60}, expected {' or '.join(DTYPES)}: install a newer m2s")
     if (fault := _fault(meta)) is not None:
@@ -81,18 +81,18 @@ def _fault(meta: Mapping[str, Any]) -> str | None:
     """The first thing that is wrong with meta.json; None where it can be used."""
     checks = {
         "vocab": is_count(meta.get("vocab"), 1),
-        "end": meta.get("end") is None or is_count(meta["end"]),
+        "end": "end" in meta and (meta["end"] is None or is_count(meta["end"])),
         "validation_every": is_count(meta.get("validation_every", 0)),
         "tokenizer": _is_tokenizer(meta.get("tokenizer")),
-        "sources": isinstance(meta.get("sources", []), list),
-        "counts": _is_table(meta.get("counts", {})),
+        "sources": isinstance(meta.get("sources"), list),
+        "counts": _is_table(meta.get("counts")),
         "tokenizer_file": meta.get("tokenizer_file") is None or _is_file(meta["tokenizer_file"]),
         "splits": isinstance(meta.get("splits"), dict),
     }
     if wrong := next((name for name, valid in checks.items() if not valid), None):
         return f"it has no valid {wrong!r}"
     for name, split in meta["splits"].items():
-        if not isinstance(split, dict) or not is_count(split.get("tokens")) or not is_count(split.get("documents", 0)):
+        if not isinstance(split, dict) or not is_count(split.get("tokens")) or not is_count(split.get("documents")):
             return f"the counts of the split {name!r:.40} are missing"
         shards = split.get("shards")
         if not isinstance(shards, list) or not all(isinstance(shard, dict) for shard in shards):
@@ -117,7 +117,7 @@ def _is_tokenizer(value: Any) -> bool:
 def _is_table(value: Any) -> bool:
     """Whether a value holds the counts of each source."""
     rows = value.values() if isinstance(value, dict) else [None]
-    return all(isinstance(row, dict) and is_count(row.get("blank", 0)) for row in rows)
+    return all(isinstance(row, dict) and is_count(row.get("blank")) for row in rows)
 
 
 def _is_file(value: Any) -> bool:

@@ -62,3 +62,33 @@ def test_escape_sequences_in_the_users_own_names(tmp_path, packed, capsys, monke
 def test_lines_stay_lines(capsys):
     print_escaped("a\tb\n" + CLEAR)
     assert capsys.readouterr().out == "a\tb\n\\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong"),
+    [
+        (lambda meta: meta.update(counts={"x": {}}), "counts"),
+        (lambda meta: meta.pop("counts"), "counts"),
+        (lambda meta: meta.pop("sources"), "sources"),
+        (lambda meta: meta.pop("end"), "end"),
+        (lambda meta: meta["splits"]["train"].pop("documents"), "counts of the split"),
+    ],
+)
+def test_values_that_every_preparation_writes(packed, capsys, edit, wrong):
+    change(packed, edit)
+    error = user_error(capsys, "data", "check", str(packed))
+    assert "meta.json is damaged" in error and wrong in error
+
+
+def test_a_file_that_does_not_say_how_documents_were_divided(packed, capsys):
+    change(packed, lambda meta: meta.pop("validation_every", None))
+    change(packed, lambda meta: meta["splits"]["validation"].update(documents=0))
+    main(["data", "check", str(packed)])
+    assert "has the SHA-256" in capsys.readouterr().out
+
+
+def test_a_file_of_version_0_1(packed, capsys):
+    """It has no dtype, and all that is required now."""
+    change(packed, lambda meta: meta.pop("dtype"))
+    main(["data", "check", str(packed)])
+    assert "has the SHA-256" in capsys.readouterr().out
