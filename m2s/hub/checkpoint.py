@@ -5,6 +5,7 @@ SEDD's checkpoints can be loaded too: see `m2s.hub.sedd`.
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from m2s.version import __version__
 
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
 MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
+MAX_SITES = 2**31 - 1  # of an image, where the network has no limit
 MODEL = "model."  # prefix of the names of the network's tensors
 
 
@@ -78,7 +80,7 @@ def save(
 
     Raises:
         TypeError: A class is not registered, or `data` or `extra` holds what JSON cannot. Nothing is written.
-        ValueError: Network, process and tokenizer have different vocabularies. Nothing is written.
+        ValueError: Network, process and tokenizer have different vocabularies, or `data` does not fit them. Nothing is written.
 
     Example:
         >>> m2s.hub.save("runs/mine", model, head, data={"kind": "text", "length": 128})
@@ -151,7 +153,7 @@ def _load(folder: Path, device: torch.device | str = "cpu", verified: bool = Fal
         validation.instance("head", head, Head, 'the description of a head such as {"kind": "Posterior", ...}')
         tokenizer = None if config.get("tokenizer") is None else tokenizers.from_dict(config["tokenizer"], folder)
         _check_vocabulary(config["model"], head, tokenizer)
-        _check_data(config.get("data"))
+        _check_data(config.get("data"), config["model"], head)
         present = {name.removeprefix(MODEL): info for name, info in header.items() if name.startswith(MODEL)}
         # Initial weights are replaced below and must not use up random numbers.
         with torch.random.fork_rng(devices=[]), limit_parameters([info.shape for info in present.values()]):
@@ -206,6 +208,7 @@ def _describe(
     except TypeError as error:
         raise TypeError(f"data and extra must hold what JSON can: numbers, strings, lists, dictionaries; {error}") from None
     _check_vocabulary(config["model"], head, tokenizer)
+    _check_data(json.loads(json.dumps(config["data"])), config["model"], head)  # as it reads from a file
     return config
 
 
@@ -267,8 +270,8 @@ def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer
         )
 
 
-def _check_data(data: Any) -> None:
-    """The description of the data has the form that sampling and evaluation rely on."""
+def _check_data(data: Any, model: Mapping[str, Any], head: Head) -> None:
+    """The description of the data has the form that sampling and evaluation rely on, and fits the network and the process."""
     if data is None:
         return
     if not isinstance(data, dict):
@@ -281,6 +284,15 @@ def _check_data(data: Any) -> None:
         for size in shape:
             validation.positive_int("data.shape", size)
         validation.positive_int("data.levels", levels, low=2)
+        if levels != head.process.vocab:
+            raise ValueError(
+                f"data.levels is {levels}, but the process {head.process} has {head.process.vocab}: they must agree"
+            )
+        image, length = model.get("shape"), model.get("length")  # a transformer has the greatest length, if any
+        if isinstance(image, list | tuple) and shape != list(image):
+            raise ValueError(f"data.shape is {shape}, but the network is for images {image}: they must agree")
+        if math.prod(shape) > (length if isinstance(length, int) else MAX_SITES):
+            raise ValueError(f"data.shape is {shape}, but the network is for at most {length or MAX_SITES} sites")
     elif data.get("length") is not None:
         validation.positive_int("data.length", data["length"])
 

@@ -141,7 +141,7 @@ def test_saving_a_head_is_bit_exact(head: m2s.Head, tmp_path: Path) -> None:
 
 
 def test_data_tokenizer_and_extra_are_saved(tmp_path: Path) -> None:
-    text, image = {"kind": "text", "length": 128}, {"kind": "image", "shape": [8, 8], "levels": 17}
+    text, image = {"kind": "text", "length": 128}, {"kind": "image", "shape": [8, 8], "levels": 5}
     head = m2s.Posterior(m2s.Absorbing(257, m2s.Linear()))
     hub.save(tmp_path / "text", network(258), head, data=text, tokenizer=Bytes(), extra={"step": 7})
     checkpoint = hub.load(tmp_path / "text")
