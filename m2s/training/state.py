@@ -105,6 +105,7 @@ class _Writer(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
         self.first = is_coordinator
         if self.first:
+            _check_no_link(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             fsync(self.folder.parent)
             _remove(self.temporary)
@@ -203,7 +204,11 @@ def remove_old(folder: Path, keep: int) -> None:
     Args:
         folder: The folder of the states.
         keep: The number of states to keep.
+
+    Raises:
+        UserError: The folder is a symbolic link.
     """
+    _check_no_link(folder)
     for old in steps(folder)[:-keep]:
         shutil.rmtree(place(folder, old), ignore_errors=True)
 
@@ -243,8 +248,9 @@ def newest(folder: Path, say: Callable[[str], None], fields: Mapping[str, type] 
         The state; None where there is none.
 
     Raises:
-        UserError: There are states, but all are damaged.
+        UserError: There are states, but all are damaged; or the folder is a symbolic link.
     """
+    _check_no_link(folder)
     for leftover in folder.glob(".writing-*"):
         _remove(leftover)
     damaged: dict[int, str] = {}
@@ -265,6 +271,12 @@ def newest(folder: Path, say: Callable[[str], None], fields: Mapping[str, type] 
             f"no state in {folder} is intact ({reasons}): train into another folder, or remove {folder} to start again"
         )
     return None
+
+
+def _check_no_link(folder: Path) -> None:
+    """Raise UserError where the folder of the states is a link: states would be written and deleted elsewhere."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, and nothing is read, written or deleted through links: put the folder there")
 
 
 def _remove(path: Path) -> None:
