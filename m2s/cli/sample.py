@@ -92,7 +92,12 @@ class Sample(SamplingArgs):
         # The labels from the first sample on: a run of an older version, which counted them from 0, has other settings.
         labels = self._sample_labels(len(self.labels))
         parts = SampleShards(
-            tokens_file, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options, labels)
+            tokens_file,
+            self.n,
+            options.shape[1],
+            self.batch_size,
+            settings(self, checkpoint, options, labels),
+            checkpoint.head.process.vocab,
         )
         if tokens_file.exists() and not self.overwrite:
             write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)

@@ -40,14 +40,15 @@ class SampleShards:
         length: The length of a sample.
         size: Samples of one shard.
         settings: Everything that the samples depend on. A folder with other settings is an error.
+        vocab: The number of clean tokens. A shard with other tokens is damaged. None: tokens are not checked.
 
     Attributes:
         folder: The folder of the shards.
         settings: The settings, with n, length and size added.
     """
 
-    def __init__(self, out: Path, n: int, length: int, size: int, settings: dict[str, Any]) -> None:
-        self.out, self.n, self.length, self.size = out, n, length, size
+    def __init__(self, out: Path, n: int, length: int, size: int, settings: dict[str, Any], vocab: int | None = None) -> None:
+        self.out, self.n, self.length, self.size, self.vocab = out, n, length, size, vocab
         self.folder = out.with_name(out.name + ".parts")
         self.settings = {**settings, "n": n, "length": length, "part": size}
 
@@ -210,12 +211,14 @@ class SampleShards:
         path, shape = self._path(first), (min(self.size, self.n - first), self.length)
         try:
             tokens = read_npz(path, ["tokens"], limit=4 * math.prod(shape) + 4096)["tokens"]
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise CorruptShardError(f"{path} is damaged ({error}): delete it and run the same command again") from None
         if tokens.shape != shape or tokens.dtype != np.int32:
             raise CorruptShardError(
                 f"{path} holds {tokens.dtype} {list(tokens.shape)}, expected int32 {list(shape)}: delete it"
             )
+        if self.vocab is not None and (tokens.min() < 0 or tokens.max() >= self.vocab):
+            raise CorruptShardError(f"{path} holds tokens outside 0..{self.vocab - 1}: delete it and run the command again")
         return torch.from_numpy(tokens).long()
 
 
