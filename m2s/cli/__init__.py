@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             run(given)
         finally:
-            sys.stdout.flush()  # here, and not when the interpreter exits: it may fail
+            if sys.stdout is not None:  # None: the file was closed before the start
+                sys.stdout.flush()  # here, and not when the interpreter exits: it may fail
     except UserError as error:
         print(f"m2s: {error}", file=sys.stderr)
         raise SystemExit(INVALID) from None

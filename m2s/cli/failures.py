@@ -173,6 +173,8 @@ def _bug(error: BaseException, plugins: Sequence[str]) -> str:
 
 def _discard_output() -> None:
     """Discard what is still in the buffer of stdout if it cannot be written, so that the interpreter exits quietly."""
+    if sys.stdout is None:  # it was closed before the start
+        return
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

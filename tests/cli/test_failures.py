@@ -180,3 +180,11 @@ def test_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "130 interrupted by Ctrl-C" in text and "M2S_TRACEBACK=1" in text
+
+
+@pytest.mark.parametrize("arguments", [["cite"], ["data", "check", "missing"]])
+def test_stdout_that_is_closed(arguments):
+    """`m2s data list >&-`: Python starts with sys.stdout = None."""
+    program = f"import sys\nsys.stdout = None\nfrom m2s.cli import main\nmain({arguments})"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == (0 if arguments == ["cite"] else 2) and "Traceback" not in ended.stderr
