@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import math
 import os
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,39 @@ def open_file(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open an ordinary file for reading. A pipe or a device, from which reading could wait for ever, is an error.
+
+    Args:
+        path: The file, or a link to one.
+
+    Returns:
+        The open file.
+
+    Raises:
+        OSError: It cannot be opened, or is not an ordinary file.
+    """
+    # O_NONBLOCK: opening a pipe without a writer would wait.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the contents of an ordinary file; see `open_regular`.
+
+    Args:
+        path: The file, or a link to one.
+
+    Raises:
+        OSError: It cannot be read, or is not an ordinary file.
+    """
+    with open_regular(path) as file:
+        return file.read()
+
+
 def replace(source: Path, target: Path) -> None:
     """Rename a file or folder, and wait until the new name is on the disk.
 
@@ -271,7 +306,7 @@ def read_json(path: Path, hint: str, allow_nan: bool = False) -> dict[str, Any]:
         UserError: The file cannot be read or is damaged.
     """
     try:
-        return parse_json(path.read_bytes(), allow_nan)
+        return parse_json(read_regular(path), allow_nan)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): {hint}") from error
     except ValueError as error:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from m2s.io import open_regular
+
 MAX_BYTES = 4 << 30  # of the arrays of a file. 4 MB can decompress to this much.
 
 
@@ -31,7 +33,7 @@ def read_npz(
         OSError: It cannot be read.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) if isinstance(path, Path) else path as file, zipfile.ZipFile(file) as archive:
             entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if missing := [name for name in names if name not in entries]:
                 held = ", ".join(list(entries)[:8]) or "nothing"
@@ -69,7 +71,7 @@ def read_npy(path: Path, limit: int = MAX_BYTES) -> np.ndarray:
         OSError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, io.SEEK_END)
             if size > limit:
                 raise ValueError(f"it has {size:,} bytes, and at most {limit:,} are read")

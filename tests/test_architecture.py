@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "m2s"
 # Each layer may import from the layers before it; names on one line may not import each other.
 LAYERS = [
     ["version", "startup", "errors", "rng", "dtypes", "modes", "transforms", "patches"],
-    ["io", "npz", "validation", "registry", "devices", "heartbeat"],
+    ["io"],
+    ["npz", "validation", "registry", "devices", "heartbeat"],
     ["provenance", "distributed"],
     ["process"],
     ["conversions"],

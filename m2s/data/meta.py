@@ -8,7 +8,7 @@ from typing import Any
 from m2s.data.files import BadData
 from m2s.data.pack import SPLITS
 from m2s.data.shards import DTYPES
-from m2s.io import parse_json
+from m2s.io import parse_json, read_regular
 
 FORMAT = "m2s tokens 1"
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -28,7 +28,7 @@ def read_object(path: Path, hint: str) -> dict[str, Any]:
         BadData: The file cannot be read or is damaged.
     """
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(read_regular(path))
     except OSError as error:
         raise BadData(f"{path} cannot be read ({error.strerror or error}): {hint}") from error
     except ValueError as error:

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s.errors import UserError
-from m2s.io import atomic_write, open_file, parse_json, replace, write_json
+from m2s.io import atomic_write, open_file, parse_json, read_regular, replace, write_json
 from m2s.npz import read_npz
 
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -146,8 +146,8 @@ class SampleShards:
     def _check_settings(self, path: Path) -> None:
         """The settings on disk are those of this run."""
         try:
-            there = parse_json(path.read_bytes())
-        except ValueError as error:
+            there = parse_json(read_regular(path))
+        except (ValueError, OSError) as error:
             raise CorruptShardError(f"{path} is damaged ({error}): delete {self.folder} to start again") from None
         here = json.loads(json.dumps(self.settings))
         other = [name for name in {**there, **here} if there.get(name) != here.get(name)]
@@ -232,7 +232,7 @@ def remove_finished(out: Path, settings: Any) -> None:
     folder = out.with_name(out.name + ".parts")
     shutil.rmtree(_deleted(folder), ignore_errors=True)
     try:
-        finished = json.loads((folder / "settings.json").read_text(encoding="utf-8")) == settings
+        finished = json.loads(read_regular(folder / "settings.json")) == settings
     except (OSError, ValueError, RecursionError):
         return
     if finished:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from m2s.errors import UserError
-from m2s.io import fsync, parse_json
+from m2s.io import fsync, open_regular, parse_json, read_regular
 
 INFO, MANIFEST = "state.json", "manifest.json"
 FORMAT = 2
@@ -363,7 +363,7 @@ def _is_valid(value: Any, kind: type) -> bool:
 def _read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object. NaN is allowed: the validation of an early network may not be finite."""
     try:
-        return parse_json(path.read_bytes(), allow_nan=True)
+        return parse_json(read_regular(path), allow_nan=True)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
@@ -400,5 +400,5 @@ def digest(path: Path) -> str:
     Args:
         path: The file.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
