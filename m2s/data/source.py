@@ -4,6 +4,7 @@ A data set is a function `(folder, length, hub) -> Source` in the registry `DATA
 `Source`, so any object that has them can be trained on.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -171,6 +172,9 @@ class ImageSource:
         return Batch(self.images.test[indices], None, self.images.test_labels[indices])
 
 
+SLOW_BYTES = 5_000_000_000  # comparing more than this takes several seconds, so that it is announced
+
+
 class TextSource:
     """Windows of a text that `m2s data prepare` packed.
 
@@ -192,6 +196,18 @@ class TextSource:
     def fingerprint(self) -> str:
         """The SHA-256 of the packed tokens and of the tokenizer, from the checksums in meta.json."""
         return self._train.fingerprint
+
+    def verify(self) -> None:
+        """Compare the packed tokens with their checksums and with the vocabulary.
+
+        Raises:
+            BadData: A file was changed.
+        """
+        size = 2 * (self.size + self.held_out) * self.length
+        if size > SLOW_BYTES:
+            print(f"comparing {size / 1e9:.0f} GB of tokens with their SHA-256", file=sys.stderr, flush=True)
+        self._train.verify()
+        self._validation.verify()
 
     def train(self, indices: Int[Tensor, "B"]) -> Batch:
         """Return the training windows with these indices.

@@ -90,6 +90,17 @@ class Tokens:
         described = [splits, self.vocab, self.meta["dtype"], self.meta.get("tokenizer_sha256")]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
+    def verify(self) -> None:
+        """Compare the SHA-256 of every file with meta.json, and the tokens with the vocabulary. Every token is read.
+
+        Raises:
+            BadData: A file was changed, or has a token outside the vocabulary.
+        """
+        check_shards(self.folder, self.split, self.meta, verify=True)
+        for shard in self._shards:
+            if (largest := int(shard.max())) >= self.vocab:
+                raise BadData(f"{shard.filename} has the token {largest}, expected less than {self.vocab}: prepare it again")
+
     def __len__(self) -> int:
         return int(self._ends[-1]) // self.length
 

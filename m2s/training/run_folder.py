@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from m2s.data.source import Source, fingerprint
+from m2s.data.source import Source, TextSource, fingerprint
 from m2s.errors import UserError, print_escaped
 from m2s.io import open_file, output_folder, read_json, write_json
 from m2s.provenance import command, revision
@@ -54,6 +54,8 @@ class RunFolder:
         self.config = plain(config)
         self.other_data = config.run.other_data
         self.data: dict[str, Any] = {"rows": source.size, "length": source.length, "vocab": source.vocab}
+        if isinstance(source, TextSource):  # its fingerprint is what meta.json says: compare that with the files
+            source.verify()
         if (sha256 := fingerprint(source)) is not None:
             self.data["sha256"] = sha256
 
