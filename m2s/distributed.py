@@ -173,13 +173,12 @@ def _join(backend: str) -> Heartbeat | None:
             store = PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         if limited:
             heartbeat = Heartbeat(store, rank, size, seconds)
-            heartbeat.announce()
+            heartbeat.start()  # before the group: to join it is a collective operation too
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except dist.DistStoreError as error:
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        who = "rank 0 does not answer" if isinstance(error, dist.DistNetworkError) else "some did not connect"
         raise UserError(
-            f"not all {os.environ['WORLD_SIZE']} processes have started ({str(error).splitlines()[0]}): {VARIABLE} sets the "
-            "seconds to wait for them"
+            f"not all {os.environ['WORLD_SIZE']} processes have started, {who} ({str(error).splitlines()[0]}): {VARIABLE} sets "
+            "the seconds to wait for them"
         ) from error
-    if heartbeat is not None:
-        heartbeat.start()
     return heartbeat

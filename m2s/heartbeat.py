@@ -72,7 +72,7 @@ class LastBeat:
 
 
 class Heartbeat:
-    """Publishes the heartbeats of this process, and ends it when another one stops. Call `announce`, then `start`.
+    """Publishes the heartbeats of this process, and ends it when another one stops.
 
     Args:
         store: The store of the process group. It is cloned, because a connection serves one thread.
@@ -86,18 +86,19 @@ class Heartbeat:
         self.pause = min(5.0, seconds / 8)  # between two heartbeats, so a message names a place at most this old
         self._count, self._place, self._since = 0, "the start", time.monotonic()
         self._beats: dict[int, LastBeat] = {}
+        self._started = time.monotonic()
         self._ticks, self._answered, self._stopped = 0, time.monotonic(), threading.Event()
         self._threads = [threading.Thread(target=work, name=NAME, daemon=True) for work in (self._exchange, self._watch)]
 
-    def announce(self) -> None:
-        """Publish the first heartbeat, before any process reads it."""
+    def _announce(self) -> None:
+        """Publish a heartbeat."""
         self._ticks += 1
         process = f"process {os.getpid()} on {socket.gethostname()}"
         self.store.set(f"heartbeat-{self.rank}", f"{self._ticks}|{self._count}|{process}|{self._place}")
 
     def start(self) -> None:
-        """Start to publish and to watch. All processes have called `announce`."""
-        self._since = self._answered = time.monotonic()
+        """Start to publish and to watch. Other processes may start later, but within the seconds to wait."""
+        self._since = self._answered = self._started = time.monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -120,14 +121,17 @@ class Heartbeat:
         """Publish this process's heartbeat and read those of the others, in a loop."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         with contextlib.suppress(Exception):  # the process that holds the store has ended
-            while not self._stopped.wait(self.pause):
-                self.announce()
-                texts = [value.decode() for value in self.store.multi_get([f"heartbeat-{rank}" for rank in others])]
+            while True:
+                self._announce()
+                started = [rank for rank in others if rank in self._beats or self.store.check([f"heartbeat-{rank}"])]
+                texts = [value.decode() for value in self.store.multi_get([f"heartbeat-{rank}" for rank in started])]
                 now = time.monotonic()
-                for rank, text in zip(others, texts, strict=True):
+                for rank, text in zip(started, texts, strict=True):
                     if rank not in self._beats or self._beats[rank].text != text:
                         self._beats[rank] = LastBeat(text, now)
                 self._answered = now
+                if self._stopped.wait(self.pause):
+                    return
 
     def _watch(self) -> None:
         """Compare the heartbeats, and end this process where another one has stopped."""
@@ -137,7 +141,7 @@ class Heartbeat:
             if now - before > 3 * self.pause + 1:  # this process itself was stopped: the others may have been, too
                 for beat in list(self._beats.values()):
                     beat.changed = now
-                self._since = self._answered = now
+                self._since = self._answered = self._started = now
             before = now
             if (missing := self._missing(now)) is not None:
                 self._end(missing)
@@ -149,6 +153,9 @@ class Heartbeat:
                 return "torchrun's store does not answer"
             return f"rank 0{self._describe(0)} does not answer"
         faults = []
+        if now - self._started > self.seconds:
+            absent = set(range(self.size)) - self._beats.keys() - {self.rank}
+            faults += [f"rank {rank} has not started" for rank in sorted(absent)]
         for rank, beat in sorted(self._beats.items()):
             behind = beat.count < self._count and now - self._since > self.seconds
             if now - beat.changed > self.seconds:

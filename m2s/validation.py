@@ -25,6 +25,10 @@ ROUNDING = 1e-5  # tolerance for negative entries of a score, relative to the la
 _checked: ContextVar[bool] = ContextVar("m2s_checked", default=os.environ.get("M2S_CHECKED", "0") not in ("", "0"))
 
 
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest normal number of float32."""
+
+
 @contextlib.contextmanager
 def checked(on: bool = True) -> Iterator[None]:
     """Check all values on all devices inside a `with` block: tokens, times, scores, NaN and the support condition.
@@ -109,7 +113,9 @@ def times(name: str, t: Tensor, low: float = 0.0, high: float = 1.0, open_ends: 
     if not t.dtype.is_floating_point:
         raise UserTypeError(f"{name} must hold floats, but its dtype is {t.dtype}", option=name)
     if t.numel() and _may_read_values(t):
-        inside = (t > low) & (t < high) if open_ends else (t >= low) & (t <= high)
+        # A subnormal number counts as 0: rates at that time, such as 1/t, overflow.
+        least = torch.where(t.abs() < SMALLEST, 0, t) if open_ends else t
+        inside = (least > low) & (t < high) if open_ends else (t >= low) & (t <= high)
         if not inside.all():
             at = first_index(~inside)
             interval = f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]"

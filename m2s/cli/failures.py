@@ -63,6 +63,8 @@ class CommandFailure(Exception):
 # Failures for which other packages have no type of their own: the only sign is a part of the message.
 # torch's CPU allocator raises a plain RuntimeError. Its name is in the message, or on other systems these words.
 CPU_OUT_OF_MEMORY = ("DefaultCPUAllocator", "not enough memory")
+# A thread needs memory for its stack. Python and C++ raise a plain RuntimeError where the system does not give it.
+NO_THREAD = ("can't start new thread", os.strerror(errno.EAGAIN))
 # safetensors raises its SafetensorError for everything, with the text of the system's ENOSPC inside.
 SAFETENSORS_NO_SPACE = "No space left"
 # gloo raises a plain RuntimeError, whose message starts with the place in its source.
@@ -79,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in (*CPU_OUT_OF_MEMORY, *NO_THREAD))
 
 
 def describe(error: BaseException, options: Collection[str] = ()) -> str | None:

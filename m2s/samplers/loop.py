@@ -207,6 +207,10 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
             batches = list(micro_batches(window, options.micro_batch, run.device))
             fill(run, batches, progress and not several)
             tokens[rows, sites] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
+    if tokens.numel() and int(tokens.max()) >= options.head.process.vocab:
+        raise ValueError(
+            "a sample ends with a mask: the network's output gives no valid distribution, for example because scores overflow"
+        )
     return tokens.to(run.device)
 
 

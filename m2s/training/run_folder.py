@@ -32,7 +32,10 @@ MUTABLE_ON_RESUME = {
 
 SIZES = ("rows", "length", "vocab")  # what every record says about the data
 # Files that a process may leave when it is killed before it has written train.json, besides the lock.
-LEFTOVER = re.compile(r"\.m2s-([0-9a-f]+-)?[0-9]+\.tmp|\.(train|log|nan|config)-([0-9a-f]+-)?[0-9]+\.jsonl?")
+# Temporary files that killed processes leave: those of m2s.io, and those in which safetensors writes before it renames.
+LEFTOVER = re.compile(
+    r"\.m2s-([0-9a-f]+-)?[0-9]+\.tmp|\.(train|log|nan|config)-([0-9a-f]+-)?[0-9]+\.jsonl?|\.tmp[0-9A-Za-z]{6}"
+)
 
 
 class RunFolder:

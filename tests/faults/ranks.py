@@ -153,7 +153,8 @@ def lose_a_process(number: int, dice: random.Random) -> str:
             return f"{at} ends with a traceback\n{said.err}"
         if code != 0 and not said.messages:
             return f"{at} ends with code {code} and without a message\n{said.err}"
-        if way == "stopped" and code != 0 and not any(f"rank {failed_rank}" in line for line in said.messages):
+        named = (f"rank {failed_rank}", "not all 2 processes have started")
+        if way == "stopped" and code != 0 and not any(text in line for line in said.messages for text in named):
             return f"{at} does not name rank {failed_rank}\n{said.err}"
         if way == "out of memory" and Ended(None, "", failed_output).traceback:
             return f"process {failed_rank} {way} after {moment:.2f} s ends with a traceback\n{failed_output}"

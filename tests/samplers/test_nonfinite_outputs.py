@@ -85,3 +85,17 @@ def test_a_network_that_overflows_is_an_error_of_the_command(tmp_path: Path, cap
         main(["sample", str(tmp_path / "run"), "--n", "2", "--steps", "2", "--out", str(tmp_path / "a.npz")])
     err = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2 and "in the first call is nan" in err and not (tmp_path / "a.npz").exists()
+
+
+def test_scores_that_overflow_are_an_error_and_no_masks_in_the_samples() -> None:
+    """Logits of 1e30 are finite, but their exponential is not."""
+    head = m2s.LogScore(m2s.Hybrid(2, p_uniform=0.1))
+    table = torch.randn(3, 3, generator=torch.Generator().manual_seed(1)) * 1e30
+    failed = 0
+    for seed in range(20):
+        try:
+            tokens = m2s.sample(lambda x_t, t: table[x_t], head, (2, 3), steps=2, seed=seed)
+            assert tokens.max() < 2
+        except ValueError as error:
+            failed += "a sample ends with a mask" in str(error)
+    assert failed > 0

@@ -147,7 +147,7 @@ class Bpd:
                 f"{setup.batch_size} examples per call do not fit into the memory of {world.device}: give --batch-size"
             ) from error
         for place, each in zip((self.checkpoint, self.against), (found, *theirs), strict=False):
-            if bool(each.term("bound").isnan().any()):  # an infinite NELBO is a legal value
+            if bool(each.term("nelbo").isnan().any()):  # an infinite NELBO is a legal value
                 raise UserError(
                     f"the NELBO of {place} is not a number: its network returns NaN or infinity, so the training diverged or "
                     "the weights are damaged. Use an earlier checkpoint"
