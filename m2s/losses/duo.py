@@ -18,7 +18,7 @@ from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, Posterior
-from m2s.losses.objective import Loss, apply_weight
+from m2s.losses.objective import Loss, NetworkLoss, apply_weight
 from m2s.losses.score_entropy import score_entropy
 from m2s.process import Uniform
 
@@ -163,7 +163,7 @@ def check_duo(model: nn.Module, head: Head) -> None:
         )
 
 
-class Relaxed(nn.Module):
+class Relaxed(NetworkLoss):
     """`m2s.Objective` with softened input: forward(x_0, t, tau) -> nats per position [B, L].
 
     The loss is that of x_t, the argmax. The rows of the network's `embedding` are averaged by softmax(w / tau).
@@ -190,11 +190,8 @@ class Relaxed(nn.Module):
         t_min: float = 1e-3,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
         check_duo(model, head)
-        if not 0 < t_min < 0.5:
-            raise ValueError(f"t_min is {t_min}, but it must lie in (0, 0.5)")
-        self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
+        super().__init__(model, head, loss, t_min, generator)
 
     def forward(
         self, x_0: Int[Tensor, "B L"], t: Float[Tensor, "B"], tau: float, weight: Float[Tensor, "B L"] | None = None
@@ -215,13 +212,14 @@ class Relaxed(nn.Module):
         """
         if not (math.isfinite(tau) and tau >= 0):
             raise ValueError(f"tau is {tau}, but it must be a number >= 0")
-        assert isinstance(self.head.process, Uniform) and isinstance(self.model.embedding, nn.Embedding)
+        assert isinstance(self.head.process, Uniform) and isinstance(self.model, nn.Module)
+        assert isinstance(self.model.embedding, nn.Embedding)
         shape = (*x_0.shape, self.head.process.vocab)
         noise = torch.randn(shape, generator=self.generator, dtype=torch.get_default_dtype(), device=x_0.device)
         w = gaussian_latent(self.head.process, x_0, t, noise)
-        x_t, seen = w.argmax(-1), t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+        x_t = w.argmax(-1)
         with soft_embedding(self.model.embedding, torch.softmax(w / tau, -1)) if tau else contextlib.nullcontext():
-            output = self.model(x_t, seen)
+            output = self.model(x_t, self.network_time(t))
         return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
 
 

@@ -54,7 +54,40 @@ def stratified_times(
     return low + (high - low) * ((order + u) / count).clamp(max=1 - 1e-12)
 
 
-class Objective(nn.Module):
+class NetworkLoss(nn.Module):
+    """A network, the meaning of its output and a loss. Subclasses define `forward`.
+
+    Args:
+        model: The network, called as model(x_t, t) or model(x_t, t, condition).
+        head: The meaning of its output.
+        loss: A function of (head, output, x_0, x_t, t) that returns nats per position.
+        t_min: The network sees no times nearer to 0 and 1 than this.
+        generator: The random numbers of the corruption; None: torch's default generator.
+
+    Raises:
+        ValueError: `t_min` is not in (0, 0.5), or the network has no embedding for the mask.
+        TypeError: `head` is not a head, or `model` is not a network.
+    """
+
+    def __init__(
+        self, model: Model, head: Head, loss: Loss, t_min: float = 1e-3, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
+        validation.in_interval("t_min", t_min, "(0, 0.5)")
+        check_model(model, head.process)
+        self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
+
+    def network_time(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """Return the times that the network sees, [B]: clamped, and in torch's default dtype.
+
+        Args:
+            t: Times, [B].
+        """
+        return t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
+
+
+class Objective(NetworkLoss):
     """The loss of a network on clean tokens: x_t ~ P_t(.|x_0), the network at (x_t, t), the loss of its output.
 
     The network sees times in torch's default dtype, clamped to [t_min, 1 - t_min]; the process sees the exact times.
@@ -83,11 +116,7 @@ class Objective(nn.Module):
         t_min: float = 1e-3,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
-        validation.in_interval("t_min", t_min, "(0, 0.5)")
-        check_model(model, head.process)
-        self.model, self.head, self.loss, self.t_min, self.generator = model, head, loss, t_min, generator
+        super().__init__(model, head, loss, t_min, generator)
 
     def forward(
         self,
@@ -115,16 +144,8 @@ class Objective(nn.Module):
         output = call_model(self.model, process, x_t, self.network_time(t), condition)
         return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
 
-    def network_time(self, t: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
-        """Return the times that the network sees, [B]: clamped, and in torch's default dtype.
 
-        Args:
-            t: Times, [B].
-        """
-        return t.clamp(self.t_min, 1 - self.t_min).to(torch.get_default_dtype())
-
-
-class TrainingObjective(Objective):
+class TrainingObjective(NetworkLoss):
     """`Objective` with precomputed noisy tokens and weights. The trainer compiles it, and DDP and FSDP wrap it.
 
     It returns the weighted sum of the loss, so that a fused op can compute the gradient together with the value.
@@ -142,7 +163,7 @@ class TrainingObjective(Objective):
         super().__init__(model, head, loss, t_min)
         self.compiled: Callable[..., tuple[Tensor, Tensor]] = self.score
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x_0: Int[Tensor, "B L"],
         x_t: Int[Tensor, "B L"],

@@ -18,6 +18,7 @@ from m2s.errors import UserError
 from m2s.losses import Relaxed, udlm
 from m2s.losses.duo import gaussian_latent, gaussian_to_uniform, signal_to_noise, soft_embedding, temperature
 from m2s.losses.noise import corrupt_by_counter, normals_by_counter
+from m2s.losses.objective import TrainingObjective
 from m2s.models import DiT, DiTConfig
 from m2s.training import train
 from m2s.training.build import make_objects
@@ -292,3 +293,17 @@ def test_curriculum_is_rejected_without_uniform_noise_or_embedding(tmp_path, cha
     with pytest.raises(UserError, match=r"head\.curriculum is 'duo', but .*" + word):
         train(small(tmp_path / "run", **{**DUO, "head__curriculum": "duo", **changes}), source)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("t_min", [0.0, 0.5, -0.1])
+def test_every_objective_checks_its_times_alike(t_min: float) -> None:
+    model, head = DiT(DiTConfig(5, width=8, depth=1, heads=1)), m2s.Posterior(m2s.Uniform(5, m2s.Linear()))
+    messages = set()
+    for make in (m2s.Objective, Relaxed, TrainingObjective):
+        with pytest.raises(ValueError, match="t_min") as error:
+            make(model, head, m2s.score_entropy, t_min)
+        messages.add(str(error.value))
+    assert len(messages) == 1
+    t = torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64)
+    seen = [make(model, head, m2s.score_entropy, 0.1).network_time(t) for make in (m2s.Objective, Relaxed, TrainingObjective)]
+    assert all(torch.equal(each, torch.tensor([0.1, 0.3, 0.9])) for each in seen)
