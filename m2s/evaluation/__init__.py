@@ -15,6 +15,7 @@ PARTS = (
     "audit",
     "bootstrap",
     "bpd",
+    "comparison",
     "earlier_names",
     "fid",
     "genppl",
@@ -22,6 +23,7 @@ PARTS = (
     "inception",
     "judge",
     "ngrams",
+    "pixels",
     "registry",
     "repair",
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from m2s.evaluation.bpd.examples import EvaluationSet
 from m2s.evaluation.ngrams import ngrams
+from m2s.evaluation.pixels import pixels
 from m2s.hub import Checkpoint
 from m2s.registry import Registry
 
@@ -50,3 +51,4 @@ METRICS: Registry[Metric] = Registry("metric")
 """Every registered metric. The built-in ones are added below."""
 
 METRICS.add("ngrams", ngrams)
+METRICS.add("pixels", pixels)
