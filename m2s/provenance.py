@@ -16,10 +16,13 @@ overwritten by further training under the same path. No field holds the name of 
 that results can be published.
 """
 
+import contextlib
 import hashlib
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,8 +61,30 @@ def provenance(device: torch.device | str, *packages: str) -> dict[str, Any]:
     }
 
 
+_RUNNING: ContextVar[tuple[str, ...] | None] = ContextVar("running", default=None)
+
+
+@contextlib.contextmanager
+def recorded_command(words: Sequence[str]) -> Iterator[None]:
+    """Let results record another command, for a command such as `m2s demo` that runs others.
+
+    Args:
+        words: The words of the command that makes the result by itself, the program first.
+    """
+    token = _RUNNING.set(tuple(words))
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
 def command() -> list[str]:
-    """Return the words of the command line, with the name of the program in the place of its path."""
+    """Return the words of the command line, with the name of the program in the place of its path.
+
+    Inside `recorded_command` they are the words given there.
+    """
+    if (running := _RUNNING.get()) is not None:
+        return list(running)
     program = Path(sys.argv[0])
     return ["m2s" if program.name == "__main__.py" else program.name, *sys.argv[1:]]
 

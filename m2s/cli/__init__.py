@@ -11,6 +11,7 @@ import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
+from m2s.cli.compare import Compare
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.errors import message
@@ -37,6 +38,7 @@ COMMANDS |= {
     "evaluate": Evaluate,
     "audit": Audit,
     "repair": Repair,
+    "compare": Compare,
     "figure": Figure,
     "report": Report,
     "benchmark": Benchmark,

@@ -18,7 +18,7 @@ COMMANDS: dict[str, Any] = {}
 # Names that other projects use: the commands where a user may type them, and what to do here.
 OTHER_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "--resume": (
-        ("train", "sample", "audit", "repair", "demo", "data"),
+        ("train", "sample", "audit", "repair", "compare", "demo", "data"),
         "the same command, given again, resumes an interrupted run",
     ),
     "--epochs": (("train", "demo"), "give the length of a run as --steps, the number of training steps"),

@@ -78,7 +78,7 @@ class Sample(SamplingArgs):
             UserError: An option cannot be used, or a shard is damaged.
         """
         from m2s.cli.evaluate.images import read_settings
-        from m2s.samplers.shards import CorruptShardError, SampleShards, remove_finished
+        from m2s.samplers.shards import CorruptShardError, remove_finished
 
         out = output_file(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
@@ -89,16 +89,7 @@ class Sample(SamplingArgs):
         checkpoint = self.load()
         self._check(checkpoint)
         options = self._options(checkpoint)
-        # The labels from the first sample on: a run of an older version, which counted them from 0, has other settings.
-        labels = self._sample_labels(len(self.labels))
-        parts = SampleShards(
-            tokens_file,
-            self.n,
-            options.shape[1],
-            self.batch_size,
-            settings(self, checkpoint, options, labels),
-            checkpoint.head.process.vocab,
-        )
+        parts = self._parts(checkpoint, options)
         if tokens_file.exists() and not self.overwrite:
             write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)
             if parts.folder.is_dir():
@@ -119,6 +110,30 @@ class Sample(SamplingArgs):
                         print(f"shard {shard} of {shards} is drawn; other shards are missing")
             except CorruptShardError as error:
                 raise UserError(str(error)) from error
+
+    def read_or_draw(self) -> "Tensor":
+        """Return the samples: those of a finished file with the same settings, or new ones, which are written.
+
+        Returns:
+            The tokens, [n, L].
+
+        Raises:
+            UserError: An option is invalid, or the file exists with other settings and `overwrite` is not set.
+        """
+        tokens_file = self.out.with_suffix(".npz")
+        if self.overwrite or not tokens_file.exists():
+            self.run()
+        checkpoint = self.load()
+        return read_finished(tokens_file, self._parts(checkpoint, self._options(checkpoint)).settings)
+
+    def _parts(self, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
+        """The batches of samples on the disk, with the settings that the samples depend on."""
+        from m2s.samplers.shards import SampleShards
+
+        # The labels from the first sample on: a run of an older version, which counted them from 0, has other settings.
+        labels = self._sample_labels(len(self.labels))
+        known, vocab = settings(self, checkpoint, options, labels), checkpoint.head.process.vocab
+        return SampleShards(self.out.with_suffix(".npz"), self.n, options.shape[1], self.batch_size, known, vocab)
 
     def _shard(self) -> tuple[int, int]:
         """The number of this shard, and how many there are."""

@@ -5,6 +5,7 @@ Everything here is plain data. The templates escape it.
 
 import base64
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,6 +15,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+
+from m2s.report.style import DARK
 
 UNKNOWN = "–"
 
@@ -59,11 +62,13 @@ class Picture:
         uri: The image as a data URI.
         alt: Its content in words.
         caption: The text below it. Where it is empty, the template supplies one.
+        dark: The image for a dark page as a data URI; empty where the same image serves both.
     """
 
     uri: str
     alt: str
     caption: str = ""
+    dark: str = ""
 
 
 def format_number(value: Any, digits: int = 4) -> str:
@@ -157,20 +162,41 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
-def svg_uri(figure: Figure) -> str:
-    """Return a figure as an SVG data URI.
+def figure_picture(figure: Figure, alt: str, caption: str = "") -> Picture:
+    """Return a figure as a picture for light and dark pages.
 
     Args:
         figure: The figure.
+        alt: Its content in words.
+        caption: The text below it.
 
     Returns:
-        The data URI. Letters are outlines, and there is no date, so that the same figure gives the same bytes.
+        The picture, as SVG.
+    """
+    light, dark = (data_uri("image/svg+xml", svg_text(figure, dark).encode()) for dark in (False, True))
+    return Picture(light, alt, caption, dark)
+
+
+def svg_text(figure: Figure, dark: bool = False) -> str:
+    """Return a figure as SVG.
+
+    Args:
+        figure: The figure.
+        dark: Replace the colours by those for a dark page (`m2s.report.style.DARK`).
+
+    Returns:
+        The text. Letters are outlines, and there is no date, so that the same figure gives the same bytes.
     """
     file = BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "m2s", "svg.fonttype": "path"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue().decode()
-    return data_uri("image/svg+xml", text[text.index("<svg") :].encode())  # without the DOCTYPE, which names an address
+    text = text[text.index("<svg") :]  # without the DOCTYPE, which names an address
+    if not dark:
+        return text
+    # Glyphs of text have no colour of their own where the text is black, which is the default of SVG.
+    text = text.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)
+    return re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: DARK.get(found[0].upper(), found[0]), text)
 
 
 def png_uri(path: Path) -> str:

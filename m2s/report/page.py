@@ -9,6 +9,8 @@ give the same bytes.
 Each section computes plain data (`m2s.report.sections`), which a Jinja2 template renders. Templates escape all text.
 """
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from m2s.io import atomic_write, output_file
 from m2s.report.blocks import conjunction, paragraphs
 from m2s.report.read_run import TrainingRun, read_runs
-from m2s.report.sections import SECTIONS, Problems
+from m2s.report.sections import LEADING, SECTIONS, Problems, Section
+from m2s.report.sections.comparison import opening
 from m2s.report.sections.overview import introduction
 
 TITLE = "Runs of discrete diffusion"
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+SCRIPT = "slider.js"  # only a page with a comparison has it
 
 
 def write(runs: Sequence[Path], out: Path, title: str = TITLE, notes: str = "") -> list[str]:
@@ -64,20 +68,38 @@ def render(runs: Sequence[TrainingRun], problems: Problems, title: str = TITLE, 
     """
     environment = template_environment()
     sections = []
-    for section in SECTIONS:
+    first = opening(runs, problems)
+    ordered = list(SECTIONS) if first is None else sorted(SECTIONS, key=_place)
+    script = "" if first is None else environment.get_template(SCRIPT).render()
+    for section in ordered:
         data = section.collect(runs, problems)
         if data is not None:
             content = environment.get_template(section.template).render(data)
             sections.append({"id": section.id, "heading": section.heading, "content": content})
     return environment.get_template("page.html.jinja").render(
         title=title,
-        policy=POLICY,
+        policy=_policy(script),
+        opening=first,
+        script=script,
         notes=notes,
         introduction=introduction(runs, problems),
         sections=sections,
         problems=list(problems),
         data={"runs": [_json_data(run) for run in runs]},
     )
+
+
+def _place(section: Section) -> int:
+    """Return the place of a section on a page with a comparison. Sections with the same place keep their order."""
+    return LEADING.index(section.id) if section.id in LEADING else len(LEADING)
+
+
+def _policy(script: str) -> str:
+    """Return the content security policy. It allows one script, by its checksum, and no other."""
+    if not script:
+        return POLICY
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"{POLICY}; script-src 'sha256-{digest}'"
 
 
 def template_environment() -> Environment:

@@ -23,6 +23,7 @@ from m2s.evaluation.earlier_names import with_current_names
 from m2s.hub.folder import WEIGHTS, current
 from m2s.npz import read_npz
 from m2s.report.audit.result import KEYS
+from m2s.report.comparison import KEYS as COMPARISON_KEYS
 from m2s.training.log import NAME as LOG
 from m2s.training.log import read_log
 from m2s.training.run_folder import RECORD, read_record
@@ -33,6 +34,7 @@ T = TypeVar("T")
 RESULT_KEYS: dict[str, set[str]] = {
     "repair": {"changes", "measure", "audits"},
     "audit": KEYS,
+    "compare": COMPARISON_KEYS,
     "bpd": {"nelbo", "integral", "prior", "reconstruction", "unit", "curve"},
     "fid": {"fid", "samples", "reference", "network"},
     "genppl": {"results", "differences"},
@@ -219,8 +221,9 @@ def _read_run(path: Path, name: str, record: dict[str, Any]) -> TrainingRun:
     for file in _files(path, "json"):
         if file.name not in (RECORD, "config.json"):
             _try_read(run, file, lambda file: _read_result(run, file))
-    # The folders of audits and repairs hold files of their own, which the sections of those results show.
-    taken = {path / Path(result.file).parent for result in run.results if result.kind in ("audit", "repair")} - {path}
+    # The folders of audits, repairs and comparisons hold files of their own, which the sections of those results show.
+    owners = [result.file for result in run.results if result.kind in ("audit", "repair", "compare")]
+    taken = {path / Path(file).parent for file in owners} - {path}
     for file in _files(path, "npz"):
         if file.parent not in taken:
             _try_read(run, file, lambda file: _read_samples(run, file))

@@ -1,6 +1,7 @@
 """Samples as a grid of images or as text."""
 
 import math
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,23 @@ def picture_grid(tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int
         top, left = LINE + number // columns * tall, LINE + number % columns * wide
         grid[top : top + image.shape[0], left : left + image.shape[1]] = image
     return grid.astype(np.uint8)
+
+
+def grid_uri(tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> str:
+    """Return images in a grid (`picture_grid`) as the data URI of a PNG picture.
+
+    Args:
+        tokens: [n, L] images as tokens.
+        shape: Height, width and channels of an image.
+        levels: Number of levels of a pixel.
+    """
+    from matplotlib.image import imsave
+
+    from m2s.report.blocks import data_uri
+
+    file = BytesIO()
+    imsave(file, picture_grid(tokens, shape, levels), format="png")
+    return data_uri("image/png", file.getvalue())
 
 
 def write_pictures(path: Path, tokens: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> None:

@@ -15,6 +15,23 @@ ORTHANT, BOX, BAND = "#F4F4F2", "#D3E4F3", "#7FB3DE"  # all positive scores, the
 VERMILLION, BLUE, GREEN = "#D55E00", "#004F8A", "#007A5A"  # from Okabe and Ito; blue and green are darkened for text
 SMALL, TEXT, TITLE = 9.5, 10.5, 12.0  # font sizes in points
 
+DARK = {  # colors of a figure on a dark page, by those on a light one
+    "#000000": "#E8E6E1",
+    "#FFFFFF": "#1E1E1C",
+    INK: "#E8E6E1",
+    MUTED: "#A9A69E",
+    ORTHANT: "#2C2C2A",
+    BOX: "#2F4A63",
+    BAND: "#3F76A6",
+    VERMILLION: "#FF8A3D",
+    BLUE: "#6FB1EA",
+    GREEN: "#3FC79A",
+    "#9B4F96": "#D08CCB",
+    "#A67C00": "#D9AE3C",
+    "#3A9BC1": "#6CC5E6",
+    "#6B6B6B": "#A3A3A3",
+}
+
 COLORS = (BLUE, VERMILLION, GREEN, "#9B4F96", "#A67C00", "#3A9BC1", "#6B6B6B")
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1)))
 

@@ -22,6 +22,7 @@ LINES: dict[str, Sequence[str]] = {
     "evaluate genppl": ("evaluate", "genppl", "out.txt"),
     "audit": ("audit", "run", "--out", "out"),
     "repair": ("repair", "run", "--out", "out"),
+    "compare": ("compare", "run", "--against", "digits:train", "--out", "out"),
     "report": ("report", "run", "--out", "out.html"),
     "data prepare": ("data", "prepare", "texts", "--out", "out"),
     "data check": ("data", "check", "packed"),
@@ -31,7 +32,7 @@ LINES: dict[str, Sequence[str]] = {
     "cite": ("cite",),
     "demo": ("demo", "--out", "out"),
 }
-RESUMED = {"train", "sample", "audit", "repair", "data prepare", "demo"}
+RESUMED = {"train", "sample", "audit", "repair", "compare", "data prepare", "demo"}
 FILE = "some/file"
 ERRORS = {
     "full disk": (OSError(errno.ENOSPC, "No space left on device", FILE), f"{FILE}: the disk is full"),

@@ -1,6 +1,7 @@
 """Three small runs with results of every kind, and their page."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,30 @@ def page(runs: Path) -> Path:
 def parsed(page: Path) -> Reader:
     """The same page, parsed."""
     return read(page)
+
+
+@pytest.fixture(scope="session")
+def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two runs with a comparison. One run has a name that must be escaped."""
+    folder = tmp_path_factory.mktemp("compared")
+    for name, new in (("m2s", "m2s"), ("sedd", "a<b")):
+        shutil.copytree(runs / name, folder / new, ignore=lambda *_: {"audit", "repair", "bpd.json", "fid.json"})
+    models, options = [str(folder / "a<b"), str(folder / "m2s")], ["--n", "4", "--steps", "2", "4", "--device", "cpu"]
+    main(["compare", *models, "--against", "digits:train", *options, "--out", str(folder / "m2s" / "compare")])
+    main(
+        [
+            "evaluate",
+            "bpd",
+            *models[1:],
+            "--against",
+            models[0],
+            "--limit",
+            "6",
+            "--out",
+            f"{models[1]}/bpd.json",
+            "--device",
+            "cpu",
+        ]
+    )
+    main(["report", *models[::-1], "--title", "Compared", "--notes", "About both.", "--out", str(folder / "page.html")])
+    return folder / "page.html"

@@ -1,5 +1,6 @@
 """The page in a browser: all figures appear, and nothing is requested. Run by `make test-docs`."""
 
+import html
 import json
 import os
 import re
@@ -25,6 +26,25 @@ def chrome() -> str:
     if found is None:
         pytest.fail("no browser: apt-get install chromium, or set CHROME to the path of one")
     return found
+
+
+NARROW, WIDE = 400, 1200
+FRAME = """<!DOCTYPE html><html lang="en"><meta name="color-scheme" content="light dark"><style>body{{margin:0}}
+iframe{{border:0;color-scheme:light dark}}</style><iframe src="{page}" width="{width}" height="800"></iframe></html>"""
+# Moves the slider to each of its places, and posts what the page then shows. The wrapper writes it into its own document.
+MEASURE = """<script>addEventListener("load", () => {
+const root = document.documentElement, input = document.querySelector("input"), seen = [];
+for (let place = 0; place <= input.max; place++) {
+  input.value = place; input.dispatchEvent(new Event("input"));
+  const shown = [...document.querySelectorAll("[data-at]")].filter(one => one.offsetParent);
+  seen.push([document.querySelector("output").textContent, shown.map(one => one.dataset.at)]); }
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+const drawn = [...document.querySelectorAll("picture")].map(one => one.querySelector("img").currentSrc ===
+  (dark ? one.querySelector("source").srcset : one.querySelector("img").src));
+parent.postMessage(JSON.stringify({width: innerWidth, scroll: root.scrollWidth, dark, seen, drawn,
+  cells: getComputedStyle(document.querySelector("td")).display, back: getComputedStyle(document.body).backgroundColor,
+  images: [...document.images].map(one => one.naturalWidth)}), "*"); });</script>"""
+LISTEN = "<script>addEventListener('message', event => { document.documentElement.dataset.found = event.data; });</script>"
 
 
 class Visit:
@@ -55,7 +75,7 @@ def test_in_a_browser(chrome: str, page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     visit = Visit(chrome, text, tmp_path, width=500)
     assert visit.console == [] and visit.requests == []
-    assert len(visit.widths) == text.count("<img") == 11 and min(visit.widths) > 0
+    assert len(visit.widths) == text.count("<img") == 13 and min(visit.widths) > 0
     assert visit.size[0] >= visit.size[1]
     assert visit.dom.data == read(page).data
 
@@ -68,3 +88,38 @@ def test_browser_reports_requests_and_broken_images(chrome: str, page: Path, tmp
     assert stopped.requests == [] and len(stopped.console) == 1 and "Content Security Policy" in stopped.console[0]
     free = Visit(chrome, re.sub(r"<meta http-equiv[^>]*>", "", text), tmp_path)
     assert free.requests == ["http://127.0.0.1:9/x.png"] and min(free.widths) == 0
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_comparison_on_phones_and_screens_in_both_colour_schemes(
+    chrome: str, compared: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """Nothing scrolls sideways, figures are those of the scheme, tables are cards on a phone, and the slider works."""
+    text = compared.read_text(encoding="utf-8")
+    page = tmp_path / "page.html"
+    text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("<head>", f"<head>{MEASURE}", 1)
+    page.write_text(text, encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(page=page.as_uri(), width=width).replace("<meta", f"{LISTEN}<meta", 1), encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1300,900", "--virtual-time-budget=5000"]
+    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]
+    done = subprocess.run([chrome, *options], capture_output=True, text=True, timeout=300)
+    found = json.loads(html.unescape(re.search(r'data-found="([^"]*)"', done.stdout)[1]))  # type: ignore[index]
+    assert found["dark"] is dark and found["width"] == width
+    assert found["scroll"] <= width
+    assert found["seen"] == [["2", ["2"] * 3], ["4", ["4"] * 3]]
+    assert min(found["images"]) > 0 and all(found["drawn"])
+    assert (found["cells"] == "flex") == (width == NARROW)
+    assert (sum(map(int, re.findall(r"\d+", found["back"]))) < 384) is dark
+
+
+def test_the_policy_lets_the_slider_run(chrome: str, compared: Path, tmp_path: Path) -> None:
+    """The page as it is: the checksum in its policy is that of its script, which sets `aria-valuetext`."""
+    page = tmp_path / "page.html"
+    page.write_text(compared.read_text(encoding="utf-8"), encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom", page.as_uri()]
+    done = subprocess.run([chrome, *options], capture_output=True, text=True, timeout=300)
+    assert 'aria-valuetext="4 steps"' in done.stdout and ":CONSOLE" not in done.stderr

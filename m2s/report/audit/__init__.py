@@ -5,7 +5,7 @@
 * `panels` plots one audit over the time of the sampler, `several` compares audits.
 """
 
-from m2s.report.audit.panels import plot_audit, write_figure
+from m2s.report.audit.panels import plot_audit, plot_panels, write_figure
 from m2s.report.audit.result import (
     CLASS_LABELS,
     KEYS,
@@ -32,6 +32,7 @@ __all__ = [
     "plot_audit",
     "plot_class_fractions",
     "plot_negative_weights",
+    "plot_panels",
     "read_audit",
     "write_figure",
 ]

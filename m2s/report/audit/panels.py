@@ -1,5 +1,6 @@
 """The figure of one audit: four panels over the time of the sampler."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,33 @@ def plot_audit(audit: AuditResult) -> Figure:
         format_time_axis(axes)
     figure.supxlabel("\n".join(format_heading(audit)), fontsize=SMALL, color=MUTED)
     return figure
+
+
+def plot_panels(audit: AuditResult) -> list[tuple[str, Figure]]:
+    """Plot the four panels of `plot_audit` as figures of their own, for narrow screens.
+
+    Args:
+        audit: The audit.
+
+    Returns:
+        What each panel shows, and its figure.
+    """
+    steps, t = audited_steps(audit)
+    last = _plot_excess if audit["overall"]["excess"] else _plot_distance
+    panels: tuple[tuple[str, Callable[[Axes], None]], ...] = (
+        ("the classes of the scores", lambda axes: plot_classes(axes, audit)),
+        ("violations before and after projection", lambda axes: _plot_violations(axes, steps, t)),
+        ("negative mass", lambda axes: _plot_negative_mass(axes, steps, t)),
+        ("the effect of the projection", lambda axes: last(axes, steps, t)),
+    )
+    found = []
+    for name, draw in panels:
+        figure = new_figure(6.2, 4.4, layout=audit_layout())
+        axes = figure.subplots()
+        draw(axes)
+        format_time_axis(axes)
+        found.append((name, figure))
+    return found
 
 
 def write_figure(audit: AuditResult, out: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from m2s.report.read_run import TrainingRun
-from m2s.report.sections import audits, measures, overview, provenance, repairs, samples, training
+from m2s.report.sections import audits, comparison, measures, overview, provenance, repairs, samples, training
 from m2s.report.sections.common import Problems
 
 Collect = Callable[[Sequence[TrainingRun], Problems], dict[str, Any] | None]
@@ -33,6 +33,7 @@ class Section:
 
 
 SECTIONS = (
+    Section("comparison", "Samples: real images beside samples on the same noise", "comparison.html.jinja", comparison.collect),
     Section("runs", "Runs", "overview.html.jinja", overview.collect),
     Section("training", "Training", "training.html.jinja", training.collect),
     Section("measures", "Measures", "measures.html.jinja", measures.collect),
@@ -42,4 +43,7 @@ SECTIONS = (
     Section("provenance", "How this was made", "provenance.html.jinja", provenance.collect),
 )
 
-__all__ = ["SECTIONS", "Problems", "Section"]
+# The sections that follow the opening of a page with a comparison, before the others.
+LEADING = ("comparison", "audit", "measures")
+
+__all__ = ["LEADING", "SECTIONS", "Problems", "Section"]

@@ -5,10 +5,10 @@ from typing import Any
 
 from m2s.realizability import SCORE_CLASSES
 from m2s.report import audit
-from m2s.report.blocks import UNKNOWN, Picture, Table, format_number, format_percentage, svg_uri
+from m2s.report.blocks import UNKNOWN, Table, figure_picture, format_number, format_percentage
 from m2s.report.read_run import Result, TrainingRun
 from m2s.report.sections.common import Problems, result_name, sampler_settings
-from m2s.report.style import plain_label
+from m2s.report.sections.provenance import format_command
 
 SYMBOLS = {"mu~": "μ̃", "rho": "ρ", "alpha": "α", "<=": "≤", ">=": "≥"}
 
@@ -31,19 +31,35 @@ def _audit(run: TrainingRun, result: Result) -> dict[str, Any]:
     """Return the tables, the picture and the steps of one audit."""
     value, name = result.value, result_name(run, result)
     overall, moved = value["overall"], value["overall"]["moved"]
-    alt = f"{name}: the audit over the time of the run, in four panels"
+    panels = audit.plot_panels(value)
     return {
         "name": name,
         "head": value["head"],
         "position_steps": f"{overall['position_steps']:,}",
         "samples": f"{value['settings']['n']:,}",
         "settings": sampler_settings(value["settings"]),
+        "command": format_command(value),
+        "clean": _is_clean(overall),
+        "negative_weights": _negative_weights(overall["before"], overall["position_steps"]),
         "classes": _class_table(value),
         "violations": _violation_table(overall),
         "moved": {"mean": format_number(moved["mean"]), "most": format_number(moved["most"])},
-        "panels": Picture(svg_uri(audit.plot_audit(value | {"checkpoint": plain_label(value["checkpoint"])})), alt, f"{alt}."),
+        "panels": [figure_picture(figure, f"{name}: {what} over the time of the sampler") for what, figure in panels],
         "steps": audit.format_table(value),
     }
+
+
+def _is_clean(overall: Mapping[str, Any]) -> bool:
+    """Return whether every score is realizable and no weight is negative, so that the tables would show zeros only."""
+    before = overall["before"]
+    return before["strict"]["realizable"] == overall["position_steps"] and not before["negative_weights"]
+
+
+def _negative_weights(before: Mapping[str, Any], total: int) -> dict[str, str] | None:
+    """Return the fraction of positions with negative weights and their mean mass; None where there are none."""
+    if not before["negative_weights"]:
+        return None
+    return {"fraction": f"{before['negative_weights'] / total:.1%}", "mass": f"{before['negative_mass']['mean']:.1e}"}
 
 
 def _class_table(value: dict[str, Any]) -> Table:
@@ -75,7 +91,8 @@ def _violation_table(overall: dict[str, Any]) -> Table:
         ("positions with negative sampler weights", *fractions("negative_weights", total)),
         ("negative mass of the weights, mean / most", *(mass(counts["negative_mass"]) for counts in both)),
     ]
-    return Table(("with a tolerance of 1e-6", "as it is", "projected"), rows, (1, 2))
+    shown = [row for row in rows if set(row[1:]) - {"0%", "0 / 0", UNKNOWN}]
+    return Table(("with a tolerance of 1e-6", "as it is", "projected"), shown, (1, 2))
 
 
 def _with_symbols(criterion: str) -> str:

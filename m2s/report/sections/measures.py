@@ -1,6 +1,6 @@
 """Measures of a model: the NELBO on held-out data, FID and KID of images, generative perplexity of text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from m2s.report.blocks import (
     Table,
     conjunction,
     error_cell,
+    figure_picture,
     format_number,
     interval_cell,
-    svg_uri,
 )
 from m2s.report.curves import plot_integrand
 from m2s.report.read_run import Result, TrainingRun
 from m2s.report.sections.common import Problems, result_name, sampler_settings
+from m2s.report.sections.provenance import format_command
+
+DIFFERENCE_HEAD = ("difference in NELBO", "bits", "95% interval over times", "95% interval over examples")
 
 
 def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] | None:
@@ -42,9 +45,11 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] |
 
 def _likelihood(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] | None:
     """Collect results of `m2s evaluate bpd`: `table`, `text_units` and the picture `integrand`."""
-    rows = problems.each_result(runs, "bpd", _likelihood_row)
+    rows = list(chain(*problems.each_result(runs, "bpd", _likelihood_rows)))
     if not rows:
         return None
+    differences = problems.each_result(runs, "bpd", _likelihood_difference)
+    commands = problems.each_result(runs, "bpd", lambda _, result: format_command(result.value) or None)
     head = ("run", "data", "bits per", "NELBO", "95% interval", "integral", "prior", "reconstruction", "examples")
     curves = problems.each_result(
         runs, "bpd", lambda run, result: (result_name(run, result), result.value["unit"], result.value["curve"])
@@ -52,19 +57,47 @@ def _likelihood(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, An
     alt = f"The integrand of the NELBO over time t of {conjunction(name for name, _, _ in curves)}" if curves else ""
     return {
         "table": Table(head, rows, range(3, 9)),
+        "differences": Table(DIFFERENCE_HEAD, differences, range(1, 4)) if differences else None,
+        "commands": list(dict.fromkeys(commands)),
         "text_units": _text_units(runs, problems),
-        "integrand": problems.attempt(Path("the loss over t"), lambda: Picture(svg_uri(plot_integrand(curves)), alt)),
+        "integrand": problems.attempt(Path("the loss over t"), lambda: figure_picture(plot_integrand(curves), alt)),
     }
 
 
-def _likelihood_row(run: TrainingRun, result: Result) -> tuple[object, ...]:
-    """Return the NELBO of a result and its terms."""
-    value = result.value
-    bits = {term: value[term]["bits"] for term in ("nelbo", "integral", "prior", "reconstruction")}
+def _likelihood_rows(run: TrainingRun, result: Result) -> list[tuple[object, ...]]:
+    """Return the row of a result, and that of the model it was compared with."""
+    name, other = result_name(run, result), result.value.get("against")
+    first = _likelihood_row(name, result.value, result.value)
+    if other is None or "prior" not in other:  # an exact likelihood has no terms
+        return [first]
+    return [first, _likelihood_row(_other_name(result), other, result.value)]
+
+
+def _other_name(result: Result) -> str:
+    """Return the name of the model that a result compares with."""
+    return Path(str(result.value["options"]["against"])).name
+
+
+def _likelihood_difference(run: TrainingRun, result: Result) -> tuple[object, ...] | None:
+    """Return the paired difference of a result and the model it was compared with; None where there is none."""
+    if (other := result.value.get("against")) is None:
+        return None
+    bits = other["difference"]["nelbo"]["bits"]
+    return (
+        f"{result_name(run, result)} − {_other_name(result)}",
+        error_cell(bits["value"], bits["error"], bits["rows_error"]),
+        UNKNOWN if bits["low"] is None else f"{format_number(bits['low'])} … {format_number(bits['high'])}",
+        f"{bits['value'] - 1.96 * bits['rows_error']:.4f} … {bits['value'] + 1.96 * bits['rows_error']:.4f}",
+    )
+
+
+def _likelihood_row(name: str, terms: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the NELBO of a model and its terms."""
+    bits = {term: terms[term]["bits"] for term in ("nelbo", "integral", "prior", "reconstruction")}
     cells = {term: error_cell(one["value"], one["error"], one["rows_error"]) for term, one in bits.items()}
     low, high = bits["nelbo"]["low"], bits["nelbo"]["high"]
     return (
-        result_name(run, result),
+        name,
         Cell(value["data"]["name"], (value["data"]["split"] or "all",)),
         value["unit"],
         cells["nelbo"],
@@ -169,4 +202,4 @@ def _frontier(run: TrainingRun, result: Result) -> Picture | None:
         return None
     alt = f"{result_name(run, result)}: generative perplexity against the entropy of samples"
     caption = f"{alt}, with 95% intervals. Right is more varied, down is likelier."
-    return Picture(svg_uri(genppl.plot_frontier(results)), alt, caption)
+    return figure_picture(genppl.plot_frontier(results), alt, caption)

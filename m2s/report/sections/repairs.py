@@ -10,6 +10,7 @@ from m2s.realizability import SCORE_CLASSES
 from m2s.report.blocks import UNKNOWN, Table, format_number, format_percentage, interval_cell
 from m2s.report.read_run import Result, TrainingRun
 from m2s.report.sections.common import Problems, result_name, sampler_settings
+from m2s.report.sections.provenance import format_command
 
 DIFFERENCE = "projected minus as it is"
 TEXT_MEASURES = ("nats_per_token", "perplexity", "entropy_bits")
@@ -44,6 +45,7 @@ def _repair(problems: Problems, run: TrainingRun, result: Result) -> dict[str, A
     alt = f"{name}: samples in pairs, on the left with the score as it is, on the right projected"
     return {
         "name": name,
+        "command": format_command(value),
         "measure": _measure(value["measure"]),
         "settings": sampler_settings(value["audits"]["unprojected"]["settings"]),
         "changes": {key: f"{changes[key]:,}" for key in ("tokens", "tokens_changed", "samples", "samples_changed")},

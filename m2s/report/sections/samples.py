@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
-from io import BytesIO
 from typing import Any
 
 import torch
-from matplotlib.image import imsave
 
-from m2s.report.blocks import Picture, data_uri
+from m2s.report.blocks import Picture
 from m2s.report.read_run import SampleFile, TrainingRun
-from m2s.report.samples import picture_grid
+from m2s.report.samples import grid_uri
 from m2s.report.sections.common import Problems, sampler_settings
 
 
@@ -54,7 +52,5 @@ def _grid(run: TrainingRun, samples: SampleFile) -> Picture:
     """Return the first images of a file in a grid."""
     assert samples.images is not None
     data = samples.settings["data"]
-    file = BytesIO()
-    imsave(file, picture_grid(torch.from_numpy(samples.images), tuple(data["shape"]), data["levels"]), format="png")
-    uri = data_uri("image/png", file.getvalue())
+    uri = grid_uri(torch.from_numpy(samples.images), tuple(data["shape"]), data["levels"])
     return Picture(uri, f"A grid of samples of {run.name}", _caption(run, samples, len(samples.images)))

@@ -7,10 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from m2s.report.blocks import Picture, conjunction, svg_uri
+from m2s.report.blocks import Picture, conjunction, figure_picture
 from m2s.report.curves import plot_gradient_norm, plot_loss, smoothing_window
 from m2s.report.read_run import TrainingRun
 from m2s.report.sections.common import Problems
+from m2s.report.sections.provenance import format_command
 
 
 def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] | None:
@@ -21,18 +22,24 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] |
         problems: Receives what cannot be shown.
 
     Returns:
-        `loss` and `gradient_norm` as pictures or None, and `windows`, the widths of the running means above 1; None where there
-        is no curve.
+        `loss` and `gradient_norm` as pictures or None, `windows`, the widths of the running means above 1, and `commands`, the
+        command of each run; None where there is no curve.
     """
     names = conjunction(run.name for run in runs)
     widths = sorted({smoothing_window(len(run.training)) for run in runs if run.training})
 
     def show(plot: Callable[[Sequence[TrainingRun]], Figure | None], what: str) -> Picture | None:
         figure = plot(runs)
-        return None if figure is None else Picture(svg_uri(figure), f"{what} over the steps of {names}")
+        return None if figure is None else figure_picture(figure, f"{what} over the steps of {names}")
 
     loss = problems.attempt(Path("log.jsonl"), partial(show, plot_loss, "Loss in bits per site"))
     norm = problems.attempt(Path("log.jsonl"), partial(show, plot_gradient_norm, "Norm of the gradient"))
     if loss is None and norm is None:
         return None
-    return {"loss": loss, "gradient_norm": norm, "windows": widths if widths and widths[-1] > 1 else []}
+    commands = [format_command(run.record["starts"][0]) for run in runs if run.record["starts"]]
+    return {
+        "loss": loss,
+        "gradient_norm": norm,
+        "windows": widths if widths and widths[-1] > 1 else [],
+        "commands": [command for command in commands if command],
+    }
