@@ -1,9 +1,11 @@
 """The command line: the files it writes, what it prints, and its errors."""
 
+import html
 import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 
@@ -12,8 +14,8 @@ import torch
 
 import m2s
 from m2s.cli import COMMANDS, main
+from m2s.cli.compare import Compare
 from m2s.cli.demo import Demo
-from m2s.cli.sample import Sample
 from m2s.errors import UserError
 from m2s.io import atomic_write, output_file, output_folder
 from m2s.methods import METHODS
@@ -60,31 +62,40 @@ def test_figure_seed_changes_the_distribution_and_replaces_the_file(tmp_path):
 
 
 def test_demo_writes_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monkeypatch):
-    """With samplers of 8 steps in place of 64."""
+    """With 2 and 4 sampling steps in place of 4, 8, 16 and 32. Every result names the command that makes it again."""
     original = Demo.commands
-    monkeypatch.setattr(
-        Demo, "commands", lambda self: [(what, ["8" if x == "64" else x for x in words]) for what, words in original(self)]
-    )
+
+    def quick(self):
+        few = {"compare": ["--steps", "2", "4"], "bpd": ["--limit", "8"]}
+        return [(what, [*words, *few.get(words[0], few.get(words[1], []))]) for what, words in original(self)]
+
+    monkeypatch.setattr(Demo, "commands", quick)
     out = tmp_path / "demo"
-    main(["demo", "--out", str(out), "--steps", "2", "--n", "2"])
+    main(["demo", "--out", str(out), "--steps", "2", "--n", "4"])
     text, page = capsys.readouterr().out, (out / "index.html").read_text()
-    bounds = [json.loads((out / name / "bpd.json").read_text())["nelbo"] for name in ("m2s", "sedd")]
-    for name in ("m2s", "sedd"):
-        assert (out / name / "film.png").read_bytes().startswith(PNG)
+    found = json.loads((out / "m2s" / "bpd.json").read_text())
+    compared = json.loads((out / "m2s" / "compare" / "compare.json").read_text())
     audit = json.loads((out / "sedd" / "audit" / "audit.json").read_text())
-    assert all(f"{bound['bits']['value']:.4f}" in text for bound in bounds)
-    assert str(out / "index.html") in text and "$ m2s train digits --method sedd" in text
-    assert page.count("<img") >= 6 and audit["overall"]
+    train = json.loads((out / "sedd" / "train.json").read_text())["starts"][0]
+    for bits in (found["nelbo"], found["against"]["nelbo"], found["against"]["difference"]["nelbo"]):
+        assert f"{bits['bits']['value']:.4f}" in page
+    for row in compared["steps"]:
+        assert all(f"{one['value']:.3f}" in page for one in row["distances"].values())
+    assert audit["settings"]["steps"] == 8
+    for result, words in ((found, "m2s evaluate bpd"), (compared, "m2s compare"), (audit, "m2s audit"), (train, "m2s train")):
+        command = shlex.join(result["command"])
+        assert command.startswith(words) and f"$ {command}\n" in text and html.escape(command, quote=False) in page
+    assert str(out / "index.html") in text and page.count("<picture>") >= 6
 
 
 def test_demo_does_not_repeat_finished_training(tmp_path, capsys, monkeypatch):
     def stop(*_):
         raise UserError("enough")
 
-    monkeypatch.setattr(Sample, "run", stop)  # the first command after training
+    monkeypatch.setattr(Compare, "run", stop)  # the first command after training
     for said in ("step 2", "resuming from step 2 of 2"):
         with pytest.raises(SystemExit):
-            main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2", "--n", "2"])
+            main(["demo", "--out", str(tmp_path / "demo"), "--steps", "2", "--n", "4"])
         captured = capsys.readouterr()
         assert said in captured.out + captured.err and "enough" in captured.err
 
