@@ -1,4 +1,4 @@
-# make demo   trains M2S and SEDD on digits, samples, measures, audits and repairs them: out/demo/index.html
+# make demo   trains M2S and SEDD on digits, samples, compares and audits them: out/demo/index.html
 # make test   style, types and every test but those of make test-docs
 # make test-docs   tests of the documentation and of pages in a browser; they fail where there is no chromium
 # All three set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test

@@ -29,8 +29,16 @@ def test_python_blocks_run(page: Path) -> None:
     assert namespace
 
 
-def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
+def test_readme_trains_and_samples_in_five_lines() -> None:
     first = blocks((ROOT / "README.md").read_text(), "python")[0]
+    assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 5
+    namespace: dict = {}
+    exec(first, namespace)
+    assert namespace["images"].shape == (16, 64) and Path("runs/digits/model.safetensors").is_file()
+
+
+def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
+    first = next(block for block in blocks((ROOT / "README.md").read_text(), "python") if "score_entropy" in block)
     assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 10
     namespace: dict = {}
     exec(first, namespace)

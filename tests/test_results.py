@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from m2s.report.blocks import svg_text
+from m2s.report.comparison import plot_distances
+
 ROOT = Path(__file__).parent.parent
 RESULTS = (ROOT / "RESULTS.md").read_text()
 SCALES = (1, 1e3, 1e-3, 1e6, 1e-6, 100, 1e-12)  # units in which a number may be printed: ms, MiB, %, TFLOP/s
@@ -313,12 +316,13 @@ def all_results() -> list[float]:
     """The numbers of every result file."""
     paths = [path for folder in ("benchmarks", "experiments") for path in sorted((ROOT / folder / "results").iterdir())]
     files = [load(str(path.relative_to(ROOT))) for path in paths if path.suffix in (".json", ".txt")]
+    files.append(load("docs/demo.json"))
     return [*numbers(files), *(value for values in DERIVED.values() for value in values())]
 
 
 # Numbers of the pages that are settings of networks and problems, dates of papers or hyperparameters of others.
 PAGES = {
-    "README.md": set(),
+    "README.md": {"2605.22765"},
     "docs/kernels.md": {"32,768", "4.2"},
     "docs/training.md": {"131.2", "161,800", "28,427,520", "460,400"},
     "docs/samplers.md": set(),
@@ -332,3 +336,24 @@ def test_numbers_of_the_docs_are_in_result_files(page: str) -> None:
     text = (ROOT / page).read_text()
     known = all_results()
     assert [number for number in sorted(printed(text) - PAGES[page]) if not any(matches(number, one) for one in known)] == []
+
+
+def test_distances_of_the_readme_are_those_of_the_demo() -> None:
+    """The sentence below the plot, the plot itself, and the command are those of docs/demo.json."""
+    text, result = (ROOT / "README.md").read_text(), load("docs/demo.json")
+    rows = {row["steps"]: row["distances"] for row in result["steps"]}
+    few = [f"{rows[8][name]['value']:.3f}" for name in ("m2s", "sedd", "sedd-repaired")]
+    many = [f"{rows[32][name]['value']:.3f}" for name in ("sedd-repaired", "sedd")]
+    found = re.search(
+        r"it is ([\d.]+) for M2S, ([\d.]+) for SEDD, and ([\d.]+) for.*?hurts, ([\d.]+)\s+against ([\d.]+),", text, re.S
+    )
+    assert found is not None and list(found.groups()) == [*few, *many]
+    assert result["projection"]["parts"]["differences"]["lowered - as it is"]["low"] > 0
+    assert " ".join(result["command"]) in text
+    for dark, name in ((False, "docs/demo.svg"), (True, "docs/demo-dark.svg")):
+        assert colours(svg_text(plot_distances(result), dark)) == colours((ROOT / name).read_text())
+
+
+def colours(drawing: str) -> list[str]:
+    """The colours of a drawing, which do not depend on the fonts of a machine."""
+    return sorted(set(re.findall(r"#[0-9a-f]{6}", drawing.lower())))

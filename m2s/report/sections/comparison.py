@@ -158,7 +158,7 @@ def _projection(value: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _change(gap: Mapping[str, float], dropped: Mapping[str, float]) -> dict[str, Any]:
+def _change(gap: Mapping[str, float], dropped: Mapping[str, Any]) -> dict[str, Any]:
     """Return the change of the distance by the projection, and what the sampler drops without it."""
     text = "does not clearly change the distance"
     if gap["low"] * gap["high"] > 0:
