@@ -29,7 +29,7 @@ RESUMES = {
     ("sample",): "the same command resumes after the last complete batch",
     ("audit",): "the same command resumes after the last complete batch",
     ("repair",): "the same command resumes after the last complete batch",
-    ("compare",): "the same command keeps complete samples and computes the rest",
+    ("compare",): "the same command resumes after the last complete file of samples",
     ("data", "prepare"): "the same command resumes the preparation",
     ("demo",): "the same command resumes it",
 }
