@@ -351,9 +351,9 @@ def test_distances_of_the_readme_are_those_of_the_demo() -> None:
     assert result["projection"]["parts"]["differences"]["lowered - as it is"]["low"] > 0
     assert " ".join(result["command"]) in text
     for dark, name in ((False, "docs/demo.svg"), (True, "docs/demo-dark.svg")):
-        assert colours(svg_text(plot_distances(result), dark)) == colours((ROOT / name).read_text())
+        assert colors(svg_text(plot_distances(result), dark)) == colors((ROOT / name).read_text())
 
 
-def colours(drawing: str) -> list[str]:
-    """The colours of a drawing, which do not depend on the fonts of a machine."""
+def colors(drawing: str) -> list[str]:
+    """The colors of a drawing, which do not depend on the fonts of a machine."""
     return sorted(set(re.findall(r"#[0-9a-f]{6}", drawing.lower())))

@@ -16,7 +16,7 @@ from m2s.io import atomic_write, output_file, output_folder, require_absent, wri
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from m2s.cli.evaluate.images import Images
+    from m2s.cli.evaluate.images import ImageTokens
     from m2s.hub import Checkpoint
 
 RESULT, REFERENCE = "compare.json", "data.npz"
@@ -116,7 +116,7 @@ class Compare:
         write_json(numbers, result)
         print("\n".join([*format_table(result), f"{numbers} and {conjunction(PICTURES)} written"]))
 
-    def _arms(self, reference: "Images") -> list[_Arm]:
+    def _arms(self, reference: "ImageTokens") -> list[_Arm]:
         """The models, each unconstrained score in two forms."""
         names = [Path(place).name for place in self.checkpoints]
         if len(set(names)) < len(names):
@@ -141,7 +141,7 @@ class Compare:
             raise UserError("no checkpoint was given: name the folders that m2s train made, such as runs/m2s runs/sedd")
         return arms
 
-    def _write_reference(self, reference: "Images") -> None:
+    def _write_reference(self, reference: "ImageTokens") -> None:
         """Write some images of the data, which m2s report shows beside the samples."""
         import numpy as np
 
@@ -179,7 +179,7 @@ class Compare:
             "files": {str(steps): f"{arm.name}-{steps}.npz" for steps in sorted(self.steps)},
         }
 
-    def _measure(self, samples: "dict[str, Tensor]", reference: "Images") -> dict[str, Any]:
+    def _measure(self, samples: "dict[str, Tensor]", reference: "ImageTokens") -> dict[str, Any]:
         """The distances of all arms at one number of steps."""
         import torch
 
@@ -190,7 +190,7 @@ class Compare:
         distances = pixel_distances(stacked, reference.tokens.long(), reference.levels, min(GROUPS, self.n // 2))
         return with_errors(distances, list(samples))
 
-    def _projection(self, arms: list[_Arm], reference: "Images", samples: "dict[str, Tensor]") -> dict[str, Any] | None:
+    def _projection(self, arms: list[_Arm], reference: "ImageTokens", samples: "dict[str, Tensor]") -> dict[str, Any] | None:
         """What the projection of the first unconstrained score under uniform noise changes; None where there is none.
 
         `samples` are those with the most steps.

@@ -182,7 +182,7 @@ def svg_text(figure: Figure, dark: bool = False) -> str:
 
     Args:
         figure: The figure.
-        dark: Replace the colours by those for a dark page (`m2s.report.style.DARK`).
+        dark: Replace the colors by those for a dark page (`m2s.report.style.DARK`).
 
     Returns:
         The text. Letters are outlines, and there is no date, so that the same figure gives the same bytes.
@@ -194,7 +194,7 @@ def svg_text(figure: Figure, dark: bool = False) -> str:
     text = text[text.index("<svg") :]  # without the DOCTYPE, which names an address
     if not dark:
         return text
-    # Glyphs of text have no colour of their own where the text is black, which is the default of SVG.
+    # Glyphs of text have no color of their own where the text is black, which is the default of SVG.
     text = text.replace("<svg ", f'<svg fill="{DARK["#000000"]}" ', 1)
     return re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: DARK.get(found[0].upper(), found[0]), text)
 

@@ -11,7 +11,7 @@ from m2s.io import atomic_write
 from m2s.report.blocks import svg_text
 from m2s.report.style import (
     BLUE,
-    COLOURS,
+    COLORS,
     GREEN,
     INK,
     MUTED,
@@ -94,10 +94,10 @@ def plot_distances(result: ComparisonResult) -> Figure:
     for number, arm in enumerate(result["arms"]):
         found = [row["distances"][arm["name"]] for row in result["steps"]]
         values, errors = [one["value"] for one in found], [1.96 * one["error"] for one in found]
-        colour = (VERMILLION, "#9B4F96", BLUE, GREEN, *COLOURS[4:])[number % 7]
-        style: dict[str, Any] = {"color": colour, "lw": 2.0, "marker": MARKERS[number % len(MARKERS)], "ms": 5.5, "capsize": 3}
+        color = (VERMILLION, "#9B4F96", BLUE, GREEN, *COLORS[4:])[number % 7]
+        style: dict[str, Any] = {"color": color, "lw": 2.0, "marker": MARKERS[number % len(MARKERS)], "ms": 5.5, "capsize": 3}
         axes.errorbar(steps, values, errors, ls="--" if arm["project"] else "-", **style)
-        ends.append((values[-1], arm_label(arm), colour))
+        ends.append((values[-1], arm_label(arm), color))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(steps))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -115,13 +115,13 @@ def _label_lines(axes: Any, at: int, ends: list[tuple[float, str, str]]) -> None
     """Write the name of each line at its right end, moved apart where lines are close."""
     top = axes.get_ylim()[1]
     places = spread_labels([value / top for value, _, _ in ends], 0.075)
-    for place, (value, name, colour) in zip(places, ends, strict=True):
+    for place, (value, name, color) in zip(places, ends, strict=True):
         axes.annotate(
             plain_label(name),
             (at, value),
             xytext=(1.04, place),
             textcoords="axes fraction",
-            color=colour,
+            color=color,
             fontsize=SMALL + 1,
             va="center",
             fontweight="bold",

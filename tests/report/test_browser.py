@@ -92,7 +92,7 @@ def test_browser_reports_requests_and_broken_images(chrome: str, page: Path, tmp
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_comparison_on_phones_and_screens_in_both_colour_schemes(
+def test_comparison_on_phones_and_screens_in_both_color_schemes(
     chrome: str, compared: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     """Nothing scrolls sideways, figures are those of the scheme, tables are cards on a phone, and the slider works."""

@@ -60,7 +60,7 @@ def test_samples_are_shown_for_every_number_of_steps(compared: Path, result: dic
 def test_likelihoods_have_their_paired_difference(compared: Path) -> None:
     found = json.loads((compared.parent / "m2s" / "bpd.json").read_text())["against"]
     row = read(compared).row("m2s − a<b")
-    bits = found["difference"]["bound"]["bits"]
+    bits = found["difference"]["nelbo"]["bits"]
     assert row[1].startswith(f"{bits['value']:.4f}") and row[2] == f"{bits['low']:.4f} … {bits['high']:.4f}"
     assert read(compared).row("a<b", "digitstest")[3].startswith(f"{found['bound']['bits']['value']:.4f}")
 
@@ -71,9 +71,9 @@ def test_every_cell_names_its_column(compared: Path) -> None:
     assert cells and all(cell["data-label"] for cell in cells)
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """The relative luminance of WCAG 2."""
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -89,10 +89,10 @@ def test_figures_have_dark_variants(compared: Path, result: dict) -> None:
         assert "#ffffff" not in decoded(source["srcset"])[1].decode().lower()
     ground = luminance(DARK["#FFFFFF"])
     dark = svg_text(plot_distances(result), dark=True)
-    colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", dark)) - {DARK["#FFFFFF"]}
-    assert colours <= set(DARK.values())
-    for colour in colours:
-        assert (luminance(colour) + 0.05) / (ground + 0.05) > 3, colour
+    colors = set(re.findall(r"#[0-9a-fA-F]{6}\b", dark)) - {DARK["#FFFFFF"]}
+    assert colors <= set(DARK.values())
+    for color in colors:
+        assert (luminance(color) + 0.05) / (ground + 0.05) > 3, color
 
 
 def test_a_missing_file_of_samples_is_listed(compared: Path, tmp_path: Path) -> None:
