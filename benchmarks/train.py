@@ -80,7 +80,7 @@ FORMS = {"plain": plain_loop, "m2s": trainer}
 
 
 def configuration(options: argparse.Namespace) -> Config:
-    """Return a preset's configuration.
+    """Return a preset's configuration with the paper's head, the one of the recorded results.
 
     Args:
         options: The options of the command line.
@@ -88,7 +88,7 @@ def configuration(options: argparse.Namespace) -> Config:
     Returns:
         The resolved configuration of the preset, with the options.
     """
-    config = resolve(PRESETS[options.network])
+    config = resolve(replace(PRESETS[options.network], "method", "m2s"))
     settings = {"batch": options.batch, "micro_batch": None, "device": options.device, "compile": options.compile}
     settings |= {key: int(value) for key, value in (pair.split("=") for pair in options.set)}
     for key, value in settings.items():

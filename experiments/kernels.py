@@ -36,6 +36,7 @@ def configuration(data: Path, changes: list[str]) -> Config:
     """
     config = PRESETS["owt"]
     settings = {
+        "method": "m2s",
         "validation_samples": 64,
         "batch": 32,
         "steps": 300,

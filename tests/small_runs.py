@@ -67,6 +67,7 @@ def small(out: Path, **changes: object) -> Config:
     """A run that takes a second. Keys of `changes` have __ for a dot."""
     config = Config(
         run=RunConfig(out=out, steps=12, batch=8, micro_batch=4, log_every=3, validate_every=6, save_every=4, device="cpu"),
+        method="m2s",
         network=NetworkConfig(kind="dit", size="tiny", width=16, depth=1, heads=2, dropout=0.1),
         optimizer=OptimizerConfig(lr=3e-3, warmup=3, ema=0.9),
     )

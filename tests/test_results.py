@@ -330,6 +330,21 @@ PAGES = {
 }
 
 
+def test_table_of_the_papers_head() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    digits = {row["method"]: statistics.fmean(row["bits"]) for row in experiment("digits")}
+    mnist = {row["method"]: row for row in experiment("mnist")["rows"]}
+    text = {row["row"]: row["nelbo"]["bound"]["nats"]["value"] for row in experiment("text-recipe")["rows"]}
+    text |= {row["row"]: row["nelbo"]["bound"]["nats"]["value"] for row in experiment("text-heads")["rows"]}
+    bits = {name: row["bound"]["bound"]["value"] for name, row in mnist.items()}
+    for values in (digits, bits, text):
+        assert values["m2s"] > values["m2s-offset"]  # "has not caught up"
+        has_rows(page, f"| {values['m2s']:.3f} | {values['m2s-offset']:.3f} |")
+    paper, offset = (f"{mnist[name]['samples'][-1]['fid']:.2f}" for name in ("m2s", "m2s-offset"))
+    assert f"{paper} for `m2s` and {offset} for `m2s-offset`" in page
+    assert [row["samples"][-1]["steps"] for row in mnist.values() if row["method"].startswith("m2s")] == [100] * 3
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_numbers_of_the_docs_are_in_result_files(page: str) -> None:
     """460,400 is the rounded speed of the table of the text model; 131.2 GPU-hours follow from it."""

@@ -27,7 +27,7 @@ class Train:
 
     Methods: {", ".join(METHODS)}. What each computes: docs/methods.md.
 
-    Example: m2s train digits --method m2s --steps 1000 --out runs/digits
+    Example: m2s train digits --method m2s-offset --steps 1000 --out runs/digits
     """
 
     preset: Annotated[Choice, tyro.conf.arg(name="")]

@@ -10,10 +10,10 @@ from m2s.training.config import Config
 PRESETS: dict[str, Config] = {"digits": DIGITS, "mnist": MNIST, "cifar10": CIFAR10, "text8": TEXT8, "owt": OWT}
 SUMMARIES: dict[str, str] = {
     "digits": "8 x 8 digits, shipped with the package: under two minutes on two cores",
-    "mnist": "the paper's MNIST run except for the schedule (linear): width-64 U-Net, 50 epochs",
-    "cifar10": "the paper's CIFAR-10 run: MD4's U-Net, 125,000 steps of 4096",
+    "mnist": "the paper's MNIST run except for head (--method m2s) and schedule (linear): width-64 U-Net, 50 epochs",
+    "cifar10": "the paper's CIFAR-10 run (its head: --method m2s): MD4's U-Net, 125,000 steps of 4096",
     "text8": "characters of text8: DiT-small, length 256",
-    "owt": "the paper's OpenWebText run: DiT-small, GPT-2's tokens, length 512",
+    "owt": "the paper's OpenWebText run (its head: --method m2s): DiT-small, GPT-2's tokens, length 512",
 }
 
 __all__ = ["PRESETS", "SUMMARIES"]

@@ -191,8 +191,8 @@ class Config:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """The run."""
-    method: str = "m2s"
-    """m2s, m2s-offset, sedd, md4, gidd, ...: see `m2s cite`, and docs/methods.md for what each computes."""
+    method: str = "m2s-offset"
+    """m2s-offset, m2s (the paper's head), sedd, md4, gidd, ...: see `m2s cite`, and docs/methods.md for what each computes."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The network."""
     process: ProcessConfig = field(default_factory=ProcessConfig)

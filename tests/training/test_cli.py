@@ -15,7 +15,7 @@ from m2s.data.tokenizer import Bytes
 from m2s.methods import METHODS
 from m2s.models import build
 from m2s.presets import PRESETS, SUMMARIES
-from m2s.training import resolve
+from m2s.training import Config, resolve
 from m2s.training.build import describe_network, make_process
 from small_runs import QUICK, InMemorySource, losses, outcome, user_error
 
@@ -76,6 +76,10 @@ def test_presets_are_the_papers_runs():
         with torch.device("meta"):
             model = build(describe_network(config.network, process, source))
         assert sum(p.numel() for p in model.parameters()) == count
+    assert {config.method for config in PRESETS.values()} == {Config().method} == {"m2s-offset"}
+    for words in (["mnist"], ["cifar10"], ["text8"], ["owt"]):  # the paper's head is one option away
+        assert resolve(parse(["train", *words, "--method", "m2s"]).preset).head.offset == "none"
+        assert resolve(parse(["train", *words]).preset).head.offset == "exact"
     assert PRESETS["owt"].run.batch == 1584 and PRESETS["owt"].run.steps * 1584 * 512 == pytest.approx(131e9, rel=0.01)
 
 
