@@ -4,6 +4,7 @@ A command is a dataclass. Its fields are its options, and its `run` does the wor
 `m2s --help` starts fast.
 """
 
+import signal
 import sys
 from collections.abc import Collection, Sequence
 
@@ -16,7 +17,7 @@ from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.errors import message
 from m2s.cli.evaluate import Evaluate
-from m2s.cli.failures import INVALID, exit_after
+from m2s.cli.failures import INVALID, Interrupts, exit_after, how_to_resume
 from m2s.cli.figure import Figure
 from m2s.cli.options import command_options, find_command
 from m2s.cli.parsing import COMMANDS, commands, parse
@@ -60,6 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         finish_startup()
+        with Interrupts(how_to_resume(take_plugins(given)[0][:2])):
+            _run_and_report(given)
+    finally:
+        if arguments is None:  # nothing is left to save: Ctrl-C while the interpreter exits ends the process without a message
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _run_and_report(given: list[str]) -> None:
+    """Run one command, and report what fails."""
+    try:
         try:
             run(given)
         finally:

@@ -1,7 +1,12 @@
 """Failures that the input does not cause: a full disk, too little memory, a damaged file, Ctrl-C, a closed pipe.
 
 Every command handles them in the same way. It prints one line that says what failed, what to do, and whether the same command
-resumes. Set M2S_TRACEBACK=1 to see the traceback too. The exit codes are:
+resumes. Set M2S_TRACEBACK=1 to see the traceback too.
+
+The first Ctrl-C stops a command: `m2s train` after the current step, which it saves, the others where they are. A second one
+ends the process at once, also inside a long operation of torch (`Interrupts`).
+
+The exit codes are:
 
     0    the command has finished
     1    the command failed: disk, memory, a damaged file, a closed pipe, or a bug (which has a traceback)
@@ -12,10 +17,15 @@ resumes. Set M2S_TRACEBACK=1 to see the traceback too. The exit codes are:
 import contextlib
 import errno
 import os
+import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -33,6 +43,7 @@ RESUMES = {
     ("data", "prepare"): "the same command resumes the preparation",
     ("demo",): "the same command resumes it",
 }
+STARTS_AGAIN = "the same command starts again"
 # Options that reduce the memory that a command needs.
 SMALLER = ("--micro-batch", "--batch-size", "--recompute", "--sites")
 
@@ -151,7 +162,9 @@ def exit_after(error: BaseException, path: Sequence[str], options: Collection[st
         error.add_note(f"m2s: {_bug(error, plugins)}")
         raise error
     _discard_output()
-    resume = next((text for words, text in RESUMES.items() if tuple(path[: len(words)]) == words), "")
+    resume = how_to_resume(path)
+    if not resume and isinstance(error, KeyboardInterrupt):
+        resume = STARTS_AGAIN
     if isinstance(error, CommandFailure) and not error.resumes:
         resume = ""
     if os.environ.get(TRACEBACK, "0") not in ("", "0"):
@@ -160,6 +173,96 @@ def exit_after(error: BaseException, path: Sequence[str], options: Collection[st
         text = f"{line}; {resume}" if resume else line
         print("m2s: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def how_to_resume(path: Sequence[str]) -> str:
+    """Return how a command resumes; the empty string for one that keeps no state.
+
+    Args:
+        path: The words of the command, such as ["data", "prepare"].
+    """
+    return next((text for words, text in RESUMES.items() if tuple(path[: len(words)]) == words), "")
+
+
+class Interrupts:
+    """A context in which a second Ctrl-C (or SIGTERM) ends the process at once.
+
+    Python runs signal handlers between two instructions of the interpreter. During one long call of torch it runs none, so
+    that neither the first nor the second Ctrl-C has an effect. Therefore a thread reads the numbers of signals from the file
+    descriptor of `signal.set_wakeup_fd`, to which Python writes them at once.
+
+    Args:
+        resume: How the command resumes, for the message; empty: it starts again.
+        patience: Seconds after the first signal before a message says that the command is still stopping.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, resume: str, patience: float = 1.0) -> None:
+        self.resume, self.patience = resume or STARTS_AGAIN, patience
+        self._count = 0
+        self._active = False
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is not threading.main_thread():  # no other thread can handle signals
+            return self
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._previous: Any = signal.getsignal(signal.SIGINT)
+        if self._previous is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
+        self._thread = threading.Thread(target=self._watch, name="m2s interrupts", daemon=True)
+        self._thread.start()
+        self._active = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._active:
+            return
+        signal.set_wakeup_fd(self._previous_fd)
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, self._previous)
+        os.close(self._write)  # ends the thread
+        self._thread.join()
+        os.close(self._read)
+
+    def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
+        """The handler of Ctrl-C: stop by an exception, which nothing can interrupt again."""
+        self._count += 1
+        if self._count > 1:
+            self._leave(number)
+        raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        """Count the signals, also while the main thread is inside a long call."""
+        seen: list[int] = []
+        said = False
+        while True:
+            waits = self.patience if seen and not said else None
+            if not select.select([self._read], [], [], waits)[0]:
+                said = True
+                _print_error("stopping as soon as the current operation ends; press Ctrl-C again to stop at once")
+                continue
+            numbers = os.read(self._read, 64)
+            if not numbers:
+                return
+            for number in numbers:
+                if number in seen:
+                    self._leave(number)
+                if number in self.SIGNALS:  # torchrun may send SIGTERM after the Ctrl-C of its terminal
+                    seen.append(number)
+
+    def _leave(self, number: int) -> NoReturn:
+        """End the process without waiting for anything. Files are written atomically, so none is left incomplete."""
+        _print_error(f"stopped at once; {self.resume}")
+        os._exit(128 + number)
+
+
+def _print_error(text: str) -> None:
+    """Print a line on stderr from any thread, without the locks that an interrupted thread may hold."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"m2s: {text}\n".encode())
 
 
 def _bug(error: BaseException, plugins: Sequence[str]) -> str:
