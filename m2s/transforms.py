@@ -1,4 +1,7 @@
-"""Whether a function transform of torch is active: `torch.func` (grad, vjp, jvp, vmap, hessian, ...) or forward-mode AD."""
+"""Whether a function transform of torch is active: `torch.func` (grad, vjp, jvp, vmap, hessian, ...) or forward-mode AD.
+
+Also whether tensors have values at all.
+"""
 
 import torch
 from torch.autograd import forward_ad
@@ -14,3 +17,8 @@ def is_transformed() -> bool:
         return False
     # torch has no public function for this; `torch.autograd.Function.apply` asks the same.
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def is_fake() -> bool:
+    """Return whether new tensors have shapes but no values: inside torch's FakeTensorMode."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from m2s.errors import UserError, UserTypeError
-from m2s.transforms import is_transformed
+from m2s.transforms import is_fake, is_transformed
 
 ROUNDING = 1e-5  # tolerance for negative entries of a score, relative to the largest entry of its row
 _checked: ContextVar[bool] = ContextVar("m2s_checked", default=os.environ.get("M2S_CHECKED", "0") not in ("", "0"))
@@ -52,12 +52,17 @@ def checked(on: bool = True) -> Iterator[None]:
 
 def is_checked() -> bool:
     """Return whether checked mode is on. It is off inside `torch.compile` and `torch.func`, where values cannot be read."""
-    return not torch.compiler.is_compiling() and _checked.get() and not is_transformed()
+    return not torch.compiler.is_compiling() and _checked.get() and not is_transformed() and not is_fake()
 
 
 def _may_read_values(x: Tensor) -> bool:
     """Return whether the values of `x` are checked: on the CPU, or in checked mode."""
-    return not torch.compiler.is_compiling() and (x.device.type == "cpu" or _checked.get()) and not is_transformed()
+    return (
+        not torch.compiler.is_compiling()
+        and (x.device.type == "cpu" or _checked.get())
+        and not is_transformed()
+        and not is_fake()
+    )
 
 
 def first_index(where: Tensor) -> tuple[int, ...]:

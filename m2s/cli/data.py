@@ -1,6 +1,5 @@
 """`m2s data prepare | check | list`: pack text into token files, verify data, list data sets."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from m2s.cli.help_text import help_from_source
+from m2s.cli.next_step import next_command
 from m2s.errors import UserError, print_escaped
 
 
@@ -153,27 +153,6 @@ class Data:
     def run(self) -> None:
         """Run the subcommand."""
         self.action.run()
-
-
-def next_command(out: Path, meta: dict[str, Any]) -> str:
-    """Return the command that uses a prepared text next.
-
-    Args:
-        out: The folder of the text.
-        meta: Its meta.json.
-
-    Returns:
-        The command to train on it, with windows no longer than the text; without training or validation text, the command to
-        evaluate on it.
-    """
-    from m2s.presets import PRESETS
-
-    tokens = min(meta["splits"][split]["tokens"] for split in ("train", "validation"))
-    folder, run = shlex.quote(str(out)), shlex.quote(f"runs/{out.resolve().name}")
-    if not tokens:
-        return f"m2s evaluate bpd RUN --data {folder}"
-    length = "" if tokens >= PRESETS["owt"].data.length else f" --data.length {2 ** (tokens.bit_length() - 1)}"
-    return f"m2s train owt --data.folder {folder}{length} --out {run}"
 
 
 def format_counts(meta: dict[str, Any]) -> list[str]:

@@ -175,6 +175,8 @@ class RunConfig:
     """How many of these states stay on the disk."""
     on_nan: Literal["stop", "skip"] = "stop"
     """When a loss or gradient is not finite: stop with a saved state, or skip that step."""
+    on_low_memory: Literal["stop", "warn"] = "stop"
+    """Where the estimated memory of a step exceeds the available memory: stop before the first step, or start all the same."""
     device: str = AUTO
     """cpu or cuda. auto: cuda where there is a GPU."""
     other_data: bool = False

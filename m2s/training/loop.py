@@ -26,6 +26,7 @@ from m2s.io import write_json
 from m2s.ops import probe_triton, use_backend, why_unavailable
 from m2s.training.build import make_objects, open_data
 from m2s.training.config import Config, RunConfig, resolve
+from m2s.training.estimate import Pace, check_memory, describe_estimate
 from m2s.training.log import Log
 from m2s.training.run_folder import RunFolder
 from m2s.training.save import resume, save
@@ -65,7 +66,7 @@ def train(config: Config, source: Source | None = None) -> Result:
         The last step and the last validation.
 
     Raises:
-        UserError: The configuration or the data is invalid. Nothing has been written then.
+        UserError: The configuration or the data is invalid, or the memory is too small. Nothing has been written then.
         Diverged: A loss or gradient was not finite.
         SystemExit: A signal stopped the run, after its state was saved.
     """
@@ -77,6 +78,7 @@ def train(config: Config, source: Source | None = None) -> Result:
         _check_world(config, world)
         # Weights and dropout are seeded through torch's default generators: the caller's state returns at the end.
         stack.enter_context(torch.random.fork_rng([world.device] if world.device.type == "cuda" else []))
+        estimate = check_memory(config, source, world)
         objects = make_objects(config, source)
         if world.first:
             stack.enter_context(RunFolder(config, source))
@@ -85,18 +87,23 @@ def train(config: Config, source: Source | None = None) -> Result:
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
         if world.first:
             print_escaped(start_message(trainer), file=sys.stderr)
+            print_escaped(describe_estimate(estimate, config, world.device), file=sys.stderr)
         resume(trainer)
         log = None
         if world.first:
             log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb)
             stack.callback(log.close)
-        timer = RunTimer(trainer)
+        timer, pace = RunTimer(trainer), Pace(world.device)
         batch = trainer.local_batch(trainer.progress.step)
         while batch is not None:
             world.reach(f"step {trainer.progress.step}")
+            begin = time.monotonic()
             losses, weights = trainer.gradient(batch)
             done = finish_step(trainer, losses, weights, stopper)
             batch = done.next_batch
+            text = pace.add(time.monotonic() - begin, run.steps - trainer.progress.step)
+            if log is not None and text is not None:
+                log.say(text)
             log_and_validate(trainer, log, done.loss, *timer.read())
             save_and_stop(trainer, log, done.stop, stopper)
         result = Result(trainer.progress.step, trainer.validation, world.first)

@@ -25,6 +25,7 @@ LOCK = ".lock"
 # The options that may change when a run is resumed: none of them changes the result.
 MUTABLE_ON_RESUME = {
     "run": {"out", "log_every", "validate_every", "validation_samples", "validation_passes", "save_every", "keep", "on_nan"}
+    | {"on_low_memory"}
     | {"device", "compile", "recompute", "parallel", "tensorboard", "wandb", "other_data"},
     "data": {"folder", "hub"},
 }

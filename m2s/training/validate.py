@@ -9,8 +9,19 @@ from m2s.losses import elbo
 from m2s.rng import derived_seed
 from m2s.training.trainer import Trainer
 
-# The largest numbers of examples and of logits in a call. Times are stratified over the examples of a call.
-ROWS, LOGITS = 256, 2**30
+# The largest numbers of examples and of logits in a call. Times are stratified over the examples of a call. On a CPU fewer
+# logits are as fast, and the memory may be that of a laptop.
+ROWS, LOGITS = 256, {"cuda": 2**30, "cpu": 2**26}
+
+
+def validation_rows(device: torch.device, logits: int) -> int:
+    """Return the number of examples of a call of the network in validation.
+
+    Args:
+        device: The device.
+        logits: The number of logits of an example.
+    """
+    return max(1, min(ROWS, LOGITS.get(device.type, LOGITS["cpu"]) // logits))
 
 
 def validate(trainer: Trainer) -> dict[str, float]:
@@ -27,7 +38,7 @@ def validate(trainer: Trainer) -> dict[str, float]:
     """
     run, source, world, model = trainer.config.run, trainer.source, trainer.world, trainer.model
     count = min(run.validation_samples, source.held_out)
-    rows = max(1, min(ROWS, LOGITS // (source.length * trainer.head.process.states)))
+    rows = validation_rows(world.device, source.length * trainer.head.process.states)
     starts = list(range(0, count, rows))
     total = torch.zeros(8, dtype=torch.float64, device=world.device)
     training = model.training
