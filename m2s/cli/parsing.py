@@ -42,8 +42,7 @@ methods, data sets or metrics. It runs before the command is parsed, so that the
 Example: m2s train digits --plugin my_method.py --method my-method
 
 Exit codes: 0 finished; 1 failed (disk, memory, a damaged file, a bug); 2 invalid input; 130 interrupted by Ctrl-C (a second
-Ctrl-C stops at once). Set
-M2S_TRACEBACK=1 to see the traceback of a failure.
+Ctrl-C stops at once). Set M2S_TRACEBACK=1 to see the traceback of a failure.
 """
 
 

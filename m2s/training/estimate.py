@@ -43,11 +43,11 @@ from m2s.methods import METHODS
 from m2s.methods.base import MethodParts
 from m2s.models import build
 from m2s.ops import use_backend, why_unavailable
+from m2s.patches import AttributePatches
 from m2s.training.build import describe_network
 from m2s.training.compilation import COMPILED as COMPILED_DEVICES
 from m2s.training.config import Config, replace
 from m2s.training.parallel import blocks, recompute
-from m2s.training.patches import AttributePatches
 from m2s.training.validate import validation_rows
 
 GIB = 2**30
