@@ -40,8 +40,12 @@ def test_other_programs_keep_their_handler(tmp_path: Path) -> None:
 
 def test_a_running_command_is_interrupted_by_an_exception(tmp_path: Path) -> None:
     """After the imports Ctrl-C is KeyboardInterrupt again, which a command may handle."""
-    handler = "signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    (tmp_path / "plugin.py").write_text(f"import signal\nprint('handler', {handler})\nraise KeyboardInterrupt\n")
+    handler = "signal.getsignal(signal.SIGINT) is not m2s.startup._exit"
+    (tmp_path / "plugin.py").write_text(f"import signal, m2s\nprint('handler', {handler})\nraise KeyboardInterrupt\n")
     (tmp_path / "m2s").write_text(SCRIPT)
     ended = start(tmp_path, "unused", str(tmp_path / "m2s"), "data", "list", "--plugin", "plugin.py")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "handler True\n", "m2s: interrupted\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (
+        130,
+        "handler True\n",
+        "m2s: interrupted; the same command starts again\n",
+    )

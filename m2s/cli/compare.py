@@ -158,7 +158,7 @@ class Compare:
 
     def _draw(self, arm: _Arm, steps: int) -> "Tensor":
         """Draw the samples of one arm, or read them where they are complete."""
-        from m2s.cli import parse
+        from m2s.cli.parsing import parse
         from m2s.provenance import recorded_command
 
         words = self._words(arm, steps)

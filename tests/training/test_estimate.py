@@ -17,15 +17,15 @@ from m2s.training import resolve, train
 from m2s.training.build import describe_network
 from m2s.training.config import replace
 from m2s.training.estimate import Pace, advice, check_memory, estimate, format_bytes, format_seconds, trace_step
-from small_runs import Rows, random_rows, small
+from small_runs import InMemorySource, random_rows, small
 
 ROOT = Path(__file__).parents[2]
 CPU, GPU = World(0, 1, torch.device("cpu")), World(0, 1, torch.device("cuda"))
 GIB = 2**30
 
 
-def data(vocab: int, length: int, shape: tuple[int, ...] | None = None) -> Rows:
-    rows = Rows(torch.zeros(1, length, dtype=torch.long).expand(64, length), vocab)
+def data(vocab: int, length: int, shape: tuple[int, ...] | None = None) -> InMemorySource:
+    rows = InMemorySource(torch.zeros(1, length, dtype=torch.long).expand(64, length), vocab)
     rows.shape = shape  # type: ignore[assignment]
     return rows
 
@@ -151,7 +151,7 @@ def test_estimate_for_mnist_on_a_gpu(available, method, factor):
 
 
 def test_measured_peaks_on_a_cpu_are_within_the_stated_factor():
-    """benchmarks/memory.py wrote the file. The estimates of today are those that it compared."""
+    """The file of benchmarks/memory.py is read. Nothing is measured here."""
     recorded = json.loads((ROOT / "benchmarks" / "results" / "memory.json").read_text())
     assert len(recorded["rows"]) >= 8
     for row in recorded["rows"]:
