@@ -4,6 +4,7 @@
 # All three set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
 # EXTRAS=test,triton` also runs the kernels, in Triton's interpreter where there is no GPU (a GB to install).
 # make faults kills, failing calls, damaged and hostile input, for FAULTS_MINUTES=30; given again, it continues
+# make dist   the wheel and the source distribution of m2s-diffusion: dist/
 # make gpu    the tests of what runs on a GPU, in the environment of PYTHON: torch for CUDA, triton and the test extra
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 FAULTS_MINUTES ?= 30
 
-.PHONY: demo test test-docs lint bench faults gpu clean
+.PHONY: demo test test-docs lint bench dist faults gpu clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
@@ -30,6 +31,9 @@ lint: $(VENV)/test.installed
 bench: $(VENV)/test.installed
 	$(BIN)/m2s benchmark direct-loss bisection --device cpu
 	$(BIN)/m2s benchmark dense-step --device cpu --rows 1024 --vocab 50257 --repeats 5
+
+dist: $(VENV)/test.installed
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 faults: $(VENV)/test.installed
 	$(BIN)/python -m tests.faults --minutes $(FAULTS_MINUTES)
