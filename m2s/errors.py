@@ -1,10 +1,12 @@
 """Errors that say what was wrong, what was expected and what to do."""
 
 import difflib
+import functools
+import inspect
 import itertools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # C0 and C1 control characters, DEL, separators of lines, marks that reverse the direction of text, lone surrogates.
@@ -157,6 +159,50 @@ def public_name(cls: type) -> str:
     if vars(sys.modules.get("m2s", object)).get(cls.__name__) is cls:
         return f"m2s.{cls.__name__}"
     return f"{cls.__module__.rpartition('.')[0] or cls.__module__}.{cls.__name__}"
+
+
+def explain_arguments(cls: type) -> None:
+    """Let the constructor of a class explain arguments that it does not have.
+
+    Python's message names the class that defines `__init__`, which may be an internal base class. This one names the class that
+    was called, the closest argument and all of them. Call it in `__init_subclass__`.
+
+    Args:
+        cls: The class. Its `__init__` is replaced unless it is inherited.
+    """
+    if "__init__" not in vars(cls):
+        return
+    construct = vars(cls)["__init__"]
+
+    @functools.wraps(construct)
+    def explained(self: object, *given: Any, **named: Any) -> None:
+        try:
+            construct(self, *given, **named)
+        except TypeError:
+            signature = inspect.signature(construct)
+            try:
+                signature.bind(self, *given, **named)
+            except TypeError:
+                raise UserTypeError(_explain(type(self), signature, given, named)) from None
+            raise
+
+    cls.__init__ = explained  # type: ignore[misc]
+
+
+def _explain(cls: type, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> str:
+    """The message for arguments that do not fit the signature of a constructor."""
+    parameters = dict(list(signature.parameters.items())[1:])
+    name, usage = public_name(cls), f"it is {public_name(cls)}({', '.join(parameters)})"
+    unknown = next((key for key in named if key not in parameters), None)
+    if unknown is not None:
+        closest = suggestion(unknown, list(parameters))
+        return f"{name} has no argument {unknown}: {closest + ' ' if closest else ''}{usage}"
+    places = [key for key, parameter in parameters.items() if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
+    missing = [key for key in parameters if key not in named and key not in places[: len(given)]]
+    missing = [key for key in missing if parameters[key].default is inspect.Parameter.empty]
+    if missing:
+        return f"{name} needs {' and '.join(missing)}: {usage}"
+    return f"{name} takes {len(parameters)} arguments, each of them once: {usage}"
 
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:

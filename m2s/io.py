@@ -1,6 +1,7 @@
 """Files: output paths that are checked before anything is computed, writes that are atomic, and JSON that may be damaged."""
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import io
@@ -17,6 +18,10 @@ from m2s.errors import UserError
 
 # A few digits that stand for the name of this machine in the names of temporary files.
 _HOST = hashlib.blake2b(socket.gethostname().encode(), digest_size=3).hexdigest()
+
+
+LOCAL_FOLDERS = ("runs", "out", "output", "outputs", "results", "checkpoints", "data", "tmp")
+"""Folders that no name on the Hugging Face hub is likely to begin with. `m2s train` writes to runs/ by default."""
 
 
 def output_file(path: Path, suffixes: tuple[str, ...]) -> Path:
@@ -83,6 +88,27 @@ def require_absent(files: Sequence[Path], overwrite: bool) -> None:
     there = next((path for path in files if path.exists()), None)
     if there is not None and not overwrite:
         raise UserError(f"{there} is there already: give another --out, or --overwrite to replace it", option="out")
+
+
+def is_likely_local(name: str | Path) -> bool:
+    """Return whether a path that does not exist is more likely a mistyped path than OWNER/NAME on the Hugging Face hub.
+
+    Args:
+        name: The path or name, as it was given.
+
+    Returns:
+        True where its folder exists, a similar file or folder exists, or the name begins like that of a folder for results.
+    """
+    path = Path(name).expanduser()
+    if path.is_absolute() or path.parts[:1] in ((".",), ("..",)) or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
+        return True
+    if len(path.parts) < 2:
+        return False
+    if path.parent.is_dir() or path.parts[0] in LOCAL_FOLDERS:
+        return True
+    with contextlib.suppress(OSError):
+        return bool(difflib.get_close_matches(path.parts[0], [entry.name for entry in Path().iterdir()], cutoff=0.6))
+    return False
 
 
 @contextlib.contextmanager

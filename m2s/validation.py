@@ -247,7 +247,7 @@ def missing_mask_hint(columns: int, states: int) -> str:
     """
     if columns != states - 1:
         return ""
-    return "; if the process has a mask, that is its last state, and the network needs a column for it too: vocab + 1 in all"
+    return " (if the process has a mask, that is its last state, and needs a column too: vocab + 1 in all)"
 
 
 def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: bool = False) -> None:
@@ -258,7 +258,7 @@ def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: boo
         value: The argument, [*site, states].
         x_t: Current tokens, [*site].
         states: Number of states.
-        wider: Whether `value` may have padded columns past `states`.
+        wider: Whether `value` is the output of a network, which may have padded columns past `states`.
 
     Raises:
         UserTypeError: `value` is not a tensor of floats.
@@ -272,8 +272,9 @@ def probabilities(name: str, value: Tensor, x_t: Tensor, states: int, wider: boo
         message = f"{name} has shape {shape}, but x_t has shape {list(x_t.shape)}: expected {expected}"
         raise UserError(message, option=name)
     if value.shape[-1] < states or (value.shape[-1] > states and not wider):
-        columns, at_least = value.shape[-1], "at least " if wider else ""
-        message = f"{name} has {columns} columns, but the process has {states} states: expected {at_least}{states}"
+        columns = value.shape[-1]
+        message = f"{name} has {columns} columns, but the process has {states} states: "
+        message += f"the network has too few outputs, its last layer needs {states}" if wider else f"expected {states}"
         raise UserError(message + missing_mask_hint(columns, states), option=name)
     not_nan(name, value)
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
+from m2s.errors import explain_arguments
 from m2s.heads.output import logits
 from m2s.ops.last_layer import Output
 from m2s.process import Process
@@ -56,6 +57,10 @@ class Head(ABC):
     excludes_t_one: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     generates_left_to_right: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        explain_arguments(cls)
 
     def __init__(self, process: Process) -> None:
         validation.instance("process", process, Process, "a process such as m2s.Uniform(256, m2s.Linear())")

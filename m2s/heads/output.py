@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from m2s import validation
 from m2s.dtypes import at_least_float32
+from m2s.errors import UserError
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.process import Process
 
@@ -33,7 +34,7 @@ def padded_logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*s
     if isinstance(output, Unprojected):
         output.wide_enough(states)
         output = output.project()
-    validation.probabilities("output", output, x_t, states, wider=True)
+    validation.probabilities("the network's output", output, x_t, states, wider=True)
     return at_least_float32(output)
 
 
@@ -52,7 +53,9 @@ def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {st
 
 
 def check_model(model: object, process: Process) -> None:
-    """Check that a model is a network, and that its embedding, if it has one, has a row for the mask.
+    """Check that a model is a network, and that it has an input and an output for every state where it says how many it has.
+
+    A network of `m2s.models` says it as `config.states`, another one may have a table `embedding`.
 
     Args:
         model: The network.
@@ -60,12 +63,15 @@ def check_model(model: object, process: Process) -> None:
 
     Raises:
         TypeError: The model cannot be called, or is an objective, which returns a loss.
-        ValueError: The table `model.embedding` has no row for the mask.
+        ValueError: The network has fewer states than the process, or the table `model.embedding` has no row for the mask.
     """
     if not callable(model):
         raise TypeError(f"model is {model!r:.80}, expected a network that is called as model(x_t, t)")
     if hasattr(getattr(model, "head", None), "log_score") and callable(getattr(model, "loss", None)):
         raise TypeError(f"model is an m2s.{type(model).__name__}, which returns a loss: give the network, not the objective")
+    states = getattr(getattr(model, "config", None), "states", None)
+    if isinstance(states, int) and states < process.states:
+        raise UserError(f"the network has too few outputs, config.states = {states}: {_required_states(process)}")
     rows = getattr(getattr(model, "embedding", None), "num_embeddings", None)
     if rows == process.vocab < process.states:
         raise ValueError(f"the network's embedding has {rows} rows: {_required_states(process)}")

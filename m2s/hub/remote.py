@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from m2s.io import is_likely_local
+
 LISTED = 4  # names of folders in an error message
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -39,7 +41,12 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
     repo, missing = str(path_or_repo), f"there is no folder {path}{_beside(path)}"
     if not REPOSITORY.fullmatch(repo):
         raise FileNotFoundError(f'{missing}, and "{repo}" is not the name of a repository "owner/name"')
-    hub = _hub(f"{missing}, and looking for the repository {repo}")
+    try:
+        hub = _hub(f"{missing}, and looking for the repository {repo}")
+    except ImportError:
+        if is_likely_local(repo):
+            raise FileNotFoundError(f"{missing}: check the path") from None
+        raise
     try:
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
     except OSError as error:

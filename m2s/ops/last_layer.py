@@ -61,8 +61,12 @@ class Unprojected:
             ValueError: If V is less than `states`.
         """
         if self.weight.shape[0] < states:
-            hint = validation.missing_mask_hint(self.weight.shape[0], states)
-            raise ValueError(f"weight has {self.weight.shape[0]} rows, but the process has {states} states{hint}")
+            rows = self.weight.shape[0]
+            hint = validation.missing_mask_hint(rows, states)
+            raise ValueError(
+                f"weight has {rows} rows, but the process has {states} states: the network has too few outputs, "
+                f"its last layer needs {states}{hint}"
+            )
         return self.weight
 
     def project(self) -> Float[Tensor, "*site V"]:

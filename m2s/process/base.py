@@ -11,6 +11,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.dtypes import to_float64
+from m2s.errors import explain_arguments
 
 if TYPE_CHECKING:
     from m2s.process.chain import Chain
@@ -62,6 +63,10 @@ class Process(ABC):
     has_transitions: ClassVar[bool] = True
     """Whether there are transition matrices and rates. False for next-token prediction, where `transition_matrix`,
     `step_transition_matrix` and `rates` are None: there is no reverse process."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        explain_arguments(cls)
 
     @property
     def rank_one(self) -> "RankOne | None":

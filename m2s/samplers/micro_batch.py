@@ -213,10 +213,11 @@ def call_network(
     output, states = call_model(model, process, x_t, t, condition, **cached), process.states
     if isinstance(output, Unprojected):
         rows = output.weight.shape[0]
-        if output.hidden.shape[:-1] != x_t.shape or rows < states:
+        output.wide_enough(states)
+        if output.hidden.shape[:-1] != x_t.shape:
             raise ValueError(
                 f"the network's output has shape {[*output.hidden.shape[:-1], rows]} (its last layer has {rows} rows), "
-                f"expected {[*x_t.shape, states]} or more columns{validation.missing_mask_hint(rows, states)}"
+                f"expected {[*x_t.shape, states]} or more columns"
             )
         validation.not_nan("the network's output", output.hidden)
     else:

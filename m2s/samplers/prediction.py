@@ -370,7 +370,7 @@ class Prediction:
         validation.tokens("x_t", x_t, states)
         validation.times("t", self.t)
         if not isinstance(self.output, Unprojected):
-            validation.probabilities("output", self.output, x_t, states, wider=True)
+            validation.probabilities("the network's output", self.output, x_t, states, wider=True)
             parts = [function(self.output.reshape(x_t.numel(), -1), slice(0, x_t.numel()))]
         else:
             parts = []
@@ -378,7 +378,7 @@ class Prediction:
                 layer = Layer.of(self.output)
                 for at in layer.chunks():
                     rows = layer.logits(at)
-                    validation.probabilities("output", rows, x_t.reshape(-1)[at], states, wider=True)
+                    validation.probabilities("the network's output", rows, x_t.reshape(-1)[at], states, wider=True)
                     parts.append(function(rows, at))
                     del rows  # free the chunk before the next one is computed
         return tuple(torch.cat(column).reshape(x_t.shape) for column in zip(*parts, strict=True))
