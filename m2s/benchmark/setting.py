@@ -28,6 +28,7 @@ class Setting:
         against_step: Milliseconds of another implementation's sampler step, measured elsewhere.
         method: The method that is trained.
         seed: Seed of the inputs.
+        quick: A rehearsal: on a CPU nothing is compiled, since that takes minutes.
     """
 
     device: torch.device
@@ -40,6 +41,7 @@ class Setting:
     against_step: float | None = None
     method: str = METHOD
     seed: int = 0
+    quick: bool = False
 
     @classmethod
     def of(cls, device: torch.device, quick: bool, **given: int | float | str | None) -> "Setting":
@@ -58,7 +60,7 @@ class Setting:
             sizes = {"rows": 64, "vocab": 1024, "width": 32, "repeats": 3, "depth": 1}
         else:
             sizes = {"rows": 512, "vocab": 8192, "width": 128, "repeats": 9, "depth": 2}
-        return cls(device, **{**sizes, **{name: value for name, value in given.items() if value is not None}})  # type: ignore[arg-type]
+        return cls(device, quick=quick, **{**sizes, **{name: value for name, value in given.items() if value is not None}})  # type: ignore[arg-type]
 
     @property
     def columns(self) -> int:
@@ -124,7 +126,9 @@ class Setting:
             if gpu:
                 return None if triton else "triton is not installed"
             found = os.environ.get("CXX") or any(map(shutil.which, COMPILERS))
-            return None if found else "there is no C++ compiler"
+            if not found:
+                return "there is no C++ compiler"
+            return "compiling takes longer than a rehearsal: leave out --quick" if self.quick else None
         module, package = PEERS[needs]
         if importlib.util.find_spec(module) is None:
             return f"{package} is not installed"

@@ -19,6 +19,7 @@ from m2s.training.build import make_process
 from m2s.training.config import ProcessConfig
 
 TIMES, LEVELS = 64, 256  # of the bar
+QUICK_LEVELS = 32
 TABLES, DOUBLING, MATRIX_EXP = "tables", "doubling", "matrix_exp"
 SMALLEST = 1e-290  # entries below it are close to the end of float64's range
 MIN_SPEEDUP = 3.0
@@ -29,13 +30,14 @@ def measure(setting: Setting) -> dict[str, Any]:
     """Compare three ways to compute transition matrices, in float64.
 
     Args:
-        setting: Device and repeats; an eighth of the rows, at most 64, are times, and at most 256 tokens are levels.
+        setting: Device and repeats; an eighth of the rows, at most 64, are times, and at most 256 tokens are levels, or 32 in
+            a quick run.
 
     Returns:
         Times, ratios, a bar, errors, and the time and the memory that the tables cost once.
     """
     comparison, device = Comparison(setting), setting.device
-    count, levels = min(TIMES, setting.rows // 8), min(LEVELS, setting.vocab)
+    count, levels = min(TIMES, setting.rows // 8), min(QUICK_LEVELS if setting.quick else LEVELS, setting.vocab)
     process = make_process(ProcessConfig(kind="gaussian", schedule="geometric"), levels).tabulated
     assert process is not None
     rates = process.generator.to(device)

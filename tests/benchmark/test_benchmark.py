@@ -131,6 +131,21 @@ def test_clock_is_read_by_nvidia_smi(tmp_path, monkeypatch):
     assert found == {}
 
 
+def test_a_quick_run_on_a_cpu_compiles_nothing(tmp_path, monkeypatch):
+    """With compilation a quick run takes minutes, and with 256 levels the transition matrices alone take one."""
+    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    torch._dynamo.utils.counters.clear()
+    found = run(tmp_path, "loss", "sample", "direct-loss", "bisection", "expm")
+    assert not torch._dynamo.utils.counters["frames"]
+    for name in ("loss", "sample", "direct-loss", "bisection"):
+        assert any("takes longer than a rehearsal: leave out --quick" in line for line in found["parts"][name]["skipped"])
+    assert Setting.of(CPU, False).why_unavailable("compiled") is None
+    monkeypatch.setattr("m2s.benchmark.transition_matrices.ExpmTable.of", lambda rates: pytest.fail(str(len(rates))))
+    with pytest.raises(pytest.fail.Exception, match=r"^32$"):
+        PARTS["expm"](Setting.of(CPU, True))
+
+
 def test_fused_forms(tmp_path, uncompiled, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr("m2s.benchmark.sample.ROUNDS", 1)
