@@ -211,7 +211,7 @@ def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
     return {
         "sources": [{key: source[key] for key in ("name", "sha256")} for source in windows.meta["sources"]],
         "tokenizer": windows.meta["tokenizer"]["kind"],
-        "validation_every": windows.meta["validation_every"],
+        "validation_fraction": windows.meta.get("validation_fraction"),
         "train_tokens": windows.meta["splits"]["train"]["tokens"],
         "validation_windows": count,
         "bytes_per_token": size / tokens.numel(),

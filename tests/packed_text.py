@@ -18,7 +18,7 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
 
 
 def write_corpus(folder: Path) -> dict[str, list[str]]:
-    """Write a folder of every kind of file; return the documents of each split when every 10th is for validation."""
+    """Write a folder of every kind of file; return the documents to divide, in order, and those of the test split."""
     (folder / "sub").mkdir(parents=True)
     a, b, d = (make_documents(n, n) for n in (35, 21, 13))
     (folder / "a.txt").write_bytes("".join(f"{x}\n<|endoftext|>\n" for x in a).encode())
@@ -29,16 +29,30 @@ def write_corpus(folder: Path) -> dict[str, list[str]]:
         (folder / "sub" / f"{i:02}.txt").write_bytes(x.encode() + b"\n")
     (folder / "readme.md").write_text("not text to train on")
     (folder / ".hidden.txt").write_text("nor this")
-    expected: dict[str, list[str]] = {"train": [], "validation": [], "test": d}
-    for documents in (a, b, alone):
-        for i, x in enumerate(documents):
-            expected["train" if i % 10 else "validation"].append(x)
-    return expected
+    return {"divided": [*a, *b, *alone], "test": d}
+
+
+def encoded(document: str) -> list[int]:
+    """Return the tokens of a document for `Bytes`, with the end token."""
+    return [*document.encode(), 256]
+
+
+def divide(documents: list[list[Any]], every: int, held_out: int) -> dict[str, list[Any]]:
+    """Return the tokens of each split: every so many documents are validation, and the count is corrected at the end."""
+    streams: dict[str, list[Any]] = {"train": [], "validation": []}
+    for i, document in enumerate(documents, 1):
+        streams["train" if i % every else "validation"] += document
+    train, validation = streams["train"], streams["validation"]
+    if len(validation) > held_out:
+        train, validation = train + validation[held_out:], validation[:held_out]
+    elif missing := held_out - len(validation):
+        train, validation = train[:-missing], validation + train[-missing:]
+    return {"train": train, "validation": validation}
 
 
 def prepare(source: Path | str, out: Path, tokenizer: Tokenizer | None = None, **options: Any) -> dict[str, Any]:
-    """Pack a text with every 10th document for validation, into small files."""
-    options = {"validation_every": 10, "shard_tokens": 500} | options
+    """Pack a text with a tenth of its tokens for validation, into small files."""
+    options = {"validation_fraction": 0.1, "shard_tokens": 500} | options
     return m2s.data.prepare_text(source, out, tokenizer or Bytes(), **options)
 
 

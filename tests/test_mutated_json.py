@@ -137,7 +137,7 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(source, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "packed"
-    prepare_text(source, out, Bytes(), validation_every=2)
+    prepare_text(source, out, Bytes(), validation_fraction=0.5)
     return out
 
 
@@ -153,7 +153,7 @@ def unfinished(source, tmp_path_factory) -> Path:
         patch.setattr(text, "_finish", ending)
         patch.setattr(pack, "COMMIT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
-            prepare_text(source, out, Bytes(), validation_every=2)
+            prepare_text(source, out, Bytes(), validation_fraction=0.5)
     return out
 
 
@@ -179,7 +179,7 @@ def test_an_unfinished_preparation(source, unfinished, tmp_path, name, kind, see
     out = Path(shutil.copytree(unfinished, tmp_path / "packed"))
     damage(out / name, kind, seed)
     with one_line():
-        prepare_text(source, out, Bytes(), validation_every=2)
+        prepare_text(source, out, Bytes(), validation_fraction=0.5)
 
 
 @pytest.fixture(scope="module")

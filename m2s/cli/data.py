@@ -9,6 +9,7 @@ import tyro
 from m2s.cli.help_text import help_from_source
 from m2s.cli.next_step import next_command
 from m2s.errors import UserError, print_escaped
+from m2s.training.config import Number
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Prepare:
     document. A .jsonl or .parquet has the documents in the field or column `text`, or --text-field. SOURCE may also be a data
     set of the Hugging Face hub: openwebtext, lm1b, text8, or any OWNER/NAME (these need: pip install datasets).
 
-    Documents 0, 100, 200, ... of each file, or of the train split of the hub, go to validation. Files of one document each are
-    counted together, in the order of their names. If there is only one document, its last tokens go to validation, one in 100.
-    A data set of the hub keeps its validation split where it has one.
+    1 % of the tokens are held out for validation, or 10 % of a text of fewer than 100,000 tokens. They are every 100th (10th)
+    document. The last one may be cut, so that the number is exact. A text of fewer documents gives its last tokens. A data set
+    of the hub keeps its validation split where it has one.
 
     The same command, given again, resumes an interrupted preparation. The result is the same to the byte. A folder that holds
     a different preparation is an error.
@@ -44,8 +45,9 @@ class Prepare:
     """chars: all characters, in the order of their ids; by default those of text8, a space and a to z."""
     text_field: Annotated[str, tyro.conf.arg(metavar="NAME")] = "text"
     """The field or column of .jsonl, .parquet and the hub that holds the document."""
-    validation_every: int = 100
-    """One document in so many goes to validation (for a single document, one token in so many); 0: no validation."""
+    validation_fraction: Number = None
+    """The fraction of the tokens that is held out for validation, such as 0.05; 0: none. By default 0.01, or 0.1 where there
+    are fewer than 100,000 tokens."""
     test: Annotated[str, tyro.conf.arg(metavar="PATTERN")] = "*-test.*"
     """Files whose names match this pattern form the test split."""
     shard_tokens: int = 2**27
@@ -59,11 +61,13 @@ class Prepare:
         """
         if self.shard_tokens < 1:
             raise UserError(option="--shard-tokens", value=self.shard_tokens, expected="at least 1")
-        if self.validation_every < 0:
-            raise UserError(option="--validation-every", value=self.validation_every, expected="0 or more")
+        if self.validation_fraction is not None and not 0 <= self.validation_fraction < 1:
+            raise UserError(option="--validation-fraction", value=self.validation_fraction, expected="at least 0 and below 1")
         from m2s.data import prepare_text
+        from m2s.data.documents import require_source
         from m2s.data.tokenizer import make_tokenizer
 
+        require_source(self.source)  # before the files of the tokenizer: a mistyped path is the more likely error
         try:
             tokenizer = make_tokenizer(self.tokenizer, None if self.merges is None else str(self.merges), self.alphabet)
         except UserError as error:
@@ -72,7 +76,7 @@ class Prepare:
                 raise UserError(f"{error}. {hint}") from error
             raise
         meta = prepare_text(
-            self.source, self.out, tokenizer, self.validation_every, self.test, self.shard_tokens, self.text_field
+            self.source, self.out, tokenizer, self.validation_fraction, self.test, self.shard_tokens, self.text_field
         )
         print("\n".join(format_counts(meta)))
         print_escaped(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
@@ -167,10 +171,7 @@ def format_counts(meta: dict[str, Any]) -> list[str]:
     lines = [f"{'':12s}{'documents':>12s}{'tokens':>16s}{'files':>7s}"]
     for split, entry in meta["splits"].items():
         lines.append(f"{split:12s}{entry['documents']:>12,}{entry['tokens']:>16,}{len(entry['shards']):>7}")
-    held = meta["splits"]["validation"]
-    if held["tokens"] and not held["documents"]:
-        every = meta["validation_every"]
-        lines.append(f"the text is one document: its last {held['tokens']:,} tokens, one in {every}, are validation")
+    lines += _held_out(meta)
     blank = sum(count["blank"] for count in meta["counts"].values())
     kind, end = meta["tokenizer"]["kind"], meta["end"]
     after = "no token between documents" if end is None else f"token {end} after each document"
@@ -178,3 +179,13 @@ def format_counts(meta: dict[str, Any]) -> list[str]:
         f"{len(meta['sources'])} sources, {blank} blank documents left out; tokenizer {kind}, {meta['vocab']:,} tokens, {after}"
     )
     return lines
+
+
+def _held_out(meta: dict[str, Any]) -> list[str]:
+    """A line about the tokens that are held out for validation. Folders of m2s 0.1 do not say how they were divided."""
+    fraction, train, held = meta.get("validation_fraction"), *(meta["splits"][name] for name in ("train", "validation"))
+    if fraction is None or not held["tokens"] or all(source.get("split") != "by index" for source in meta["sources"]):
+        return []
+    total = train["tokens"] + held["tokens"]
+    cut = "" if held["documents"] else ", the last ones of the text"
+    return [f"held out for validation: {held['tokens']:,} of {total:,} tokens ({100 * held['tokens'] / total:.3g} %){cut}"]

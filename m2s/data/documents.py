@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from m2s.data.files import BadData, sha256
 from m2s.data.hub import HUB_TEXTS, HubSplit, hub_splits
 from m2s.errors import UserError
+from m2s.io import is_likely_local
 
 SEPARATOR = b"<|endoftext|>"
 TEXT = "text"  # the default field of a document
@@ -34,6 +35,15 @@ class Document(NamedTuple):
 
     text: str
     where: str
+
+
+def is_filled(document: Document) -> bool:
+    """Return whether a document has more than white space.
+
+    Args:
+        document: The document.
+    """
+    return bool(document.text.strip())
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,44 @@ class DocumentSource:
     split: str | None
 
 
+def require_source(source: Path | str) -> None:
+    """Check that a text exists, without reading it.
+
+    Args:
+        source: A folder, a file, or the name of a hub data set. The hub is not asked.
+
+    Raises:
+        UserError: There is no such file or folder, and it is no name of a data set.
+        BadData: The file has another ending than those of text, or the folder has no text.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not _text_files(path):
+            raise BadData(f"{path} holds no file that ends in {', '.join(READERS)}")
+    elif path.exists():
+        if path.suffix not in READERS:
+            raise BadData(f"{path} must end in {', '.join(READERS)}, or be a folder of such files")
+    elif not _is_hub_name(str(source)):
+        raise UserError(
+            f"source {str(source)!r} is neither a file or folder here nor a data set of the hub: "
+            f"give a path, {', '.join(HUB_TEXTS)}, or OWNER/NAME"
+        )
+
+
+def _is_hub_name(name: str) -> bool:
+    """Whether a source that does not exist as a file can be a data set of the hub, and not a mistyped path."""
+    return name in HUB_TEXTS or bool(re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and not is_likely_local(name))
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """The files of text in a folder, at any depth. Hidden ones do not count."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix in READERS and file.is_file() and not any(p.startswith(".") for p in file.relative_to(folder).parts)
+    )
+
+
 def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[DocumentSource]:
     """Find the text of a folder, a file or a hub data set.
 
@@ -68,28 +116,16 @@ def find_sources(source: Path | str, test: str, field: str = TEXT) -> list[Docum
         UserError: There is no such file, folder or data set.
         BadData: A file is empty, damaged or not UTF-8.
     """
+    require_source(source)
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(
-            file
-            for file in path.rglob("*")
-            if file.suffix in READERS and file.is_file() and not any(p.startswith(".") for p in file.relative_to(path).parts)
-        )
-        if not files:
-            raise BadData(f"{path} holds no file that ends in {', '.join(READERS)}")
+        files = _text_files(path)
         _check_field(path, files, field)
         return [_file_source(file, file.relative_to(path).as_posix(), test, field) for file in files]
     if path.exists():
-        if path.suffix not in READERS:
-            raise BadData(f"{path} must end in {', '.join(READERS)}, or be a folder of such files")
         _check_field(path, [path], field)
         return [_file_source(path, path.name, test, field)]
-    if str(source) in HUB_TEXTS or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)):
-        return [_hub_source(split) for split in hub_splits(str(source), field)]
-    raise UserError(
-        f"source {str(source)!r} is neither a file or folder here nor a data set of the hub: "
-        f"give a path, {', '.join(HUB_TEXTS)}, or OWNER/NAME"
-    )
+    return [_hub_source(split) for split in hub_splits(str(source), field)]
 
 
 def _check_field(path: Path, files: list[Path], field: str) -> None:

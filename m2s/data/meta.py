@@ -50,7 +50,7 @@ def check_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """
     if meta.get("format") != FORMAT:
         raise BadData(f"{path} has format {meta.get('format')!r:.60}, expected {FORMAT!r}: prepare the text again")
-    meta = {"dtype": "uint16", "validation_every": 0, **meta}
+    meta = {"dtype": "uint16", **meta}
     if not isinstance(meta["dtype"], str) or meta["dtype"] not in DTYPES:
         raise BadData(f"{path} has tokens of type {meta['dtype']!r:.60}, expected {' or '.join(DTYPES)}: install a newer m2s")
     if (fault := _fault(meta)) is not None:
@@ -82,7 +82,7 @@ def _fault(meta: Mapping[str, Any]) -> str | None:
     checks = {
         "vocab": is_count(meta.get("vocab"), 1),
         "end": "end" in meta and (meta["end"] is None or is_count(meta["end"])),
-        "validation_every": is_count(meta.get("validation_every", 0)),
+        "validation_fraction": _is_fraction(meta.get("validation_fraction", 0)),
         "tokenizer": _is_tokenizer(meta.get("tokenizer")),
         "sources": isinstance(meta.get("sources"), list),
         "counts": _is_table(meta.get("counts")),
@@ -112,6 +112,11 @@ def _fault(meta: Mapping[str, Any]) -> str | None:
 def _is_tokenizer(value: Any) -> bool:
     """Whether a value describes a tokenizer by the name of its class. It may be the user's own class."""
     return isinstance(value, dict) and isinstance(value.get("kind"), str) and value["kind"].isidentifier()
+
+
+def _is_fraction(value: Any) -> bool:
+    """Whether a value is a fraction of the tokens that can be held out."""
+    return type(value) in (int, float) and 0 <= value < 1
 
 
 def _is_table(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from m2s.data.documents import Document, DocumentSource
+from m2s.data.documents import Document, DocumentSource, is_filled
 from m2s.data.encode import encode_document
 from m2s.data.files import BadData
+from m2s.data.hold_out import held_out, move_tokens, spacing
 from m2s.data.shards import DTYPES, Shards
 from m2s.data.tokenizer import Characters, Tokenizer
 from m2s.io import write_json
@@ -30,7 +30,8 @@ class Progress:
     Args:
         source: The index of the current source. All sources before it are done.
         document: The number of documents of the current source that are done.
-        alone: The number of sources so far that have a single document.
+        divided: The number of documents so far that the index divides between train and validation.
+        divided_tokens: Their tokens.
         tokens: Tokens written, by split.
         documents: Documents written, by split.
         counts: For each source: documents, blank documents and tokens.
@@ -38,7 +39,8 @@ class Progress:
 
     source: int = 0
     document: int = 0
-    alone: int = 0
+    divided: int = 0
+    divided_tokens: int = 0
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     counts: list[dict[str, int]] = field(default_factory=list)
@@ -51,15 +53,6 @@ def checksum(counts: dict[str, Any]) -> str:
         counts: The fields of `Progress`.
     """
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()
-
-
-def is_filled(document: Document) -> bool:
-    """Return whether a document has more than white space.
-
-    Args:
-        document: The document.
-    """
-    return bool(document.text.strip())
 
 
 def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: dict[str, Any], progress: Progress) -> None:
@@ -77,7 +70,7 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
     """
     from tqdm import tqdm  # imported late: it is needed by this function alone
 
-    single = plan["validation_every"] > 0 and _is_single_document(sources)
+    every = spacing(plan["validation_fraction"])
     dtype = DTYPES[plan["dtype"]]
     shards = {split: Shards(out, split, plan["shard_tokens"], progress.tokens[split], dtype) for split in SPLITS}
 
@@ -92,19 +85,20 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
     with bar, contextlib.ExitStack() as stack:
         for shard in shards.values():
             stack.callback(shard.close)
-        for index, document, alone in _documents(sources, progress.source, progress.document):
+        for index, document in _documents(sources, progress.source, progress.document):
             count = _advance(progress, index)
             bar.set_description(f"{index + 1}/{len(sources)} {sources[index].name}", refresh=False)
             if not is_filled(document):
                 count["blank"] += 1
                 continue
             ids = _encode(tokenizer, sources[index], document)
-            position = progress.alone if alone else count["documents"]
-            progress.alone += alone
-            split, parts = _divide(ids, sources[index].split, position, plan["validation_every"], single)
-            for name, part in parts.items():
-                shards[name].append(part)
-                progress.tokens[name] = shards[name].tokens
+            split = sources[index].split
+            if split is None:
+                progress.divided += 1
+                progress.divided_tokens += len(ids)
+                split = "validation" if every and progress.divided % every == 0 else "train"
+            shards[split].append(ids)
+            progress.tokens[split] = shards[split].tokens
             progress.documents[split] += 1
             count["documents"] += 1
             count["tokens"] += len(ids)
@@ -113,6 +107,10 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
                 commit()
                 committed = time.monotonic()
         commit()
+        if every and progress.divided:
+            target = held_out(progress.divided_tokens, plan["validation_fraction"])
+            move_tokens(shards, target, plan["end"], progress.tokens, progress.documents)
+            commit()
 
 
 def _advance(progress: Progress, index: int) -> dict[str, int]:
@@ -135,45 +133,9 @@ def _encode(tokenizer: Tokenizer, source: DocumentSource, document: Document) ->
     return ids
 
 
-def _divide(
-    ids: np.ndarray, split: str | None, position: int, validation_every: int, single: bool
-) -> tuple[str, dict[str, np.ndarray]]:
-    """Return the split that a document counts for, and the tokens for each split.
-
-    Args:
-        ids: The tokens of the document.
-        split: The split of its source; None where `position` decides.
-        position: The number of documents of its source before it.
-        validation_every: Documents 0, validation_every, 2 validation_every, ... are validation; 0: none are.
-        single: The document is the only one, so its last tokens are validation.
-    """
-    if split is None and single:
-        cut = len(ids) - -(-len(ids) // validation_every)
-        return "train", {"train": ids[:cut], "validation": ids[cut:]}
-    split = split or ("validation" if validation_every and position % validation_every == 0 else "train")
-    return split, {split: ids}
-
-
-def _documents(sources: list[DocumentSource], start: int, skip: int) -> Iterator[tuple[int, Document, bool]]:
-    """Yield every document from document `skip` of source `start` on.
-
-    With each document comes the index of its source, and whether it is the only one of the source that is not blank. A source
-    is never resumed before its first document that is not blank, so two documents of lookahead suffice.
-    """
+def _documents(sources: list[DocumentSource], start: int, skip: int) -> Iterator[tuple[int, Document]]:
+    """Yield every document from document `skip` of source `start` on, with the index of its source."""
     for index in range(start, len(sources)):
-        documents = sources[index].read(skip)
-        seen: list[Document] = []
-        filled = 0
-        while filled < 2 and (document := next(documents, None)) is not None:
-            seen.append(document)
-            filled += is_filled(document)
-        alone = skip == 0 and filled < 2
-        for document in itertools.chain(seen, documents):
-            yield index, document, alone
+        for document in sources[index].read(skip):
+            yield index, document
         skip = 0
-
-
-def _is_single_document(sources: list[DocumentSource]) -> bool:
-    """Say whether there is at most one document to divide between train and validation."""
-    documents = (document for source in sources if source.split is None for document in source.read(0))
-    return len(list(itertools.islice(filter(is_filled, documents), 2))) < 2

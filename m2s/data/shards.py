@@ -82,6 +82,24 @@ class Shards:
             if self.tokens % self.shard_tokens == 0:
                 self.close()
 
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens that are on the disk. Call `flush` first.
+
+        Args:
+            start: The index of the first token.
+            stop: The index after the last token, at most `tokens`.
+
+        Returns:
+            The tokens, [stop - start].
+        """
+        parts = [np.zeros(0, self.dtype)]
+        while start < stop:
+            index, within = divmod(start, self.shard_tokens)
+            count = min(stop - start, self.shard_tokens - within)
+            parts.append(np.fromfile(self._path(index), self.dtype, count, offset=within * self.dtype.itemsize))
+            start += count
+        return np.concatenate(parts)
+
     def flush(self) -> None:
         """Write everything appended so far to the disk."""
         if self._file is not None:

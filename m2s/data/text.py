@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from m2s import validation
-from m2s.data.documents import TEXT, DocumentSource, find_sources
+from m2s.data.documents import TEXT, DocumentSource, find_sources, is_filled, require_source
 from m2s.data.encode import describe, encode_document
 from m2s.data.files import BadData, sha256
+from m2s.data.hold_out import default_fraction
 from m2s.data.meta import FORMAT, check_meta, is_count, read_object
-from m2s.data.pack import SPLITS, Progress, checksum, is_filled, pack
+from m2s.data.pack import SPLITS, Progress, checksum, pack
 from m2s.data.shards import DTYPES, Shards, dtype_name
 from m2s.data.tokenizer import KEPT, Tokenizer, save_tokenizer_files
 from m2s.errors import UserError
@@ -36,16 +37,16 @@ def prepare_text(
     source: Path | str,
     out: Path | str,
     tokenizer: Tokenizer,
-    validation_every: int = 100,
+    validation_fraction: float | None = None,
     test: str = "*-test.*",
     shard_tokens: int = 2**27,
     text_field: str = TEXT,
 ) -> dict[str, Any]:
     """Encode every document of a text and pack the tokens into files.
 
-    A source is a file, or a split of a hub data set. Documents 0, `validation_every`, 2 `validation_every`, ... of each source
-    go to validation and the others to train. Sources of one document are counted together. If there is only one document to
-    divide, its last tokens, one in `validation_every` rounded up, go to validation. Blank documents are left out.
+    Some tokens are held out for validation: 1 %, or 10 % of fewer than 100,000 tokens. Every 100th or 10th document goes
+    to validation. At the end some tokens are moved between validation and the end of train, so that the number is exact. One
+    document may be cut there (`m2s.data.hold_out`). Blank documents are left out.
 
     If the call is interrupted at any time, the same call resumes it.
 
@@ -53,7 +54,7 @@ def prepare_text(
         source: A folder, a file, or the name of a data set on the hub (`m2s.data.documents`).
         out: The folder to write: a new or empty one, or that of the same call.
         tokenizer: The tokenizer.
-        validation_every: One document in this many goes to validation; 0: none.
+        validation_fraction: The fraction of the tokens that is held out, in [0, 1); None: 0.01, or 0.1 below 100,000 tokens.
         test: A pattern: files with a matching name are the test split.
         shard_tokens: The number of tokens of a file. A token takes 2 bytes, or 4 where the vocabulary exceeds 65,536.
         text_field: The field of the document in .jsonl, .parquet and on the hub.
@@ -65,18 +66,22 @@ def prepare_text(
         UserError: The source, the tokenizer or the folder cannot be used.
         BadData: A file of the source is damaged, or a document cannot be encoded.
     """
-    validation.positive_int("validation_every", validation_every, 0)
+    if validation_fraction is not None:
+        validation.in_interval("validation_fraction", validation_fraction, "[0, 1)")
     validation.positive_int("shard_tokens", shard_tokens)
+    require_source(source)  # before the tokenizer reads its files: a mistyped path is the more likely error
     described = describe(tokenizer)
     out = Path(out).expanduser()
     sources = find_sources(source, test, text_field)
     if not any(is_filled(document) for found in sources for document in found.read(0)):
         raise BadData(f"{source} holds no text: it is empty, or white space alone")
+    if validation_fraction is None:
+        validation_fraction = default_fraction(sources, tokenizer)
     plan = {
         "format": FORMAT,
         **described,
         "dtype": dtype_name(tokenizer.vocab),
-        "validation_every": validation_every,
+        "validation_fraction": float(validation_fraction),
         "shard_tokens": shard_tokens,
         "sources": [{**found.identity, "split": found.split or "by index"} for found in sources],
     }
@@ -176,7 +181,7 @@ def _read_progress(path: Path) -> Progress:
     stored = value.pop("sha256", None)  # version 0.1 did not write it
     if set(value) != {part.name for part in fields(Progress)}:
         raise BadData(f"{path} is damaged (it has other names than expected): {hint}")
-    numbers = [value[name] for name in ("source", "document", "alone")]
+    numbers = [value[name] for name in ("source", "document", "divided", "divided_tokens")]
     for name in ("tokens", "documents"):
         splits = value[name]
         numbers += (
@@ -212,12 +217,6 @@ def _check_disk_space(
 
 def _finish(out: Path, plan: dict[str, Any], progress: Progress, tokenizer_file: Path | None) -> None:
     """Write meta.json: the plan, the counts, and the SHA-256 of every shard and of the tokenizer's file."""
-    if not progress.tokens["train"] and progress.tokens["validation"]:
-        _clear(out)
-        raise UserError(
-            f"{out}: with --validation-every {plan['validation_every']} all text went to validation and none to train: give a "
-            f"greater one (0: none goes to validation), or more text"
-        )
     splits: dict[str, Any] = {}
     dtype = DTYPES[plan["dtype"]]
     for split in SPLITS:

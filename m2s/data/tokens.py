@@ -54,11 +54,11 @@ class Tokens:
 
     def _how_to_get_more_text(self) -> str:
         """Say how to prepare the text with more tokens in this split."""
-        every = self.meta["validation_every"]
-        if self.split == "validation" and every == 0:
-            return "give --validation-every 100 or so (it was 0)"
-        if self.split == "validation" and every > 2:
-            return f"take more text or a --validation-every below {every}"
+        fraction = self.meta.get("validation_fraction")  # folders of m2s 0.1 do not say it
+        if self.split == "validation" and fraction == 0:
+            return "leave out --validation-fraction (it was 0)"
+        if self.split == "validation":
+            return f"take more text or a greater --validation-fraction{'' if fraction is None else f' than {fraction:g}'}"
         return "take more text" + (", in files whose names --test matches," if self.split == "test" else "")
 
     @property

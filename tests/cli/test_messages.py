@@ -236,11 +236,11 @@ def test_arguments_are_named_as_options():
 
 def test_structured_errors_of_a_command_name_its_options(monkeypatch, capsys):
     def fail(self):
-        raise UserError(option="validation_every", value=3, expected="even")
+        raise UserError(option="validation_fraction", value=0.3, expected="even")
 
     monkeypatch.setattr("m2s.cli.data.Prepare.run", fail)
-    said = error_line(capsys, "data", "prepare", "texts", "--out", "x", "--validation-every", "3")
-    assert said == "m2s: --validation-every is 3, but it must be even"
+    said = error_line(capsys, "data", "prepare", "texts", "--out", "x", "--validation-fraction", "0.3")
+    assert said == "m2s: --validation-fraction is 0.3, but it must be even"
 
 
 @pytest.mark.parametrize(

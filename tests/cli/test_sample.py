@@ -397,7 +397,7 @@ def test_merges_are_saved_with_the_run(
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("some words " * 9)
-    prepare_text("a.txt", "packed", GPT2(str(write_merges(tmp_path / "given.txt"))), validation_every=4)
+    prepare_text("a.txt", "packed", GPT2(str(write_merges(tmp_path / "given.txt"))), validation_fraction=0.25)
     (tmp_path / "given.txt").unlink()
     small = "--network.size tiny --network.width 16 --network.heads 2 --network.depth 1 --data.length 4 --batch 2 --steps 1"
     rest = "--optimizer.warmup 0 --device cpu --out run"

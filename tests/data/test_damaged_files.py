@@ -120,7 +120,7 @@ def test_settings_of_another_form(tmp_path: Path) -> None:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     (tmp_path / "a.txt").write_text("some text, and more of it\n" * 20)
-    prepare_text(tmp_path / "a.txt", tmp_path / "packed", Bytes(), validation_every=5)
+    prepare_text(tmp_path / "a.txt", tmp_path / "packed", Bytes(), validation_fraction=0.2)
     return tmp_path / "packed"
 
 
@@ -154,14 +154,14 @@ def test_preparation_does_not_write_through_links(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     secret, out = tmp_path / "secret", tmp_path / "out"
     secret.write_text("unchanged")
-    prepare_text(tmp_path / "a.txt", out, Bytes(), validation_every=0)
+    prepare_text(tmp_path / "a.txt", out, Bytes(), validation_fraction=0.0)
     plan = {key: value for key, value in json.loads((out / "meta.json").read_text()).items() if key not in ("counts", "splits")}
     shutil.rmtree(out)
     out.mkdir()
     (out / "plan.json").write_text(json.dumps(plan))  # an interrupted preparation, from others
     (out / "train-00000.bin").symlink_to(secret)
     try:
-        prepare_text(tmp_path / "a.txt", out, Bytes(), validation_every=0)
+        prepare_text(tmp_path / "a.txt", out, Bytes(), validation_fraction=0.0)
     except UserError as error:
         print(error)
     assert secret.read_text() == "unchanged"

@@ -9,10 +9,9 @@ import tyro
 import m2s.data
 from m2s.cli import parse
 from m2s.cli.data import Data
-from m2s.data import GPT2, BadData, Tokens
+from m2s.data import BadData, Tokens
 from m2s.errors import UserError
 from merges import write_merges
-from packed_text import contents, prepare
 
 
 def command(*arguments):
@@ -24,20 +23,20 @@ def command(*arguments):
 def test_command(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
     out = tmp_path / "packed"
-    message = command("prepare", corpus[0], "--out", out, "--tokenizer", "bytes", "--validation-every", "10")
+    message = command("prepare", corpus[0], "--out", out, "--tokenizer", "bytes", "--validation-fraction", "0.1")
     assert "documents" in message and "13" in message and str(out) in message
     assert message.splitlines()[-1].startswith(f"m2s train owt --data.folder {out} --data.length ")
     assert message.splitlines()[-1].endswith(" --out runs/packed")
-    none = command("prepare", corpus[0], "--out", tmp_path / "none", "--tokenizer", "bytes", "--validation-every", "0")
+    none = command("prepare", corpus[0], "--out", tmp_path / "none", "--tokenizer", "bytes", "--validation-fraction", "0")
     assert none.splitlines()[-1] == f"m2s evaluate bpd RUN --data {tmp_path / 'none'}"
     assert "every file" in command("check", out) and "1,541 train and 256 test" in command("check", "digits")
     listed = command("list")
     assert "here     digits" in listed and "missing  mnist" in listed and str(out) in listed and "openwebtext" in listed
-    assert "is one document" not in message
+    assert "% of" not in none and "held out" not in none
     (tmp_path / "one.txt").write_text("x" * 1049)
     message = command("prepare", tmp_path / "one.txt", "--out", tmp_path / "one", "--tokenizer", "bytes")
-    assert "the text is one document: its last 11 tokens, one in 100, are validation" in message
-    assert "its last 11 tokens" in command("check", tmp_path / "one")
+    said = "held out for validation: 105 of 1,050 tokens (10 %), the last ones of the text"
+    assert said in message and said in command("check", tmp_path / "one")
     assert message.splitlines()[-1].startswith(f"m2s train owt --data.folder {tmp_path / 'one'} --data.length 8 ")
     preset = parse(message.splitlines()[-1].split()[1:]).preset
     assert len(Tokens(preset.data.folder, "validation", preset.data.length)) == 1
@@ -49,7 +48,7 @@ def test_command(corpus, tmp_path, monkeypatch):
         (("prepare", corpus[0], "--out", out, "--tokenizer", "bytes", "--alphabet", "ab"), "--alphabet is for"),
         (("prepare", corpus[0], "--out", out, "--tokenizer", "chars", "--alphabet", "aa"), "alphabet"),
         (("prepare", corpus[0], "--out", out, "--shard-tokens", "0"), "--shard-tokens"),
-        (("prepare", corpus[0], "--out", out, "--validation-every", "-1"), "--validation-every"),
+        (("prepare", corpus[0], "--out", out, "--validation-fraction", "-1"), "--validation-fraction is -1"),
     ):
         with pytest.raises(UserError, match=word):
             command(*arguments)
@@ -61,7 +60,7 @@ def test_the_merges_are_copied_beside_the_tokens(tmp_path, monkeypatch):
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     given, out = write_merges(tmp_path / "given.txt"), tmp_path / "out"
     (tmp_path / "a.txt").write_text("some words " * 9)
-    message = command("prepare", tmp_path / "a.txt", "--out", out, "--merges", given, "--validation-every", "5")
+    message = command("prepare", tmp_path / "a.txt", "--out", out, "--merges", given, "--validation-fraction", "0.2")
     assert "50,257 tokens" in message
     given.unlink()
     meta = m2s.data.check_text(out)
@@ -79,7 +78,3 @@ def test_the_merges_are_copied_beside_the_tokens(tmp_path, monkeypatch):
     ):
         command("prepare", tmp_path / "a.txt", "--out", tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    write_merges(given)
-    with pytest.raises(UserError, match="all text went to validation"):
-        prepare(tmp_path / "a.txt", tmp_path / "none", GPT2(str(given)), validation_every=1)
-    assert contents(tmp_path / "none") == {}

@@ -81,7 +81,7 @@ def test_one_document_killed_at_random_moments_gives_the_same_result(tmp_path, e
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("separator", ["\n<|endoftext|>\n", "\n"], ids=["documents", "one"])
 def test_killed_at_every_call_the_result_is_the_same(tmp_path, eager, name, after, separator):
-    source, options = tmp_path / "a.txt", {"validation_every": 3, "shard_tokens": 50}
+    source, options = tmp_path / "a.txt", {"validation_fraction": 0.333, "shard_tokens": 50}
     source.write_text(separator.join(make_documents(5)))
     prepare(source, tmp_path / "complete", **options)
     real = getattr(os, name)

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import random
 import sys
 import types
 
@@ -14,15 +13,17 @@ import m2s.data
 from m2s.data import GPT2, BadData, Bytes, Characters, Tokenizer, Tokens, pack, shards, text
 from m2s.data.documents import read_txt
 from m2s.errors import UserError
-from packed_text import contents, make_documents, prepare, stream, unpack
+from packed_text import contents, divide, encoded, make_documents, prepare, stream, unpack
 
 
 def test_packing_loses_nothing(corpus, tmp_path):
     folder, expected = corpus
     meta = prepare(folder, tmp_path / "out")
-    for split, documents in expected.items():
-        assert unpack(tmp_path / "out", split, Bytes()) == documents
-        assert meta["splits"][split]["tokens"] == sum(len(x.encode()) + 1 for x in documents)
+    documents = [encoded(x) for x in expected["divided"]]
+    for split, ids in divide(documents, 10, round(sum(map(len, documents)) / 10)).items():
+        assert stream(tmp_path / "out", split) == ids and meta["splits"][split]["tokens"] == len(ids)
+    assert unpack(tmp_path / "out", "test", Bytes()) == expected["test"]
+    assert sum(meta["splits"][split]["documents"] for split in ("train", "validation")) == len(documents)
     assert [source["name"] for source in meta["sources"]][:4] == ["a.txt", "b.jsonl", "d-test.txt", "sub/00.txt"]
     assert meta["counts"]["b.jsonl"]["blank"] == 2 and meta["counts"]["a.txt"]["documents"] == 35
     assert all(shard["tokens"] == 500 for shard in meta["splits"]["train"]["shards"][:-1])
@@ -40,7 +41,7 @@ def test_parquet(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     documents = make_documents(2500)
     pq.write_table(pa.table({"id": range(2501), "text": [*documents, None]}), tmp_path / "a.parquet", row_group_size=700)
-    prepare(tmp_path / "a.parquet", tmp_path / "out", validation_every=0, shard_tokens=2**20)
+    prepare(tmp_path / "a.parquet", tmp_path / "out", validation_fraction=0.0, shard_tokens=2**20)
     assert unpack(tmp_path / "out", "train", Bytes()) == documents
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
     pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
@@ -51,46 +52,12 @@ def test_parquet(tmp_path):
 
 def test_characters_have_no_separator(tmp_path):
     (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nb a\n")
-    meta = prepare(tmp_path / "a.txt", tmp_path / "out", Characters("abc "), validation_every=0)
+    meta = prepare(tmp_path / "a.txt", tmp_path / "out", Characters("abc "), validation_fraction=0.0)
     assert np.fromfile(tmp_path / "out" / "train-00000.bin", "<u2").tolist() == [0, 1, 2, 1, 3, 0]
     assert meta["end"] is None and Tokens(tmp_path / "out", "train", 2).tokenizer == Characters("abc ")
     (tmp_path / "a.txt").write_text("abc\n<|endoftext|>\nb\n\nd\n")
     with pytest.raises(BadData, match=r"a\.txt, document at line 3 cannot be encoded: .*alphabet"):
-        prepare(tmp_path / "a.txt", tmp_path / "out2", Characters("abc "), validation_every=0)
-
-
-@pytest.mark.parametrize("every", [2, 3, 10, 100, 10**6])
-@pytest.mark.parametrize("size", [2, 9, 10, 99, 100, 101, 1234])
-def test_one_document_is_cut_and_loses_nothing(tmp_path, every, size):
-    """Its last ceil(n / every) tokens are validation; with the end token n = size + 1."""
-    raw = bytes(random.Random(size).choices(b"abc\n ", k=size - 1)) + b"x"
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.txt").write_bytes(raw)
-    (tmp_path / "one" / "b.txt").write_bytes(b" \n<|endoftext|>\n\n")  # blank: not counted
-    (tmp_path / "one" / "c-test.txt").write_bytes(b"held out\n<|endoftext|>\nand more")  # another split: not counted
-    meta = prepare(tmp_path / "one", tmp_path / "out", validation_every=every, shard_tokens=7)
-    train, validation, n = stream(tmp_path / "out", "train"), stream(tmp_path / "out", "validation"), size + 1
-    assert train + validation == [*raw, 256] and len(validation) == (n + every - 1) // every
-    assert {split: entry["tokens"] for split, entry in meta["splits"].items()} == {
-        "train": len(train),
-        "validation": len(validation),
-        "test": 18,
-    }
-    assert [entry["documents"] for entry in meta["splits"].values()] == [1, 0, 2]
-    assert meta["counts"]["a.txt"] == {"documents": 1, "blank": 0, "tokens": n}
-    assert m2s.data.check_text(tmp_path / "out") == meta
-
-
-def test_a_second_document_is_not_cut(tmp_path):
-    """With --validation-every 0 a single one is not cut either. Blank documents do not count as further documents."""
-    (tmp_path / "two").mkdir()
-    for name, raw in (("a.txt", "one\n<|endoftext|>\n\n"), ("b.txt", "\n<|endoftext|>\ntwo"), ("c.txt", "three")):
-        (tmp_path / "two" / name).write_text(raw)
-    prepare(tmp_path / "two", tmp_path / "out", validation_every=2)
-    assert unpack(tmp_path / "out", "validation", Bytes()) == ["one", "three"]
-    assert unpack(tmp_path / "out", "train", Bytes()) == ["two"]
-    prepare(tmp_path / "two" / "c.txt", tmp_path / "whole", validation_every=0)
-    assert unpack(tmp_path / "whole", "train", Bytes()) == ["three"] and not stream(tmp_path / "whole", "validation")
+        prepare(tmp_path / "a.txt", tmp_path / "out2", Characters("abc "), validation_fraction=0.0)
 
 
 def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_packed(tmp_path, monkeypatch):
@@ -102,7 +69,7 @@ def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_pa
     with pytest.raises(BadData, match="no prepared text"):
         Tokens(out, "train", 1)
     prepare(tmp_path / "a.txt", out, Characters("abcd"))  # corrected, into the same folder
-    assert stream(out, "validation") == [0, 1, 2] and stream(out, "train") == [0, 1, 3]
+    assert stream(out, "train") == [0, 1, 2, 0, 1] and stream(out, "validation") == [3]
 
     monkeypatch.setattr(pack, "COMMIT_SECONDS", 0.0)
     kept = tmp_path / "kept"
@@ -134,8 +101,10 @@ def test_hub_text(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", fake)
     meta = prepare("lm1b", tmp_path / "out")
     assert calls == [(("billion-word-benchmark/lm1b", None), {"revision": "refs/convert/parquet"})]
-    assert unpack(tmp_path / "out", "validation", Bytes()) == ["train 0", "train 10", "train 20"]
-    assert {split: entry["documents"] for split, entry in meta["splits"].items()} == {"train": 22, "validation": 3, "test": 25}
+    rows = [encoded(f"train {i}") for i in range(25)]
+    expected = divide(rows, 10, round(sum(map(len, rows)) / 10))
+    assert expected == {split: stream(tmp_path / "out", split) for split in ("train", "validation")}
+    assert meta["splits"]["test"]["documents"] == 25
     data["validation"] = HubTexts([{"text": "own"}])
     prepare("some/thing", tmp_path / "own")
     assert unpack(tmp_path / "own", "validation", Bytes()) == ["own"]
@@ -147,7 +116,7 @@ def test_a_folder_with_other_contents_is_rejected(corpus, tmp_path):
     prepare(folder, out)
     before = contents(out)
     (folder / "a.txt").write_text("changed\n")
-    for options, message in (({}, "a.txt"), ({"validation_every": 7}, "validation_every: 10 there, 7 now")):
+    for options, message in (({}, "a.txt"), ({"validation_fraction": 0.143}, "validation_fraction: 0.1 there, 0.143 now")):
         with pytest.raises(UserError, match=message):
             prepare(folder, out, **options)
     with pytest.raises(UserError, match=r"different preparation .tokenizer"):
@@ -226,8 +195,9 @@ def test_the_text_field_option(tmp_path):
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": "not this", "body": x}) + "\n" for x in documents))
     pq.write_table(pa.table({"body": documents, "text": [1] * 12}), folder / "b.parquet")
     prepare(folder, out, text_field="body")
-    assert unpack(out, "validation", Bytes()) == 2 * documents[::10]
-    assert unpack(out, "train", Bytes()) == 2 * [x for i, x in enumerate(documents) if i % 10]
+    tokens = 2 * [encoded(x) for x in documents]
+    expected = divide(tokens, 10, round(sum(map(len, tokens)) / 10))
+    assert expected == {split: stream(out, split) for split in ("train", "validation")}
     with pytest.raises(UserError, match=r"different preparation .sources: .*\"field\": \"body\""):
         prepare(folder / "a.jsonl", out)
     with pytest.raises(BadData, match=r"has columns body, text, expected 'title': name .* --text-field NAME"):
@@ -236,16 +206,6 @@ def test_the_text_field_option(tmp_path):
     with pytest.raises(UserError, match=r"a\.txt is plain \.txt, which has no fields: leave out --text-field"):
         prepare(tmp_path / "a.txt", tmp_path / "plain", text_field="body")
     assert not (tmp_path / "plain").exists() and not (tmp_path / "title").exists()
-
-
-@pytest.mark.parametrize(("raw", "tokenizer", "every"), [("a\n<|endoftext|>\nb", Bytes(), 1), ("a", Characters("ab"), 2)])
-def test_a_split_without_training_text_is_rejected(tmp_path, raw, tokenizer, every):
-    (tmp_path / "a.txt").write_text(raw)
-    with pytest.raises(
-        UserError, match=f"--validation-every {every} all text went to validation .* greater one .* or more text"
-    ):
-        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer, validation_every=every)
-    assert contents(tmp_path / "out") == {}
 
 
 def test_no_source_and_a_full_disk(corpus, tmp_path, monkeypatch):
@@ -273,6 +233,5 @@ def test_real_text(tmp_path):
         pytest.skip("no text or no GPT-2 merges")
     texts = [document.text for document in itertools.islice(read_txt(source), 250)]
     (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
-    prepare(tmp_path / "a.txt", tmp_path / "out", GPT2(), validation_every=100, shard_tokens=2**20)
-    assert unpack(tmp_path / "out", "validation", GPT2()) == texts[::100]
-    assert unpack(tmp_path / "out", "train", GPT2()) == [x for i, x in enumerate(texts) if i % 100]
+    prepare(tmp_path / "a.txt", tmp_path / "out", GPT2(), validation_fraction=0.0, shard_tokens=2**20)
+    assert unpack(tmp_path / "out", "train", GPT2()) == texts

@@ -31,13 +31,13 @@ def test_opening_rejects_a_bad_folder(corpus, tmp_path):
         (("dev", 8), "train, validation, test"),
         (("train", 0), "length"),
         (("train", 10**6), r"too few .*: take a smaller length .m2s train: --data\.length., or take more text and prepare"),
-        (("validation", 10**6), "or take more text or a --validation-every below 10 and prepare"),
+        (("validation", 10**6), "or take more text or a greater --validation-fraction than 0.1 and prepare"),
         (("test", 10**6), "too few .* in files whose names --test matches, and prepare"),
     ):
         with pytest.raises(ValueError, match=message):
             Tokens(out, *arguments)
-    prepare(corpus[0], tmp_path / "none", validation_every=0)
-    with pytest.raises(BadData, match=r"validation holds 0 tokens, too few .* --validation-every 100 or so \(it was 0\)"):
+    prepare(corpus[0], tmp_path / "none", validation_fraction=0.0)
+    with pytest.raises(BadData, match=r"validation holds 0 tokens, too few .* leave out --validation-fraction \(it was 0\)"):
         Tokens(tmp_path / "none", "validation", 8)
     shard, raw = out / "train-00001.bin", (out / "train-00001.bin").read_bytes()
     shard.write_bytes(raw[:-2])

@@ -365,7 +365,7 @@ def test_zero_shot_text_through_the_command(speaker, tmp_path, monkeypatch, caps
 
 def test_the_text_a_run_was_trained_on(speaker, tmp_path, capsys):
     (tmp_path / "docs.txt").write_text("<|endoftext|>\n".join(f"{i} bottles\n" for i in range(40)))
-    prepare_text(tmp_path / "docs.txt", tmp_path / "packed", Bytes(), validation_every=4)
+    prepare_text(tmp_path / "docs.txt", tmp_path / "packed", Bytes(), validation_fraction=0.25)
     record = {"config": {"data": {"name": "text", "folder": str(tmp_path / "packed"), "length": 16}}}
     (speaker / RECORD).write_text(json.dumps(record))
     main(["evaluate", "bpd", str(speaker), "--passes", "1"])
@@ -397,9 +397,9 @@ def test_invalid_input_is_rejected(digits, speaker, tmp_path, monkeypatch, capsy
     (tmp_path / "short.txt").write_text("short")
     assert "short.txt holds 6 tokens, too few" in error_line(capsys, speaker, "--data", tmp_path / "short.txt")
     assert "leave out --split" in error_line(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")
-    prepare_text(tmp_path / "short.txt", tmp_path / "chars", Characters("short"), validation_every=0)
+    prepare_text(tmp_path / "short.txt", tmp_path / "chars", Characters("short"), validation_fraction=0.0)
     assert "prepare the text with that tokenizer" in error_line(capsys, speaker, "--data", tmp_path / "chars")
-    prepare_text(tmp_path / "short.txt", tmp_path / "bytes", Bytes(), validation_every=0)
+    prepare_text(tmp_path / "short.txt", tmp_path / "bytes", Bytes(), validation_fraction=0.0)
     assert "0 test and 0 validation tokens" in error_line(capsys, speaker, "--data", tmp_path / "bytes")
     rows = type("Rows", (list,), {"column_names": ("text",), "_fingerprint": "f"})
     hub = types.SimpleNamespace(load_dataset=lambda *_, **__: {"train": rows()})

@@ -38,7 +38,7 @@ def text(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     documents = [f"document {number} has größe {number * number}" for number in range(40)]
     Path("source.txt").write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
-    prepare_text("source.txt", "packed", Bytes(), validation_every=5)
+    prepare_text("source.txt", "packed", Bytes(), validation_fraction=0.2)
     return module
 
 

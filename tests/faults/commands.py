@@ -65,7 +65,7 @@ COMMANDS = {
     "audit": Command(("audit", "sedd", "--out", "audit", *DRAW), ("sedd",)),
     "repair": Command(("repair", "sedd", "--out", "repair", "--measure", "none", *DRAW), ("sedd",)),
     "prepare": Command(
-        words("data prepare texts --out packed --tokenizer bytes --shard-tokens 150 --validation-every 3"), ("texts",)
+        words("data prepare texts --out packed --tokenizer bytes --shard-tokens 150 --validation-fraction 0.333"), ("texts",)
     ),
     "bpd": Command(words("evaluate bpd m2s --limit 4 --passes 2 --device cpu --out bpd.json"), ("m2s",)),
     "ngrams": Command(words("evaluate ngrams drawn.npz --reference digits:test --out ngrams.json"), ("drawn.npz",)),

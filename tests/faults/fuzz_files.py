@@ -143,7 +143,9 @@ def make_inputs() -> None:
     for work in (
         unfinished_run,
         unfinished_text,
-        lambda: run_command(words("data prepare texts --out packed --tokenizer bytes --shard-tokens 150 --validation-every 3")),
+        lambda: run_command(
+            words("data prepare texts --out packed --tokenizer bytes --shard-tokens 150 --validation-fraction 0.333")
+        ),
         lambda: run_command((*TEXT_TRAIN.arguments, "--out", "text")),
         lambda: run_command(words("evaluate bpd m2s --limit 2 --passes 2 --device cpu --out measured/bpd.json")),
     ):

@@ -126,7 +126,7 @@ def test_length_and_vocabulary_stay_with_other_data_too(tmp_path):
 def test_a_run_does_not_resume_on_another_text_of_equal_size(tmp_path, capsys):
     for name, word in (("one", "abcdefgh"), ("two", "abcdefgx")):
         (tmp_path / f"{name}.txt").write_text(f"{word} " * 400)
-        prepare_text(tmp_path / f"{name}.txt", tmp_path / name, Bytes(), validation_every=10)
+        prepare_text(tmp_path / f"{name}.txt", tmp_path / name, Bytes(), validation_fraction=0.1)
     command = ["train", "owt", "--out", str(tmp_path / "run"), "--steps", "1", "--batch", "2", "--data.length", "16"]
     command += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--device", "cpu"]
     command += ["--validation-samples", "2", "--data.folder"]
