@@ -55,7 +55,8 @@ class Repair(AuditArgs):
     """Protocol of the measure, as in m2s evaluate. genppl: paper (the default), sedd or mdlm. fid: mnist-5k or
     cifar10-50k."""
     judge: Annotated[str, tyro.conf.arg(metavar="NAME|FOLDER|FILE")] = ""
-    """genppl: the causal language model that scores the text; by default the protocol's."""
+    """genppl: the causal language model that scores the text; by default SmolLM2-135M, and for the protocols sedd and
+    mdlm gpt2-large."""
     against: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT")] = ""
     """fid: the data to compare with, instead of a protocol, such as mnist:test."""
     inception: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -158,7 +159,7 @@ class Repair(AuditArgs):
         if self.n < 2:
             raise UserError(option="n", value=self.n, expected="at least 2, for an interval over pairs")
         protocol = PROTOCOLS[name]
-        judge = load_judge(self.judge or protocol.judge, self.device)
+        judge = load_judge(self.judge or protocol.default_judge, self.device)
 
         def measure(samples: dict[str, Path]) -> dict[str, Any]:
             unprojected, projected = (read_samples(path, protocol, tokenizer, self.n) for path in samples.values())

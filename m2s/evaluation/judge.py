@@ -25,7 +25,10 @@ from m2s.data.files import root
 from m2s.devices import resolve_device
 from m2s.errors import UserError
 from m2s.evaluation.gguf import gguf_values
+from m2s.network import why_unreachable
 
+DEFAULT_JUDGE = "HuggingFaceTB/SmolLM2-135M"
+"""A small judge (270 MB, Apache-2.0) that runs on a CPU and that anyone can download."""
 END = "<|endoftext|>"  # the end of a document in a text
 LOGITS = 2**26  # greatest number of logits in memory at once: 256 MiB in float32
 DTYPES = ("float32", "bfloat16", "float16")
@@ -253,7 +256,7 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
 
     Args:
         name: A .gguf file, a folder with config.json, weights and tokenizer, or a model on the Hugging Face hub. Files and
-            folders are also searched in $M2S_DATA/judges.
+            folders are also searched in $M2S_DATA/judges, and a model of the hub by the last part of its name.
         device: cpu, cuda or mps; "": the best that is available.
         dtype: float32, bfloat16 or float16; "": float32 on the CPU, and as stored elsewhere. A .gguf file is dequantized.
 
@@ -264,6 +267,10 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
         UserError: It cannot be loaded. The message says how to get it.
     """
     place, options = _locate(name)
+    if importlib.util.find_spec("transformers") is None:
+        _transformers()  # which raises the error
+    if place == name and not Path(name).expanduser().exists():
+        _require_download(name)  # before transformers is imported, which takes seconds
     transformers = _transformers()
     if dtype and dtype not in DTYPES:
         raise UserError(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
@@ -281,11 +288,13 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer of the judge {name} has no character offsets: choose another judge")
     model = model.to(device).eval()
-    return Judge(name, model, tokenizer, _bos(name, place, options, model, tokenizer), _last_layer_is_inseparable(model))
+    # The name of what was loaded, which may be a quantized copy of the model that was asked for.
+    loaded = name if place == name or Path(name).expanduser().exists() else options.get("gguf_file", Path(place).name)
+    return Judge(loaded, model, tokenizer, _bos(name, place, options, model, tokenizer), _last_layer_is_inseparable(model))
 
 
 def download_hint(name: str) -> str:
-    """Say how to get a judge, with a connection and without.
+    """Say the three ways to get a judge.
 
     Args:
         name: The name of the judge.
@@ -293,11 +302,13 @@ def download_hint(name: str) -> str:
     Returns:
         The end of an error message.
     """
-    model = name if _on_the_hub(name) else "OWNER/NAME"
+    model, folder = name if _on_the_hub(name) else DEFAULT_JUDGE, root() / "judges"
+    there = sorted(path.name for path in folder.glob("*") if path.suffix == ".gguf" or (path / "config.json").is_file())
     return (
-        f"with a connection: `hf download {model} --local-dir FOLDER`, after `hf auth login` and accepting its license on "
-        "huggingface.co where the model asks for that (Gemma does); without one: copy such a folder or a .gguf file of the "
-        f"model from elsewhere. Then give --judge FOLDER or --judge FILE.gguf, or put it in {root() / 'judges'}"
+        f"three ways to get one: (1) with a connection, here or elsewhere: `hf download {model} --local-dir "
+        f"{folder / Path(model).name}`, after `hf auth login` and accepting its license where the model asks for that, as "
+        f"Gemma does; (2) put a .gguf file of the model into {folder}; (3) give any other causal language model: --judge "
+        f"FOLDER or --judge FILE.gguf ({folder} has {', '.join(there) or 'none'})"
     )
 
 
@@ -316,7 +327,7 @@ def _transformers() -> Any:
 
 def _locate(name: str) -> tuple[str, dict[str, str]]:
     """Return where transformers finds the judge, and further arguments of `from_pretrained`."""
-    path = next((path for path in (Path(name).expanduser(), root() / "judges" / name) if path.exists()), None)
+    path = _find(name)
     if path is None:
         if not _on_the_hub(name):
             raise UserError(f"there is no judge at {name}; {download_hint(name)}")
@@ -343,6 +354,36 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
     if missing:
         raise UserError(f"reading {path} needs: pip install {' '.join(missing)}")
     return str(path.parent), {"gguf_file": path.name}
+
+
+def _find(name: str) -> Path | None:
+    """Return the file or folder of a judge: as it is named, or in $M2S_DATA/judges.
+
+    SmolLM2-135M is also found as SmolLM2-135M-Q8_0.gguf, in any case of letters. The shortest name is the closest.
+    """
+    folder = root() / "judges"
+    for path in (Path(name).expanduser(), folder / name, folder / Path(name).name):
+        if path.exists():
+            return path
+    start = Path(name).name.lower()
+    found = [path for path in folder.glob("*") if path.name.lower().startswith(start)]
+    found = [path for path in found if path.suffix == ".gguf" or (path / "config.json").is_file()]
+    return min(found, key=lambda path: (len(path.name), path.name), default=None) if _on_the_hub(name) else None
+
+
+def _require_download(name: str) -> None:
+    """Raise UserError unless a model of the hub is in the local cache, or the hub can be reached."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+    except ImportError:
+        return  # transformers needs it too, and reports what is missing
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    reason = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else why_unreachable(ENDPOINT)
+    if reason is not None:
+        where = f"is not on this machine, and the Hugging Face hub cannot be reached ({reason})"
+        raise UserError(f"the judge {name} {where}; {download_hint(name)}")
 
 
 def _is_m2s_checkpoint(config: Path) -> bool:

@@ -5,6 +5,7 @@ sequences) or FID (`fid_difference`).
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,14 +156,15 @@ def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:
         if network["name"] != "inception-2015-12-05":
             lines.append(f"features of {network['file']}, which is not FID's Inception: compare with no published figure")
         return lines
-    lines = ["", f"{'score input':16} {'average NLL':>12} {'GenPPL':>10} {'95% interval':>22}"]
+    lines = ["", f"{'score input':16} {'average NLL':>12} {'GenPPL':>10} {'95% interval':>22}  judge"]
+    judge = Path(measure["unprojected"]["judge"]["name"]).name
     for arm in ARMS:
         nats, perplexity = measure[arm]["nats_per_token"], measure[arm]["perplexity"]
         interval = f"[{perplexity['low']:.2f}, {perplexity['high']:.2f}]"
-        lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {interval:>22}")
+        lines.append(f"{TITLES[arm]:16} {nats['value']:>12.5f} {perplexity['value']:>10.2f} {interval:>22}  {judge}")
     gap = measure["difference"]["nats_per_token"]
     lines.append(
-        f"projected minus unprojected, in pairs: {gap['value']:+.4f} nats a token, "
+        f"projected minus unprojected, in pairs: {gap['value']:+.4f} nats a token by {judge}, "
         f"95% bootstrap [{gap['low']:+.4f}, {gap['high']:+.4f}]"
     )
     first = measure["unprojected"]

@@ -105,9 +105,7 @@ def test_missing_weights(folders: dict[str, Path], tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"hf download nobody/nothing --local-dir .*hf auth login.* without one: copy such a folder"
-    ):
+    with pytest.raises(UserError, match=r"hf download nobody/nothing --local-dir .*hf auth login.* \(2\) put a \.gguf file"):
         load_judge("nobody/nothing")
     damaged = tmp_path / "judges" / "damaged"
     damaged.mkdir(parents=True)

@@ -142,7 +142,8 @@ def test_distances_and_perplexities(runs: Path, parsed: Reader) -> None:
         assert row[5].startswith(f"{one['entropy_bits']['value']:.3f}[") and row[6] == "6"
     (gap,) = json.loads((runs / "text" / "genppl.json").read_text())["differences"]
     row = parsed.row("text", "cold.npz less warm.npz")
-    assert row[3].startswith(f"{gap['nats_per_token']['value']:.4f}[") and row[4] == "yes"
+    assert row[4].startswith(f"{gap['nats_per_token']['value']:.4f}[") and row[5] == "yes"
+    assert row[2] == Path(gap["judge"]).name
     assert any("the judge is tiny, not" in text for text in parsed.content["p"])
 
 

@@ -23,6 +23,9 @@ PICTURES = (".png", ".pdf", ".svg")
 class GenPPL:
     """Score samples with a language model, the judge: perplexity with its 95% interval, entropy, and distinct sequences.
 
+    Numbers of different judges cannot be compared, so the judge stands beside every number. The default, SmolLM2-135M, runs on
+    a CPU. The judges of papers are larger.
+
     Protocols: paper (Gemma2-9B, 1,024 samples, 512 tokens, exp of the mean NLL); sedd (GPT-2 large on the tokens of the
     samples, mean of the perplexities of the sequences); mdlm (also DUO's: GPT-2 large on the decoded text, only the first end
     of a document counts). The result lists every departure from the protocol, such as another judge.
@@ -36,8 +39,8 @@ class GenPPL:
     samples: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SAMPLES")]
     """Files of samples: .npz or .txt of m2s sample, or .jsonl with a field "text"."""
     judge: Annotated[str, tyro.conf.arg(metavar="NAME|FOLDER|FILE")] = ""
-    """The causal language model that scores the text: a name on the Hugging Face hub, a folder, or a .gguf file; by default
-    the protocol's."""
+    """The causal language model that scores the text: a name on the Hugging Face hub, a folder, or a .gguf file. Names are
+    searched in $M2S_DATA/judges first. By default SmolLM2-135M, and gpt2-large for the protocols sedd and mdlm."""
     protocol: Annotated[str, tyro.conf.arg(metavar="paper|sedd|mdlm")] = "paper"
     """What is scored and how it is averaged: paper, sedd or mdlm, as described above."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")] = ""
@@ -74,6 +77,7 @@ class GenPPL:
             format_table,
             paired_difference,
             read_samples,
+            require_file,
             score,
             sort_by_temperature,
             summarize,
@@ -82,15 +86,17 @@ class GenPPL:
 
         protocol = self._protocol()
         out = None if self.out is None else output_file(self.out, (".json", *PICTURES))
-        tokenizer = self._tokenizer()
         files = self._files()
+        for path in files:  # before the files of the tokenizer: a mistyped path is the more likely error
+            require_file(path)
+        tokenizer = self._tokenizer()
         read = [read_samples(path, protocol, tokenizer or recorded_tokenizer(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
             raise UserError(
                 f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
                 "draw as many, or give --limit"
             )
-        judge = load_judge(self.judge or protocol.judge, self.device, self.dtype)
+        judge = load_judge(self.judge or protocol.default_judge, self.device, self.dtype)
         scores = {path: score(samples, judge, self.batch_size) for path, samples in zip(files, read, strict=True)}
         try:
             results = [summarize(one, self.resamples, self.seed) for one in scores.values()]
@@ -203,4 +209,5 @@ def _difference(gap: dict[str, Any]) -> str:
         None: "it is unknown whether their noise is the same",
     }
     pair = f"{Path(gap['file']).name} less {Path(gap['against']).name}"
-    return f"{pair}: {nats} nats a token, {perplexity} of perplexity; paired sequences, {noise[gap['same_noise']]}"
+    judge = Path(gap["judge"]).name
+    return f"{pair}: {nats} nats a token, {perplexity} of perplexity by {judge}; paired sequences, {noise[gap['same_noise']]}"

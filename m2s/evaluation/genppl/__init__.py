@@ -19,7 +19,7 @@ from m2s.evaluation.genppl.report import (
     sort_by_temperature,
     summarize,
 )
-from m2s.evaluation.genppl.samples import Samples, decode, read_samples
+from m2s.evaluation.genppl.samples import Samples, decode, read_samples, require_file
 from m2s.evaluation.genppl.scores import Scores, entropy, score
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "plot_frontier",
     "protocol_departures",
     "read_samples",
+    "require_file",
     "score",
     "sort_by_temperature",
     "summarize",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from m2s.evaluation.judge import DEFAULT_JUDGE
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -12,6 +14,7 @@ class Protocol:
         name: The name for `--protocol`.
         description: Who uses it, and what it does.
         judge: The language model that they used.
+        default_judge: The judge where none is given: theirs, or a small one in place of a model behind a licence.
         samples: The number of samples; None where they do not say.
         tokens: At most this many tokens of a sample, and of the judge where it tokenizes the text again; None: all.
         retokenize: The judge tokenizes the text again; otherwise it reads the sample's tokens as they are.
@@ -23,6 +26,7 @@ class Protocol:
     name: str
     description: str
     judge: str
+    default_judge: str
     samples: int | None
     tokens: int | None
     retokenize: bool
@@ -40,6 +44,7 @@ PROTOCOLS = {
             "seeds; this is one. It does not say how <|endoftext|> is treated: here it is the judge's end-of-text token, and "
             "counts",
             judge="google/gemma-2-9b",
+            default_judge=DEFAULT_JUDGE,
             samples=1024,
             tokens=512,
             retokenize=True,
@@ -51,6 +56,7 @@ PROTOCOLS = {
             name="sedd",
             description="SEDD's released code: the samples' own GPT-2 tokens, no BOS, the mean of the sequences' perplexities",
             judge="gpt2-large",
+            default_judge="gpt2-large",
             samples=None,
             tokens=1024,
             retokenize=False,
@@ -64,6 +70,7 @@ PROTOCOLS = {
             "sequence counts. Theirs also counts one padding token of a text without any, if its batch has a longer one; this "
             "does not",
             judge="gpt2-large",
+            default_judge="gpt2-large",
             samples=None,
             tokens=1024,
             retokenize=True,

@@ -100,6 +100,7 @@ def paired_difference(first: Scores, second: Scores, resamples: int = 2000, seed
     return {
         "file": str(first.samples.path),
         "against": str(second.samples.path),
+        "judge": first.judge["name"],
         "same_noise": None if unknown else seeds[0] == seeds[1],
         "perplexity": gaps[f"perplexity_over_{first.samples.protocol.average}"],
         **gaps,
@@ -138,7 +139,8 @@ def format_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     head = (
         f"{'file':{width}s}  {'T':>5s}  {'samples':>7s}  {'distinct':>8s}  {'entropy':>7s}  {'perplexity':>10s}  {'95%':>19s}"
     )
-    lines = [f"{head}  {'nats/token':>10s}  {'bits/byte':>9s}  {'mean of PPL' if average == 'tokens' else 'PPL of mean':>11s}"]
+    mean = "mean of PPL" if average == "tokens" else "PPL of mean"
+    lines = [f"{head}  {'nats/token':>10s}  {'bits/byte':>9s}  {mean:>11s}  judge"]
     other = "perplexity_over_sequences" if average == "tokens" else "perplexity_over_tokens"
     for result in results:
         p, nats, bits = (result[name] for name in ("perplexity", "nats_per_token", "bits_per_byte"))
@@ -146,7 +148,8 @@ def format_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(
             f"{Path(result['file']).name:{width}s}  {result['settings'].get('temperature', ''):>5}  {result['samples']:>7,}  "
             f"{result['distinct']:>8,}  {result['entropy_bits']['value']:>7.3f}  {p['value']:>10.2f}  {interval:>19s}  "
-            f"{nats['value']:>10.4f}  {bits['value']:>9.4f}  {result[other]['value']:>11.2f}"
+            f"{nats['value']:>10.4f}  {bits['value']:>9.4f}  {result[other]['value']:>11.2f}  "
+            f"{Path(result['judge']['name']).name}"
         )
     return lines
 

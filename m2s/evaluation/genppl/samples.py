@@ -42,6 +42,19 @@ class Samples:
         return len(self.texts)
 
 
+def require_file(path: Path) -> None:
+    """Check that a file of samples exists.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: give samples as .npz or .txt of `m2s sample`, or .jsonl with a field text")
+
+
 def read_samples(path: Path, protocol: Protocol, tokenizer: Tokenizer | None = None, limit: int | None = None) -> Samples:
     """Read the samples of a file.
 
@@ -58,8 +71,7 @@ def read_samples(path: Path, protocol: Protocol, tokenizer: Tokenizer | None = N
         UserError: The file is missing or damaged, has no tokenizer, or has fewer than two samples.
     """
     limit = protocol.samples if limit is None else limit
-    if not path.is_file():
-        raise UserError(f"there is no file {path}: give samples as .npz or .txt of `m2s sample`, or .jsonl with a field text")
+    require_file(path)
     try:
         if path.suffix == ".npz":
             samples = _read_npz(path, protocol, tokenizer, limit)

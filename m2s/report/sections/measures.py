@@ -155,11 +155,11 @@ def _text(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] | N
         runs, "genppl", lambda _, result: [text for one in result.value["results"] for text in one["departures"]]
     )
     differences = list(chain(*problems.each_result(runs, "genppl", _difference_rows)))
-    difference_head = ("run", "difference", "perplexity", "nats per token", "from the same noise")
+    difference_head = ("run", "difference", "judge", "perplexity", "nats per token", "from the same noise")
     return {
         "table": Table(head, rows, range(3, 7)),
         "departures": list(dict.fromkeys(chain(*departures))),
-        "differences": Table(difference_head, differences, (2, 3)) if differences else None,
+        "differences": Table(difference_head, differences, (3, 4)) if differences else None,
         "frontiers": problems.each_result(runs, "genppl", _frontier),
     }
 
@@ -187,6 +187,7 @@ def _difference_rows(run: TrainingRun, result: Result) -> list[tuple[object, ...
         (
             run.name,
             f"{Path(one['file']).name} less {Path(one['against']).name}",
+            Path(result.value["results"][0]["judge"]["name"]).name,
             interval_cell(one["perplexity"], 2),
             interval_cell(one["nats_per_token"]),
             same_noise[one["same_noise"]],

@@ -67,11 +67,12 @@ def _measure(measure: Mapping[str, Any] | None) -> dict[str, Any] | None:
     rows = [(TITLES[arm], *(interval_cell(measure[arm][name]) for name in TEXT_MEASURES)) for arm in ARMS]
     rows.append((DIFFERENCE, *(interval_cell(difference[name]) for name in TEXT_MEASURES)))
     unprojected = measure["unprojected"]
+    judge = Path(unprojected["judge"]["name"]).name
     return {
         "kind": "genppl",
-        "table": Table(("score", "nats per token", "perplexity", "entropy, bits"), rows, (1, 2, 3)),
+        "table": Table(("score", f"nats per token, {judge}", f"perplexity, {judge}", "entropy, bits"), rows, (1, 2, 3)),
         "samples": f"{unprojected['samples']:,}",
-        "judge": Path(unprojected["judge"]["name"]).name,
+        "judge": judge,
         "protocol": unprojected["protocol"]["name"],
         "departures": unprojected["departures"],
     }
