@@ -1,5 +1,8 @@
-"""`m2s data prepare | check | list`: pack text into token files, verify data, list data sets."""
+"""`m2s data download | prepare | check | list`: get data, pack text into token files, verify data, list data sets."""
 
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +11,7 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.next_step import next_command
-from m2s.errors import UserError, print_escaped
+from m2s.errors import UserError, print_escaped, suggest
 from m2s.training.config import Number
 
 
@@ -84,6 +87,63 @@ class Prepare:
 
 @dataclass(frozen=True)
 @help_from_source
+class Get:
+    """Download a data set into $M2S_DATA, verify it, and unpack it. m2s train finds it there.
+
+    mnist and cifar10: images. text8: text, which is prepared too. openwebtext: text as .parquet files, for m2s data prepare.
+    gpt2: the merges of GPT-2's tokenizer.
+
+    The same command, given again, continues an interrupted download. Without a network it prints which files to download
+    elsewhere and where to put them.
+
+    Example: m2s data download mnist
+    """
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="mnist|cifar10|text8|openwebtext|gpt2")]
+    """The data set."""
+
+    def run(self) -> None:
+        """Download the files and print the next command."""
+        from m2s.data.download import DOWNLOADS, DownloadError, download
+        from m2s.data.files import root
+
+        if self.name not in DOWNLOADS:
+            raise UserError(f"there is no data set {self.name!r} to download: {suggest(self.name, DOWNLOADS)}")
+        data = DOWNLOADS[self.name]
+        try:
+            with _bars() as report:
+                new = download(data, report)
+        except DownloadError:
+            print("\n".join(data.manual()))
+            raise
+        command = data.next_command.format(root=shlex.quote(str(root())))
+        print(f"{self.name} is {'now' if new else 'already'} in {root()}, verified. Next:\n{command}")
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function that shows how much of each file has arrived, where stderr is a terminal."""
+    from tqdm import tqdm
+
+    bars: dict[str, Any] = {}
+
+    def report(name: str, done: int, total: int | None) -> None:
+        if name not in bars:
+            for bar in bars.values():
+                bar.close()
+            bars[name] = tqdm(desc=name, total=total, unit="B", unit_scale=True, unit_divisor=1000, disable=None)
+        bars[name].total = total
+        bars[name].update(done - bars[name].n)
+
+    try:
+        yield report
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+@dataclass(frozen=True)
+@help_from_source
 class Check:
     """Verify the SHA-256 of every file of a prepared text or an image data set, and print its size.
 
@@ -131,7 +191,8 @@ class List:
             print(f"  {'missing' if missing else 'here   '}  {name:8s} {entry.summary}")
             print_escaped(f"           {'':8s} shape {list(entry.shape)}, {entry.vocab} levels, in {entry.folder}")
             if missing:
-                print(f"           {'':8s} lacks {', '.join(missing)}: get them from {entry.origin}")
+                way = f"m2s data download {name}" if entry.downloadable else f"get them from {entry.origin}"
+                print(f"           {'':8s} lacks {', '.join(missing)}: {way}")
         print("\nText: any folder of .txt, .jsonl or .parquet, through `m2s data prepare`. Prepared ones there:")
         prepared = sorted(path.parent for path in root().glob("*/meta.json"))
         print_escaped("\n".join(f"  {path}" for path in prepared) or "  none")
@@ -142,13 +203,14 @@ class List:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Data:
-    """Pack text into token files (prepare), verify data (check), or list the data sets (list).
+    """Download data sets (download), pack text into token files (prepare), verify data (check), or list the data sets (list).
 
     Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
     """
 
     action: (
-        Annotated[Prepare, tyro.conf.subcommand("prepare")]
+        Annotated[Get, tyro.conf.subcommand("download")]
+        | Annotated[Prepare, tyro.conf.subcommand("prepare")]
         | Annotated[Check, tyro.conf.subcommand("check")]
         | Annotated[List, tyro.conf.subcommand("list")]
     )

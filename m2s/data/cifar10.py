@@ -133,4 +133,5 @@ CIFAR10 = ImageSet(
     inside=("", "cifar-10-batches-bin", "cifar-10-batches-py"),
     origin="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     hub=("uoft-cs/cifar10", "img", "label"),
+    downloadable=True,
 )

@@ -35,6 +35,7 @@ class ImageSet:
         origin: Where to download the files.
         hub: Repository, image column and label column on the Hugging Face hub; None where the hub does not have it.
         home: The folder of the files, for a data set that is not below `m2s.data.root()`.
+        downloadable: Whether `m2s data download` knows it.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ImageSet:
     origin: str = ""
     hub: tuple[str, str, str] | None = None
     home: Path | None = None
+    downloadable: bool = False
 
     def __call__(self, folder: str | None, length: int, hub: bool) -> Source:
         """Open the images for training.
@@ -130,7 +132,10 @@ class ImageSet:
         missing = self.missing(folder)
         if missing:
             hub = f', or from the hub (--data.hub, or m2s.data.load("{self.name}", hub=True))' if self.hub else ""
-            raise BadData(f"{self.name}: {folder} has no {', '.join(missing)}: get them from {self.origin}{hub}")
+            way = f"{'or ' if self.downloadable else ''}get them from {self.origin}{hub}"
+            if self.downloadable:
+                way = f"run `m2s data download {self.name}`, {way}"
+            raise BadData(f"{self.name}: {folder} has no {', '.join(missing)}: {way}")
 
     def verify(self, folder: Path) -> None:
         """Compare the SHA-256 of every file (decompressed, for .gz) with the canonical one.

@@ -81,4 +81,5 @@ MNIST = ImageSet(
     endings=("", ".gz"),
     origin="https://storage.googleapis.com/cvdf-datasets/mnist/",
     hub=("ylecun/mnist", "image", "label"),
+    downloadable=True,
 )

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.data.files import BadData, inside, sha256
+from m2s.data.files import BadData, inside, root, sha256
 from m2s.data.hub import HUB_TEXTS
 from m2s.data.meta import check_meta, read_object
 from m2s.data.shards import DTYPES
@@ -141,6 +141,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
                 f"{folder} is not finished: run the same `m2s data prepare` command again, which resumes or reports what "
                 f"stopped it, or delete the folder"
             )
+        if folder in (root() / "text8", root() / "openwebtext"):
+            raise BadData(f"{folder} has no prepared text: run `m2s data download {folder.name}`, which says what is next")
         source = folder.name if folder.name in HUB_TEXTS else "SOURCE"
         tokenizer = " --tokenizer chars" if source == "text8" else ""
         raise BadData(

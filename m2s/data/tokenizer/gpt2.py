@@ -65,8 +65,9 @@ def _find_merges(path: str | None) -> Path:
         if candidate.is_file():
             return candidate
     raise FileNotFoundError(
-        f"GPT-2's merges are not at {start}: put {PUBLIC} into {root() / 'gpt2'}, or set $M2S_DATA to a folder that holds "
-        "gpt2/merges.txt (OpenAI's vocab.bpe is the same list; vocab.json and encoder.json are not needed)"
+        f"GPT-2's merges are not at {start}: run `m2s data download gpt2`, or put {PUBLIC} into {root() / 'gpt2'}, or set "
+        "$M2S_DATA to a folder that holds gpt2/merges.txt (OpenAI's vocab.bpe is the same list; vocab.json and encoder.json "
+        "are not needed)"
     )
 
 
