@@ -74,7 +74,7 @@ def test_the_merges_are_copied_beside_the_tokens(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"merges\.txt has SHA-256"):
         m2s.data.check_text(moved)
     with pytest.raises(
-        UserError, match=r"not at \S+data/gpt2: put .*\. --merges FILE says where the merges are; --tokenizer bytes"
+        UserError, match=r"not at \S+data/gpt2: run .* or put .*\. --merges FILE says where the merges are; --tokenizer bytes"
     ):
         command("prepare", tmp_path / "a.txt", "--out", tmp_path / "none")
     assert not (tmp_path / "none").exists()
