@@ -131,7 +131,8 @@ def test_a_missing_file_or_package_is_reported(tmp_path: Path, monkeypatch: pyte
 
 def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2S_DATA", str(tmp_path))
-    remedy = rf"put https://\S+openai-community/gpt2/\S+merges\.txt into {tmp_path}/gpt2, or set \$M2S_DATA .* not needed\)$"
+    remedy = "run `m2s data download gpt2`, or put "
+    remedy += rf"https://\S+openai-community/gpt2/\S+merges\.txt into {tmp_path}/gpt2, or set \$M2S_DATA .* not needed\)$"
     for tokenizer, place in ((GPT2(), "gpt2"), (GPT2(str(tmp_path / "elsewhere")), "elsewhere")):
         with pytest.raises(FileNotFoundError, match=rf"are not at \S+/{place}: {remedy}"):
             tokenizer.encode("a")
