@@ -167,7 +167,7 @@ def test_meta_json_of_a_prepared_text(source, prepared, tmp_path, kind, seed):
         opened.train(torch.arange(min(2, opened.size)))
         fingerprint(opened)
 
-    readers: list[Callable[[], object]] = [use, lambda: check_text(out), lambda: prepare_text(source, out, Bytes(), 2)]
+    readers: list[Callable[[], object]] = [use, lambda: check_text(out), lambda: prepare_text(source, out, Bytes(), 0.5)]
     for reader in readers:
         with one_line():
             reader()

@@ -40,7 +40,7 @@ RESUMES = {
     ("audit",): "the same command resumes after the last complete batch",
     ("repair",): "the same command resumes after the last complete batch",
     ("compare",): "the same command resumes after the last complete file of samples",
-    ("data", "download"): "the same command continues the download",
+    ("data", "download"): "the same command resumes the download",
     ("data", "prepare"): "the same command resumes the preparation",
     ("demo",): "the same command resumes it",
 }

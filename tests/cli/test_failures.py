@@ -24,6 +24,7 @@ LINES: dict[str, Sequence[str]] = {
     "repair": ("repair", "run", "--out", "out"),
     "compare": ("compare", "run", "--against", "digits:train", "--out", "out"),
     "report": ("report", "run", "--out", "out.html"),
+    "data download": ("data", "download", "mnist"),
     "data prepare": ("data", "prepare", "texts", "--out", "out"),
     "data check": ("data", "check", "packed"),
     "data list": ("data", "list"),
@@ -32,7 +33,7 @@ LINES: dict[str, Sequence[str]] = {
     "cite": ("cite",),
     "demo": ("demo", "--out", "out"),
 }
-RESUMED = {"train", "sample", "audit", "repair", "compare", "data prepare", "demo"}
+RESUMED = {"train", "sample", "audit", "repair", "compare", "data download", "data prepare", "demo"}
 FILE = "some/file"
 ERRORS = {
     "full disk": (OSError(errno.ENOSPC, "No space left on device", FILE), f"{FILE}: the disk is full"),

@@ -193,7 +193,7 @@ def test_missing_or_damaged_data_is_an_error(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("some words " * 50)
     (tmp_path / "texts" / "b.txt").write_text("more words " * 50)
-    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 2)
+    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 0.5)
     text = dataclasses.replace(config, name="text", folder=str(tmp_path / "packed"), length=16)
     assert open_data(text).vocab == 257
     shard = next((tmp_path / "packed").glob("train-*.bin"))
@@ -206,7 +206,7 @@ def test_a_run_trains_on_prepared_text(tmp_path):
     (tmp_path / "texts").mkdir()
     for name in "ab":
         (tmp_path / "texts" / f"{name}.txt").write_text("some words " * 50)
-    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 2)
+    prepare_text(str(tmp_path / "texts"), tmp_path / "packed", Bytes(), 0.5)
     changes = {"data__name": "text", "data__folder": str(tmp_path / "packed"), "data__length": 16, "steps": 2}
     train(small(tmp_path / "run", **changes))
     assert m2s.load(tmp_path / "run").tokenizer == Bytes()
