@@ -81,7 +81,7 @@ def test_values_that_every_preparation_writes(packed, capsys, edit, wrong):
 
 
 def test_a_file_that_does_not_say_how_documents_were_divided(packed, capsys):
-    change(packed, lambda meta: meta.pop("validation_every", None))
+    change(packed, lambda meta: meta.pop("validation_fraction", None))
     change(packed, lambda meta: meta["splits"]["validation"].update(documents=0))
     main(["data", "check", str(packed)])
     assert "has the SHA-256" in capsys.readouterr().out
