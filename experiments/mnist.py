@@ -211,7 +211,7 @@ class Experiment:
         test = Shard(self.images.test, self.settings["test_images"])
         world = World(0, 1, self.device)
         found = dataset_nelbo(
-            checkpoint.model, checkpoint.head, test, PASSES, batch_size=BATCH_SIZE, bf16=self.bf16, world=world
+            checkpoint.model, checkpoint.head, test, PASSES, seed=0, batch_size=BATCH_SIZE, bf16=self.bf16, world=world
         )
         return {term: value["bits"] for term, value in summarize(found).items()}
 
@@ -226,6 +226,7 @@ class Experiment:
             steps=steps,
             sampler=METHODS[name].sampler,
             micro_batch=self.settings["micro_batch"],
+            seed=0,
             progress=True,
         )
         return tokens.to("cpu", torch.uint8)

@@ -146,7 +146,7 @@ class Experiment:
         checkpoint = m2s.load(config.run.out, self.device)
         world, bf16, held_out = World(0, 1, self.device), self.device.type == "cuda", self.held_out
         found = dataset_nelbo(
-            checkpoint.model, checkpoint.head, held_out, self.passes, batch_size=BATCH_SIZE, bf16=bf16, world=world
+            checkpoint.model, checkpoint.head, held_out, self.passes, seed=0, batch_size=BATCH_SIZE, bf16=bf16, world=world
         )
         assert checkpoint.tokenizer is not None
         nelbo = summarize(found, example_sizes(held_out, checkpoint.tokenizer))

@@ -1,14 +1,29 @@
-"""Seeds and permutations that are pure functions of integers, so that no random state has to be stored."""
+"""Seeds and permutations that are pure functions of integers, so that no random state has to be stored.
+
+Only `draw_seed` reads a state: that of torch's global generator, for functions that were given no seed.
+"""
 
 import hashlib
 
 import numpy as np
+import torch
 
 ROUNDS = 12
 # The constants of SplitMix64 (Steele et al. 2014): the increment, and the shift and factor of each mixing step.
 _GOLDEN = 0x9E3779B97F4A7C15
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _WORD = 2**64 - 1
+
+
+def draw_seed() -> int:
+    """Draw a seed from torch's global CPU generator, for a function that was given none.
+
+    So two calls draw different numbers, and `torch.manual_seed` before the first repeats both.
+
+    Returns:
+        An integer in [0, 2^53), which JSON and float64 hold exactly.
+    """
+    return int(torch.randint(2**53, (), device="cpu"))
 
 
 def derived_seed(*parts: int | str) -> int:

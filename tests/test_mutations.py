@@ -264,7 +264,7 @@ MUTANTS = {
     ),
     "micro-batch: size depends on the number of samples": Mutant(
         "samplers/loop.py",
-        "micro_batches(window, options.micro_batch, run.device)",
+        "micro_batches(window, options.call_rows, run.device)",
         "micro_batches(window, len(samples), run.device)",
         "samplers/test_reproducibility.py::test_samples_do_not_depend_on_how_a_run_is_divided",
     ),

@@ -135,12 +135,13 @@ class Audit(AuditArgs):
     def run(self) -> None:
         """Audit the checkpoint, write the files and print the table."""
         from m2s.report.audit import format_table, write_figure
+        from m2s.samplers.shards import read_unfinished
 
         files = [self.out / f"audit{suffix}" for suffix in (".json", ".txt", ".png")]
         remove_finished_parts(files[0], {files[0]: ("settings",)})
         require_absent(files[:1] if is_unfinished(files[0]) else files, self.overwrite)
         checkpoint = self.load_auditable()
-        options = self.options(checkpoint)
+        options = self.options(checkpoint, micro_batch=self.resumed_micro_batch(read_unfinished(files[0])))
         output_folder(self.out)
         for path in files:
             output_file(path, (path.suffix,))

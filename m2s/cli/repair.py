@@ -74,6 +74,7 @@ class Repair(AuditArgs):
         """
         from m2s.data.tokenizer import check_tokenizer
         from m2s.evaluation.repair import ARMS, count_changes, format_table
+        from m2s.samplers.shards import read_unfinished
 
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
@@ -85,7 +86,9 @@ class Repair(AuditArgs):
             raise UserError(f"{self.checkpoint} predicts a posterior already ({checkpoint.head}): there is nothing to repair")
         if checkpoint.tokenizer is not None:
             check_tokenizer(checkpoint.tokenizer)
-        options = {arm: self.options(checkpoint, project=arm == "projected") for arm in ARMS}
+        # Both arms have the same number, also where only one was started before.
+        rows = self.resumed_micro_batch(*(read_unfinished(path) for path in samples.values()))
+        options = {arm: self.options(checkpoint, project=arm == "projected", micro_batch=rows) for arm in ARMS}
         measure = self._find_measure(checkpoint)
         output_folder(self.out)
         for path in (numbers, words, *samples.values()):

@@ -64,8 +64,6 @@ class Sample(SamplingArgs):
     """The distribution that temperature, top-k and top-p sharpen."""
     project: bool = False
     """Replace an unconstrained score by the nearest one that has a posterior (repair of SEDD checkpoints)."""
-    micro_batch: int = 16
-    """Samples in each call of the network. Samples depend on it: with another number the network may round differently."""
     shard: str = ""
     """I/K: draw only every K-th batch, starting with the I-th (counted from 0), to divide the work. The process that draws the
     last batch writes the result. Under torchrun each process takes its part by itself. Write -- before the command there:
@@ -78,7 +76,7 @@ class Sample(SamplingArgs):
             UserError: An option cannot be used, or a shard is damaged.
         """
         from m2s.cli.evaluate.images import read_settings
-        from m2s.samplers.shards import CorruptShardError, remove_finished
+        from m2s.samplers.shards import CorruptShardError, read_unfinished, remove_finished
 
         out = output_file(self.out, SUFFIXES)
         tokens_file = out.with_suffix(".npz")
@@ -88,7 +86,8 @@ class Sample(SamplingArgs):
         shard, shards = self._shard()
         checkpoint = self.load()
         self._check(checkpoint)
-        options = self._options(checkpoint)
+        finished = read_settings(str(tokens_file)) if tokens_file.exists() and not self.overwrite else None
+        options = self._options(checkpoint, self.resumed_micro_batch(read_unfinished(tokens_file), finished))
         parts = self._parts(checkpoint, options)
         if tokens_file.exists() and not self.overwrite:
             write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)
@@ -124,7 +123,7 @@ class Sample(SamplingArgs):
         if self.overwrite or not tokens_file.exists():
             self.run()
         checkpoint = self.load()
-        return read_finished(tokens_file, self._parts(checkpoint, self._options(checkpoint)).settings)
+        return read_finished(tokens_file, self._parts(checkpoint, self._options(checkpoint, self.micro_batch)).settings)
 
     def _parts(self, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
         """The batches of samples on the disk, with the settings that the samples depend on."""
@@ -215,7 +214,7 @@ class Sample(SamplingArgs):
         """The labels of the first `count` samples. Sample i has label i mod the number of labels, whatever --start is."""
         return tuple(self.labels[(self.start + i) % len(self.labels)] for i in range(count))
 
-    def _options(self, checkpoint: "Checkpoint") -> "SamplingOptions":
+    def _options(self, checkpoint: "Checkpoint", micro_batch: int | None) -> "SamplingOptions":
         """The options of all samples together."""
         import torch
 
@@ -231,7 +230,7 @@ class Sample(SamplingArgs):
             top_k=self.top_k,
             on=self.on,
             start=self.start,
-            micro_batch=self.micro_batch,
+            micro_batch=micro_batch,
         )
 
     def _draw(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from m2s.samplers.options import SamplingOptions
 
 # Fields of SamplingOptions on which a sample depends, besides the head, the sampler, clamped tokens and labels.
-FIELDS = ("steps", "grid", "seed", "start", "guidance", "guide", "temperature", "top_p", "top_k", "on", "micro_batch")
+FIELDS = ("steps", "grid", "seed", "start", "guidance", "guide", "temperature", "top_p", "top_k", "on")
 BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 REPLACE = "give another --out, or --overwrite to replace it"
 
@@ -43,6 +43,7 @@ def settings(
     clamp, sampler = options.clamp, options.sampler_object
     return {
         **{name: getattr(options, name) for name in FIELDS},
+        "micro_batch": options.call_rows,
         "sampler": sampler.name,
         **{name: getattr(sampler, name) for name in arguments.sampler_options if hasattr(sampler, name)},
         "project": isinstance(options.head, Projected),

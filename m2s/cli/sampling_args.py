@@ -1,6 +1,7 @@
 """The options that m2s sample, m2s audit and m2s repair share, and how they become `SamplingOptions`."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.devices import resolve_device
 from m2s.errors import UserError
+from m2s.methods.config import AutoInt
 from m2s.ops.backend import Backend
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ class SamplingArgs:
     length."""
     batch_size: int = 64
     """Samples drawn together. An interrupted run resumes after the last complete batch."""
+    micro_batch: AutoInt = None
+    """Samples in each call of the network. Samples depend on it: with another number the network may round differently. auto:
+    8192 positions, as a power of two from 16 to 1024, so it depends on the length alone. An unfinished run resumes with its
+    own number."""
     device: str = ""
     """cpu, cuda, cuda:1 or mps; by default cuda where there is a GPU, otherwise cpu."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -157,7 +163,7 @@ class SamplingArgs:
                 grid=self.grid,
                 seed=self.seed,
                 window=trained if trained and length > trained else None,
-                **more,
+                **{"micro_batch": self.micro_batch, **more},
             )
         except UserError:
             raise
@@ -165,6 +171,17 @@ class SamplingArgs:
             if isinstance(sampler, Sampler) and not supports(sampler, head):
                 raise unsupported_sampler(sampler, head, self.checkpoint, self._projection()) from error
             raise UserError(str(error)) from error
+
+    def resumed_micro_batch(self, *recorded: Mapping[str, Any] | None) -> int | None:
+        """Return --micro-batch or, where it is auto, the number of an unfinished run, which must not change.
+
+        Args:
+            *recorded: The settings of unfinished runs; None where there is none.
+        """
+        if self.micro_batch is not None:
+            return self.micro_batch
+        numbers = [settings.get("micro_batch") for settings in recorded if settings is not None]
+        return next((number for number in numbers if type(number) is int and number > 0), None)
 
     def _given_sampler_options(self) -> dict[str, Any]:
         """The options of single samplers that were given."""

@@ -33,6 +33,7 @@ from m2s.losses.d3pm import chain_kl
 from m2s.losses.next_token import zero_integral
 from m2s.losses.objective import Loss, Model, apply_weight, stratified_times
 from m2s.losses.score_entropy import score_entropy
+from m2s.modes import evaluation_mode
 from m2s.ops.last_layer import Output
 from m2s.process.base import kl_terms
 from m2s.process.chain import snap_times, time_interval
@@ -267,8 +268,8 @@ def elbo(
 ) -> Elbo:
     """Estimate the NELBO of a batch. For a data set, see `m2s.evaluation.dataset_nelbo`.
 
-    Each pass draws one time per example, stratified over the batch. The network is called on all examples at once. Call
-    `model.eval()` first if it has dropout or hides labels at random.
+    Each pass draws one time per example, stratified over the batch. The network is called on all examples at once, in
+    evaluation mode, as `m2s.sample` calls it.
 
     Args:
         model: The network, called as model(x_t, t) or model(x_t, t, condition).
@@ -277,7 +278,7 @@ def elbo(
         passes: Times per example. With one pass, the standard error of each example is NaN.
         t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
         loss: The integrand; None: that of `nelbo_integrand(head)`.
-        generator: The source of randomness; None: torch's default.
+        generator: The source of randomness; None: torch's global generator, so that every call draws other noise.
         weight: Weight of each site, [B, L]; 0 for padding. None: every weight is 1.
         condition: The network's third argument, [B, ...]. The NELBO is then an upper bound on -log p(x_0 | condition).
 
@@ -303,16 +304,17 @@ def elbo(
         return apply_weight(nats.double(), weight).flatten(1).sum(-1)
 
     integral, reconstruction = [], []
-    for _ in range(passes):
-        t = terms.snap(stratified_times(len(x_0), low, end, generator, x_0.device))
-        x_t = process.corrupt(x_0, t, generator)
-        integral.append(total((end - low) * terms.integrand(x_0, x_t, t, condition)))
+    with evaluation_mode(model):
+        for _ in range(passes):
+            t = terms.snap(stratified_times(len(x_0), low, end, generator, x_0.device))
+            x_t = process.corrupt(x_0, t, generator)
+            integral.append(total((end - low) * terms.integrand(x_0, x_t, t, condition)))
 
-        t = terms.first_times(len(x_0), x_0.device)
-        x_t = process.corrupt(x_0, t, generator)
-        reconstruction.append(total(-terms.log_likelihood(x_0, x_t, t, condition)))
+            t = terms.first_times(len(x_0), x_0.device)
+            x_t = process.corrupt(x_0, t, generator)
+            reconstruction.append(total(-terms.log_likelihood(x_0, x_t, t, condition)))
 
-    prior = total(terms.prior(x_0, condition))
+        prior = total(terms.prior(x_0, condition))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
     error = _standard_error(each) if passes > 1 else torch.full_like(prior, torch.nan)
     return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)

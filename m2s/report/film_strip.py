@@ -16,7 +16,7 @@ MASK_COLOR = (0.27, 0.45, 0.77)
 
 
 def film_frames(
-    model: nn.Module, head: Head, length: int, rows: int, columns: int, steps: int, sampler: str, seed: int
+    model: nn.Module, head: Head, length: int, rows: int, columns: int, steps: int, sampler: str, seed: int | None
 ) -> tuple[list[float], Int[Tensor, "columns rows L"]]:
     """Draw samples and return their states at evenly spaced steps.
 
@@ -28,7 +28,7 @@ def film_frames(
         columns: Number of states of each.
         steps: Steps of the sampler.
         sampler: Its name.
-        seed: Its seed.
+        seed: Its seed; None: drawn from torch's generator.
 
     Returns:
         The fractions of the steps taken, in [0, 1], and the [columns, rows, L] states. A masked position is state K.
@@ -50,7 +50,7 @@ def write_film(
     columns: int = 9,
     steps: int = 64,
     sampler: str = "auto",
-    seed: int = 0,
+    seed: int | None = None,
 ) -> None:
     """Draw samples of images and write their states at evenly spaced steps. Masked positions are blue.
 
@@ -64,7 +64,7 @@ def write_film(
         columns: Number of states of each.
         steps: Steps of the sampler.
         sampler: Its name.
-        seed: Its seed.
+        seed: Its seed; None: drawn from torch's generator.
 
     Raises:
         UserError: `path` cannot be written.

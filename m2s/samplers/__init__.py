@@ -17,7 +17,7 @@ from m2s.samplers.first_hitting import FirstHitting
 from m2s.samplers.forward_backward import ForwardBackward
 from m2s.samplers.grid import GRIDS
 from m2s.samplers.loop import sample, sample_with_options
-from m2s.samplers.options import SamplingOptions
+from m2s.samplers.options import SamplingOptions, default_micro_batch
 from m2s.samplers.prediction import LogitsProcessor, Prediction, TokenDraw
 from m2s.samplers.predictor_corrector import PredictorCorrector
 from m2s.samplers.registry import find_sampler, make_sampler
@@ -58,6 +58,7 @@ __all__ = [
     "TokenDraw",
     "Trajectory",
     "WeightStats",
+    "default_micro_batch",
     "default_sampler",
     "draw_categorical",
     "find_sampler",

@@ -39,12 +39,17 @@ class WeightStats:
 class Diagnostics:
     """What `m2s.sample(..., diagnostics=True)` counts.
 
+    Args:
+        seed: The seed of the samples.
+
     Attributes:
+        seed: The seed that was used, given or drawn: `m2s.sample(..., seed=diagnostics.seed)` draws the same samples again.
         steps: One `WeightStats` for each step.
         masks_left: The number of masks that were left after the last step and then drawn from the prediction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
         self.steps: list[WeightStats] = []
         self.masks_left = 0
 
@@ -94,7 +99,11 @@ class Diagnostics:
 
     def __repr__(self) -> str:
         counts = ("sites", "jumps", "exit_above_one", "negative_mass")
-        return f"Diagnostics({len(self.steps)} steps, " + ", ".join(f"{name}={self.total(name):g}" for name in counts) + ")"
+        return (
+            f"Diagnostics(seed={self.seed}, {len(self.steps)} steps, "
+            + ", ".join(f"{name}={self.total(name):g}" for name in counts)
+            + ")"
+        )
 
 
 def _classes(part: Prediction) -> tuple[Tensor]:

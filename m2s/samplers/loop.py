@@ -1,6 +1,7 @@
 """`m2s.sample`: draw samples from a network."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -15,13 +16,16 @@ from m2s.heads.output import check_model
 from m2s.modes import evaluation_mode
 from m2s.ops import probe_triton
 from m2s.ops.last_layer import Output
+from m2s.rng import draw_seed
 from m2s.samplers.autoregressive import generate_autoregressive
 from m2s.samplers.base import NamedSampler
 from m2s.samplers.diagnostics import Diagnostics
 from m2s.samplers.events import StepEvent
 from m2s.samplers.micro_batch import SamplingRun, Window, micro_batches, time_dtype
-from m2s.samplers.options import MICRO_BATCH, SamplingOptions
+from m2s.samplers.options import SamplingOptions
 from m2s.samplers.reverse_process import simulate_reverse_process
+
+logger = logging.getLogger(__name__)
 
 
 def sample(
@@ -31,7 +35,7 @@ def sample(
     steps: int = 128,
     sampler: str | NamedSampler = "auto",
     grid: str = "cosine",
-    seed: int = 0,
+    seed: int | None = None,
     clamp: Int[Tensor, "n L"] | None = None,
     condition: Tensor | None = None,
     guidance: float = 1.0,
@@ -44,7 +48,7 @@ def sample(
     start: int = 0,
     callback: Callable[[StepEvent], None] | None = None,
     diagnostics: bool = False,
-    micro_batch: int = MICRO_BATCH,
+    micro_batch: int | None = None,
     window: int | None = None,
     overlap: int | None = None,
     t_min: float = 1e-3,
@@ -68,7 +72,9 @@ def sample(
         sampler: A name in `m2s.samplers.SAMPLERS`, or an object such as `m2s.samplers.Remasking(strength=0.3)`. "auto" is
             `m2s.samplers.default_sampler(head)`.
         grid: Where the times lie, "cosine" or "linear" (`m2s.samplers.GRIDS`).
-        seed: Of all randomness, in [0, 2^64).
+        seed: Of all randomness, in [0, 2^64). None: drawn from torch's global CPU generator, so that every call draws other
+            samples and `torch.manual_seed` repeats them. `Diagnostics.seed` has the number that was used, and the logger
+            "m2s.samplers.loop" reports it at level INFO.
         clamp: Tokens that stay as they are, [n, L]; -1 at sites to be drawn.
         condition: A condition for each sample, [n, ...], passed to the network.
         guidance: Strength g of classifier-free guidance. For g != 1 the network is also called without the condition.
@@ -84,7 +90,8 @@ def sample(
         start: The number of the first sample.
         callback: Called with a `StepEvent` after every step of every micro-batch.
         diagnostics: Also return `Diagnostics`.
-        micro_batch: Rows of every call of the network. Sample i is in row i mod `micro_batch`; other rows are padding.
+        micro_batch: Rows of every call of the network. Sample i is in row i mod `micro_batch`; other rows are padding. None:
+            a number that depends on the length alone, `m2s.samplers.default_micro_batch`. Fewer rows take less memory.
         window: The length that the network was trained on, where L is greater. Windows are filled one after another.
         overlap: Tokens that a window shares with the one before; by default half a window.
         t_min: The network sees times in [t_min, 1 - t_min] only.
@@ -112,7 +119,7 @@ def sample(
         steps=steps,
         sampler=sampler,
         grid=grid,
-        seed=seed,
+        seed=_known_seed(seed),
         clamp=clamp,
         condition=condition,
         guidance=guidance,
@@ -161,7 +168,7 @@ def sample_with_options(
     check_model(model, options.head.process)
     device = _device_of(model) if device is None else torch.device(resolve_device(str(device)))
     probe_triton(device)
-    run = SamplingRun(model, options, callback, Diagnostics() if diagnostics else None, device, time_dtype(model))
+    run = SamplingRun(model, options, callback, Diagnostics(options.seed) if diagnostics else None, device, time_dtype(model))
     with evaluation_mode(model), independent_of_caller(device):
         tokens = _fill_windows(run, progress)
     return tokens if run.log is None else (tokens, run.log)
@@ -204,7 +211,7 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
         condition = None if options.condition is None else options.condition[rows]
         for number, sites in enumerate(options.windows()):
             window = Window(samples, tokens[rows, sites], condition, number, sites)
-            batches = list(micro_batches(window, options.micro_batch, run.device))
+            batches = list(micro_batches(window, options.call_rows, run.device))
             fill(run, batches, progress and not several)
             tokens[rows, sites] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
     if tokens.numel() and int(tokens.max()) >= options.head.process.vocab:
@@ -212,6 +219,15 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
             "a sample ends with a mask: the network's output gives no valid distribution, for example because scores overflow"
         )
     return tokens.to(run.device)
+
+
+def _known_seed(seed: int | None) -> int:
+    """The seed that was given, or one that is drawn and logged."""
+    if seed is not None:
+        return seed
+    drawn = draw_seed()
+    logger.info("m2s.sample uses seed=%d, drawn from torch's generator", drawn)
+    return drawn
 
 
 def _device_of(model: object) -> torch.device:

@@ -1,7 +1,7 @@
 """The options of `m2s.sample`, checked when they are built and not again after that."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -12,13 +12,35 @@ from m2s import validation
 from m2s.errors import UserError, UserTypeError
 from m2s.heads import Head, LogScore
 from m2s.realizability import Projected
+from m2s.rng import draw_seed
 from m2s.samplers.base import NamedSampler, StepSampler
 from m2s.samplers.capabilities import default_sampler
 from m2s.samplers.grid import GRIDS
 from m2s.samplers.logits_processor import LogitsProcessor
 from m2s.samplers.registry import find_sampler
 
-MICRO_BATCH = 16
+LEAST_ROWS, MOST_ROWS = 16, 1024
+POSITIONS = 8192  # of one call of the network, where the number of rows is chosen
+
+
+def default_micro_batch(length: int) -> int:
+    """Return the rows of a call of the network where no number is given.
+
+    It is the greatest power of two that is at most 8192 / length, between 16 and 1,024. It depends on the length alone: neither
+    the number of samples nor the device may change a sample.
+
+    Args:
+        length: The number of positions of a call.
+
+    Returns:
+        The number of rows.
+
+    Example:
+        >>> [m2s.samplers.default_micro_batch(length) for length in (2, 64, 100, 784)]
+        [1024, 128, 64, 16]
+    """
+    rows = max(1, POSITIONS // length)
+    return min(MOST_ROWS, max(LEAST_ROWS, 1 << (rows.bit_length() - 1)))
 
 
 @dataclass(frozen=True)
@@ -34,7 +56,7 @@ class SamplingOptions:
         steps: Calls of the network for each sample.
         sampler: A name, an object, or "auto".
         grid: "cosine" or "linear".
-        seed: Of all randomness.
+        seed: Of all randomness. By default it is drawn from torch's global generator when the options are built.
         clamp: Tokens that stay as they are, [n, L]; -1 at sites to be drawn.
         condition: A condition for each sample, [n, ...].
         guidance: Strength of classifier-free guidance.
@@ -45,7 +67,7 @@ class SamplingOptions:
         on: The distribution to which temperature, top-k and top-p apply.
         batch_size: Samples that take a step together.
         start: The number of the first sample.
-        micro_batch: Rows of every call of the network.
+        micro_batch: Rows of every call of the network; None: `default_micro_batch` of the length of a call.
         window: The length that the network was trained on, where L is greater.
         overlap: Tokens that a window shares with the one before.
         t_min: The network sees times in [t_min, 1 - t_min] only.
@@ -61,7 +83,7 @@ class SamplingOptions:
     steps: int = 128
     sampler: str | NamedSampler = "auto"
     grid: str = "cosine"
-    seed: int = 0
+    seed: int = field(default_factory=draw_seed)
     clamp: Tensor | None = None
     condition: Tensor | None = None
     guidance: float = 1.0
@@ -72,7 +94,7 @@ class SamplingOptions:
     on: Literal["posterior", "leave_one_out"] = "posterior"
     batch_size: int | None = None
     start: int = 0
-    micro_batch: int = MICRO_BATCH
+    micro_batch: int | None = None
     window: int | None = None
     overlap: int | None = None
     t_min: float = 1e-3
@@ -90,6 +112,11 @@ class SamplingOptions:
         self._check_guidance()
         self._check_clamp()
         list(self.windows())  # raises where window or overlap is invalid
+
+    @cached_property
+    def call_rows(self) -> int:
+        """The rows of every call of the network: `micro_batch`, or the default for the length of a window."""
+        return self.micro_batch or default_micro_batch(min(self.shape[1], self.window or self.shape[1]))
 
     @cached_property
     def sampler_object(self) -> NamedSampler:
@@ -147,7 +174,8 @@ class SamplingOptions:
             validation.positive_int(name, value)
         validation.positive_int("steps", self.steps)
         validation.positive_int("start", self.start, low=0)
-        validation.positive_int("micro_batch", self.micro_batch)
+        if self.micro_batch is not None:
+            validation.positive_int("micro_batch", self.micro_batch)
         if self.batch_size is not None:
             validation.positive_int("batch_size", self.batch_size)
         validation.instance("grid", self.grid, str, "the name of a time grid")

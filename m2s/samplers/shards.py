@@ -49,7 +49,7 @@ class SampleShards:
 
     def __init__(self, out: Path, n: int, length: int, size: int, settings: dict[str, Any], vocab: int | None = None) -> None:
         self.out, self.n, self.length, self.size, self.vocab = out, n, length, size, vocab
-        self.folder = out.with_name(out.name + ".parts")
+        self.folder = _folder(out)
         self.settings = {**settings, "n": n, "length": length, "part": size}
 
     @contextlib.contextmanager
@@ -222,6 +222,21 @@ class SampleShards:
         return torch.from_numpy(tokens).long()
 
 
+def read_unfinished(out: Path) -> dict[str, Any] | None:
+    """Return the settings of an unfinished run.
+
+    Args:
+        out: The output file of the run.
+
+    Returns:
+        The settings; None where there is no unfinished run, or its settings cannot be read.
+    """
+    try:
+        return parse_json((_folder(out) / "settings.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def remove_finished(out: Path, settings: Any) -> None:
     """Delete the folder of a run that was killed after it had written its result, and before it had deleted the folder.
 
@@ -229,7 +244,7 @@ def remove_finished(out: Path, settings: Any) -> None:
         out: The output file.
         settings: The settings that the result records. A folder with other settings belongs to another run, and stays.
     """
-    folder = out.with_name(out.name + ".parts")
+    folder = _folder(out)
     shutil.rmtree(_deleted(folder), ignore_errors=True)
     try:
         finished = json.loads(read_regular(folder / "settings.json")) == settings
@@ -237,6 +252,11 @@ def remove_finished(out: Path, settings: Any) -> None:
         return
     if finished:
         _delete(folder)
+
+
+def _folder(out: Path) -> Path:
+    """The folder of the shards of an output file."""
+    return out.with_name(out.name + ".parts")
 
 
 def _deleted(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from snapshot_parts.values import Entry, attempt, bits, progress, tensor
 Network = Callable[..., Tensor]
 
 VOCAB, LENGTH, SAMPLES, STEPS = 11, 6, 16, 6
+ROWS = 16  # of every call of the network in sampling
 TIMES = (0.001, 0.02, 0.3, 0.6, 0.95, 0.999)
 CHAIN = 20  # steps of the finite chains
 
@@ -252,7 +253,7 @@ def samplers(_: Runs) -> Iterator[Entry]:
         for name, head in built(VOCAB):
             network = Formula(head.process.states)
             try:
-                tokens = m2s.sample(network, head, (SAMPLES, LENGTH), steps, sampler, grid="linear", seed=7)
+                tokens = m2s.sample(network, head, (SAMPLES, LENGTH), steps, sampler, grid="linear", seed=7, micro_batch=ROWS)
             except (TypeError, ValueError):  # not served
                 continue
             yield f"samplers/{sampler}/{name}", tensor(tokens)
@@ -284,23 +285,24 @@ def options(_: Runs) -> Iterator[Entry]:
         "gaussian/leave-one-out",
         "uniform/log-score",
     )
-    drawn = ("bayes", "euler", "analytic", "confidence")
+    names = ("bayes", "euler", "analytic", "confidence")
     known = dict(built(VOCAB))
-    for name, sampler in itertools.product(used, drawn):
+    for name, sampler in itertools.product(used, names):
         head = known[name]
         for option, given in asked.items():
-            common = {"shape": (SAMPLES, LENGTH), "steps": STEPS, "sampler": sampler, "seed": 11}
+            common = {"shape": (SAMPLES, LENGTH), "steps": STEPS, "sampler": sampler, "seed": 11, "micro_batch": ROWS}
             try:
                 tokens = m2s.sample(Formula(head.process.states), head, **common, **given)
             except (TypeError, ValueError):  # not served, or not with this option
                 continue
             yield f"options/{name}/{sampler}/{option}", tensor(tokens)
     for name, head in built(VOCAB):
-        states, shape, trajectory = head.process.states, (4, LENGTH), m2s.Trajectory()
+        states, trajectory = head.process.states, m2s.Trajectory()
+        drawn: dict[str, Any] = {"shape": (4, LENGTH), "steps": STEPS, "seed": 13, "micro_batch": ROWS}
         try:
-            m2s.sample(Formula(states, torch.float64), head, shape=shape, steps=STEPS, seed=13, callback=trajectory)
+            m2s.sample(Formula(states, torch.float64), head, callback=trajectory, **drawn)
         except (TypeError, ValueError):  # no sampler serves this head
             continue
         yield f"options/{name}/trajectory", tensor(trajectory.states)
-        tokens = m2s.sample(Formula(states, unprojected=True), head, shape=shape, steps=STEPS, seed=13)
+        tokens = m2s.sample(Formula(states, unprojected=True), head, **drawn)
         yield f"options/{name}/unprojected", tensor(tokens)

@@ -45,7 +45,7 @@ VARIANTS = {  # of runs: the method and further options
 }
 EVALUATE = "--limit 32 --passes 2 --bins 4 --seed 3 --device cpu"
 EVALUATED = ("m2s", "sedd", "md4", "gidd", "neural-ctmc", "d3pm-gaussian", "tauldr", "ar")
-SAMPLE = "--n 16 --steps 6 --seed 3 --device cpu"
+SAMPLE = "--n 16 --steps 6 --seed 3 --micro-batch 16 --device cpu"
 SAMPLED = {  # the run and further options
     "m2s": ("m2s", ""),
     "m2s-sharpened": ("m2s", "--temperature 0.8 --top-p 0.9 --top-k 8 --on leave_one_out --start 5 --batch-size 6"),
@@ -64,7 +64,7 @@ SAMPLED = {  # the run and further options
     "ar": ("ar", ""),
     "ar-sharpened": ("ar", "--temperature 0.7 --top-k 5"),
 }
-AUDIT = "--n 8 --steps 4 --seed 3 --device cpu"
+AUDIT = "--n 8 --steps 4 --seed 3 --micro-batch 16 --device cpu"
 AUDITED = ("sedd", "tauldr")
 REPAIRED = ("sedd", "sedd-absorb")
 
@@ -156,7 +156,7 @@ def run_samples(runs: Runs) -> Iterator[Entry]:
     prompt = torch.full((16, 64), -1)
     prompt[:, :7] = torch.arange(7)
     prompt[::2, 20] = 9
-    options = {"shape": (16, 64), "sampler": "autoregressive", "seed": 5}
+    options = {"shape": (16, 64), "sampler": "autoregressive", "seed": 5, "micro_batch": 16}
     yield "run_samples/ar-prompt", tensor(m2s.sample(checkpoint.model, checkpoint.head, clamp=prompt, **options))
     for name in ("m2s", "sedd", "dit"):
         checkpoint, x_t = runs.load(name), torch.arange(128).reshape(2, 64) % 17

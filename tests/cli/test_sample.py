@@ -103,7 +103,7 @@ def test_text_and_prompt(text: str, tmp_path: Path) -> None:
 def test_longer_text_is_filled_in_windows(text: str, tmp_path: Path) -> None:
     tokens = draw(text, tmp_path / "a.npz", "--n", "2", "--length", "23")
     model, head = m2s.hub.load(text)
-    assert np.array_equal(tokens, m2s.sample(model, head, (2, 23), steps=4, window=10).numpy())
+    assert np.array_equal(tokens, m2s.sample(model, head, (2, 23), steps=4, window=10, seed=0).numpy())
 
 
 def test_clamp_from_a_file_and_labels(images: str, tmp_path: Path) -> None:
@@ -116,7 +116,9 @@ def test_clamp_from_a_file_and_labels(images: str, tmp_path: Path) -> None:
     model, head = m2s.hub.load(images)
     both = torch.from_numpy(clamp).expand(4, 12)
     condition = torch.tensor([0, 2, 0, 2])
-    assert np.array_equal(tokens, m2s.sample(model, head, (4, 12), steps=4, clamp=both, condition=condition, guidance=2.0))
+    assert np.array_equal(
+        tokens, m2s.sample(model, head, (4, 12), steps=4, clamp=both, condition=condition, guidance=2.0, seed=0)
+    )
 
 
 @pytest.mark.parametrize("start", [1, 4, 5])
@@ -132,7 +134,7 @@ def test_project_repairs_an_unconstrained_score(free: str, tmp_path: Path) -> No
     plain = draw(free, tmp_path / "a.npz", "--n", "4", "--sampler", "analytic")
     repaired = draw(free, tmp_path / "b.npz", "--n", "4", "--sampler", "analytic", "--project")
     model, head = m2s.hub.load(free)
-    assert np.array_equal(repaired, m2s.sample(model, m2s.Projected(head), (4, 12), steps=4, sampler="analytic"))
+    assert np.array_equal(repaired, m2s.sample(model, m2s.Projected(head), (4, 12), steps=4, sampler="analytic", seed=0))
     assert not np.array_equal(plain, repaired)
 
 
@@ -159,7 +161,7 @@ def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
     model, head = m2s.hub.load(images)
     torch.set_num_threads(1)
     with np.load(out) as file:
-        assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100).numpy())
+        assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100, seed=0).numpy())
 
 
 def test_two_processes_divide_the_work(images: str, tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_options_of_a_sampler(text: str, tmp_path: Path, options: str, sampler: 
     """The command and the library give the same samples."""
     tokens = draw(text, tmp_path / "a.npz", "--n", "5", "--sampler", *options.split())
     model, head = m2s.hub.load(text)
-    assert np.array_equal(tokens, m2s.sample(model, head, (5, 10), steps=4, sampler=sampler).numpy())
+    assert np.array_equal(tokens, m2s.sample(model, head, (5, 10), steps=4, sampler=sampler, seed=0).numpy())
     with np.load(tmp_path / "a.npz") as file:
         settings = json.loads(str(file["settings"]))
     assert settings["sampler"] == sampler.name
@@ -287,7 +289,9 @@ def test_a_run_resumes_only_with_the_same_sampler_options(
     assert "resuming: 4 of 8" in capsys.readouterr().out
     model, head = m2s.hub.load(text)
     with np.load(out) as file:
-        assert np.array_equal(file["tokens"], m2s.sample(model, head, (8, 10), steps=4, sampler="forward_backward").numpy())
+        assert np.array_equal(
+            file["tokens"], m2s.sample(model, head, (8, 10), steps=4, sampler="forward_backward", seed=0).numpy()
+        )
 
 
 def test_shards_of_another_run_are_an_error(images: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_after_one_projection_nothing_is_left():
     for name in ("uniform-linear", "absorbing-linear", "hybrid-0.2"):
         case = CASES[name]
         head = m2s.Projected(m2s.LogScore(case.process))
-        found = audit(Signed(case.oracle()), head, (4, case.length), steps=4)
+        found = audit(Signed(case.oracle()), head, (4, case.length), steps=4, seed=0)
         for stats in found.calls:
             assert stats.before.classes[:2] == [0, 0] and sum(stats.before.classes) == stats.sites
             assert stats.before.coordinates == stats.before.signed == stats.before.negative == 0
@@ -217,7 +217,7 @@ class Fixed:
 )
 def test_a_posterior_head_is_never_outside_nor_material(process, sampler):
     head = m2s.Posterior(process, offset="exact" if sampler == "bayes" else "none")
-    found = audit(Fixed(process.states, 6, 4.0), head, (5, 6), steps=7, sampler=sampler)
+    found = audit(Fixed(process.states, 6, 4.0), head, (5, 6), steps=7, sampler=sampler, seed=0)
     assert found.overall().sites > 0
     for stats in found.calls:
         assert stats.before.classes[:2] == stats.after.classes[:2] == [0, 0]
@@ -265,22 +265,24 @@ def test_histograms_need_no_range_and_can_be_merged():
 
 
 def test_counts_are_restored_from_json():
-    found = audit(Signed(CASES["absorbing-linear"].oracle()), m2s.LogScore(CASES["absorbing-linear"].process), (3, 4), steps=5)
+    found = audit(
+        Signed(CASES["absorbing-linear"].oracle()), m2s.LogScore(CASES["absorbing-linear"].process), (3, 4), steps=5, seed=0
+    )
     assert stats_from_json(json.loads(json.dumps([dataclasses.asdict(stats) for stats in found.calls]))) == found.calls
     assert merge_stats(StepStats(), found.calls[0]) == found.calls[0]
 
 
 def test_scores_that_overflow_are_outside_and_nan_is_an_error():
     head = m2s.LogScore(m2s.Uniform(3, m2s.Linear()))
-    found = audit(lambda x, t: torch.full((*x.shape, 3), 1e4), head, (2, 2), steps=3)
+    found = audit(lambda x, t: torch.full((*x.shape, 3), 1e4), head, (2, 2), steps=3, seed=0)
     assert found.overall().before.classes == [12, 0, 0, 0] and found.overall().after.classes[:2] == [0, 0]
     with pytest.raises(ValueError, match="NaN"):
-        audit(lambda x, t: torch.full((*x.shape, 3), torch.nan), head, (2, 2), steps=3)
+        audit(lambda x, t: torch.full((*x.shape, 3), torch.nan), head, (2, 2), steps=3, seed=0)
 
 
 def test_an_audit_prints_the_fractions_of_the_classes():
     process = m2s.Uniform(6, m2s.Linear())
-    found = m2s.audit(Fixed(6, 5, 0.5), m2s.LogScore(process), (5, 5), steps=4)
+    found = m2s.audit(Fixed(6, 5, 0.5), m2s.LogScore(process), (5, 5), steps=4, seed=0)
     total = found.overall()
     shares = ", ".join(f"{n / 100:.2%} {name}" for n, name in zip(total.before.classes, SCORE_CLASSES, strict=True))
     assert repr(found) == str(found) == f"Audit({shares} of 100 scores)" and total.sites == 100
@@ -293,17 +295,17 @@ def test_the_sampler_fits_the_process(kind):
     """SEDD's analytic step for every head of a rank-one process; Euler's where rates are tabulated."""
     network = Fixed(5, 4, 1.0)
     for process, sampler in ((m2s.Uniform(5, m2s.Linear()), "analytic"), (m2s.RateMatrix.uniform(5, m2s.Linear()), "euler")):
-        found, named = (audit(network, kind(process), (3, 4), steps=3, **more) for more in ({}, {"sampler": sampler}))
+        found, named = (audit(network, kind(process), (3, 4), steps=3, seed=0, **more) for more in ({}, {"sampler": sampler}))
         assert found.summary() == named.summary() and found.has_weights == (sampler == "analytic")
 
 
 def test_heads_without_scores_are_rejected():
     chain = m2s.Chain(torch.eye(3).expand(4, 3, 3) * 0.9 + 0.1 / 3)
     with pytest.raises(TypeError, match="finite chain, which has no rates"):
-        audit(Fixed(3, 2, 1.0), m2s.Posterior(chain), (2, 2))
+        audit(Fixed(3, 2, 1.0), m2s.Posterior(chain), (2, 2), seed=0)
     large = m2s.LogScore(m2s.RateMatrix.uniform(300, m2s.Linear()))
     with pytest.raises(TypeError, match="projected up to 256"):
-        audit(Fixed(300, 2, 1.0), large, (2, 2), sampler="euler")
+        audit(Fixed(300, 2, 1.0), large, (2, 2), sampler="euler", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +354,7 @@ def test_a_trained_sedd_model_has_material_positions_and_the_report_says_so(sedd
     assert overall["before"]["classes"]["material"] >= 0.05 * overall["position_steps"]
     assert overall["after"]["classes"]["outside"] == overall["after"]["classes"]["material"] == 0
     model, head = m2s.load(sedd)
-    expected = audit(model, head, (6, 8), steps=5, batch_size=3).summary()
+    expected = audit(model, head, (6, 8), steps=5, batch_size=3, seed=0).summary()
     assert {name: found[name] for name in expected} == expected
     assert found["denoiser"]["position_steps"] == 48 and len(found["steps"]) == 5
     text = (tmp_path / "audit.txt").read_text()
@@ -389,7 +391,7 @@ def test_masks_are_audited_at_masked_positions_only(masks, tmp_path):
     found = run_audit(masks, tmp_path)
     model, head = m2s.load(masks)
     trajectory = Trajectory()
-    m2s.sample(model, head, (6, 4), steps=5, sampler="analytic", grid="linear", callback=trajectory)
+    m2s.sample(model, head, (6, 4), steps=5, sampler="analytic", grid="linear", callback=trajectory, seed=0)
     masked = (trajectory.states == 5).sum((1, 2)).tolist()
     assert [step["position_steps"] for step in found["steps"]] == masked[:5]
     assert found["denoiser"]["position_steps"] == masked[5]

@@ -99,8 +99,10 @@ def loss(net: Any, head: m2s.Head, x_0: Tensor, labels: Tensor) -> None:
 CALLS: dict[str, Callable[..., Any]] = {
     "objective": loss,
     "elbo": lambda net, head, x_0, labels: m2s.elbo(net, head, x_0, passes=3, condition=labels),
-    "dataset, in one batch": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels),
-    "dataset, in batches": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels, batch_size=7),
+    "dataset, in one batch": lambda net, head, x_0, labels: dataset_nelbo(net, head, x_0, passes=2, labels=labels, seed=0),
+    "dataset, in batches": lambda net, head, x_0, labels: dataset_nelbo(
+        net, head, x_0, passes=2, labels=labels, batch_size=7, seed=0
+    ),
 }
 
 

@@ -237,7 +237,7 @@ def test_elbo_and_bpd_estimate_the_enumerated_nelbo(kind: str) -> None:
     x_0 = torch.from_numpy(case.clean).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     first = m2s.elbo(network, head, x_0, passes=4, generator=generator)  # the loss of the chain by default
-    second = dataset_nelbo(network, head, x_0, passes=4, batch_size=600)
+    second = dataset_nelbo(network, head, x_0, passes=4, batch_size=600, seed=0)
     assert float(first.prior.mean()) == pytest.approx(expected["prior"], abs=1e-12)
     assert float(second.prior.mean()) == pytest.approx(expected["prior"], abs=1e-12)
     for name in ("integral", "reconstruction"):
@@ -372,7 +372,7 @@ def test_sampler_reproduces_the_data_distribution(kind: str) -> None:
         np.testing.assert_allclose(distribution[: case.vocab], case.distribution, atol=1e-12)
     network = exact_network(case, [case.posterior(n) for n in range(1, case.steps + 1)], "exact")
     drawn = m2s.sample(
-        network, m2s.Posterior(case.process, "exact"), (4000, 1), steps=case.steps, grid="linear", micro_batch=4000
+        network, m2s.Posterior(case.process, "exact"), (4000, 1), steps=case.steps, grid="linear", micro_batch=4000, seed=0
     )
     counts = np.bincount(drawn.numpy().ravel(), minlength=case.vocab)
     assert chisquare(counts, 4000 * case.distribution).pvalue > 1e-4

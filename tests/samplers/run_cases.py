@@ -157,7 +157,7 @@ def build(process: str, head: str) -> m2s.Head:
 def run(model: Any, head: m2s.Head, count: int = COUNT, start: int = FIRST, length: int = L, **options: Any) -> Any:
     if options.get("sampler") == "self_correcting":
         options["sampler"] = SelfCorrecting(corrections=CORRECTIONS)  # the default of 128 is slow
-    return m2s.sample(model, head, (count, length), **{"steps": STEPS, "start": start, "seed": 7, **options})
+    return m2s.sample(model, head, (count, length), **{"steps": STEPS, "start": start, "seed": 7, "micro_batch": 16, **options})
 
 
 def pieces(head: m2s.Head, model: Any, **options: Any) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ def test_the_elbo_is_the_likelihood() -> None:
     found = m2s.elbo(model, HEAD, x_0, passes=3, loss=zero_integral)
     torch.testing.assert_close(found.nats, exact)
     assert float(found.standard_error.max()) == 0 and float(found.integral.abs().max() + found.prior.abs().max()) == 0
-    measured = dataset_nelbo(model, HEAD, x_0, passes=5, batch_size=7)
+    measured = dataset_nelbo(model, HEAD, x_0, passes=5, batch_size=7, seed=0)
     assert measured.exact and measured.term("nelbo").shape == (1, len(x_0))
     torch.testing.assert_close(measured.term("nelbo")[0], exact)
     result = summarize(measured, {})
@@ -111,7 +111,7 @@ def test_the_elbo_is_the_likelihood() -> None:
 
 
 def draws(model: torch.nn.Module, count: int, **options: object) -> Tensor:
-    return m2s.sample(model, HEAD, (count, L), sampler="autoregressive", **options)
+    return m2s.sample(model, HEAD, (count, L), sampler="autoregressive", **{"seed": 0, **options})
 
 
 def test_samples_have_the_distribution_of_the_network() -> None:
@@ -169,10 +169,10 @@ def test_a_sample_depends_only_on_its_number_and_the_seed() -> None:
 
     clamp = torch.full((20, L), -1)
     clamp[3, :3], clamp[4], clamp[17, 1] = 1, 2, 0
-    full = m2s.sample(counted, HEAD, (20, L), sampler="autoregressive", clamp=clamp, steps=1)
+    full = m2s.sample(counted, HEAD, (20, L), sampler="autoregressive", clamp=clamp, steps=1, seed=0, micro_batch=16)
     assert set(calls) == {(16, L)} and len(calls) == 2 * L
-    assert torch.equal(draws(model, 20, clamp=clamp, batch_size=3, steps=9), full)
-    alone = [draws(model, 1, start=i, clamp=clamp[i : i + 1]) for i in range(20)]
+    assert torch.equal(draws(model, 20, clamp=clamp, batch_size=3, steps=9, micro_batch=16), full)
+    alone = [draws(model, 1, start=i, clamp=clamp[i : i + 1], micro_batch=16) for i in range(20)]
     assert torch.equal(torch.cat(alone), full)
     assert not torch.equal(draws(model, 20, clamp=clamp, seed=1), full)
     assert torch.equal(full[4], clamp[4]) and (full < K).all()
@@ -263,10 +263,10 @@ def test_a_cache_changes_no_token(name: str, unprojected: bool) -> None:
     model.unprojected = unprojected
     distributions, wanted = RecordedLogits(), RecordedLogits()
     shapes = sites_of(model)
-    found = m2s.sample(model, HEAD, shape, callback=distributions, **options)
+    found = m2s.sample(model, HEAD, shape, callback=distributions, seed=0, **options)
     assert (8, 1) in shapes
     shapes.clear()
-    assert torch.equal(found, m2s.sample(without_cache(model), HEAD, shape, callback=wanted, **options))
+    assert torch.equal(found, m2s.sample(without_cache(model), HEAD, shape, callback=wanted, seed=0, **options))
     assert (8, 1) not in shapes and distributions.found.keys() == wanted.found.keys()
     for key, logits in wanted.found.items():
         torch.testing.assert_close(distributions.found[key], logits, rtol=0, atol=1e-5)
@@ -275,26 +275,26 @@ def test_a_cache_changes_no_token(name: str, unprojected: bool) -> None:
 def test_each_site_is_computed_once() -> None:
     model = network(12, classes=3)
     shapes, options = sites_of(model), {"sampler": "autoregressive", "micro_batch": 4}
-    m2s.sample(model, HEAD, (4, LONG), **options)
+    m2s.sample(model, HEAD, (4, LONG), seed=0, **options)
     assert shapes == [(4, 1)] * LONG
     shapes.clear()
-    m2s.sample(without_cache(model), HEAD, (4, LONG), **options)
+    m2s.sample(without_cache(model), HEAD, (4, LONG), seed=0, **options)
     assert shapes == [(4, LONG)] * LONG
     shapes.clear()
-    m2s.sample(model, HEAD, (4, LONG), condition=LABELS[:4], guidance=2.0, **options)
+    m2s.sample(model, HEAD, (4, LONG), condition=LABELS[:4], guidance=2.0, seed=0, **options)
     assert shapes == [(4, 1)] * 2 * LONG
     shapes.clear()
-    m2s.sample(model, HEAD, (4, LONG), clamp=PROMPT[:4], **options)
+    m2s.sample(model, HEAD, (4, LONG), clamp=PROMPT[:4], seed=0, **options)
     assert shapes == [(4, LONG)] + [(4, 1)] * (LONG - 4)  # a prompt is processed once
 
 
 def test_logits_do_not_depend_on_other_samples() -> None:
     """Bit for bit, also where other samples have prompts, for which the network is called on full sequences."""
     model, together = network(13), RecordedLogits()
-    m2s.sample(model, HEAD, (20, LONG), sampler="autoregressive", clamp=RAGGED, callback=together)
+    m2s.sample(model, HEAD, (20, LONG), sampler="autoregressive", clamp=RAGGED, callback=together, seed=0)
     for sample in range(20):
         alone, clamp = RecordedLogits(), RAGGED[sample : sample + 1]
-        m2s.sample(model, HEAD, (1, LONG), sampler="autoregressive", clamp=clamp, start=sample, callback=alone)
+        m2s.sample(model, HEAD, (1, LONG), sampler="autoregressive", clamp=clamp, start=sample, callback=alone, seed=0)
         assert len(alone.found) == int((clamp < 0).sum())
         assert all(torch.equal(together.found[key], logits) for key, logits in alone.found.items())
 
@@ -336,7 +336,9 @@ def test_one_micro_batch_at_a_time_has_a_cache(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(model, "new_cache", watched)
     options = {"sampler": "autoregressive", "condition": LABELS, "guidance": 2.0, "micro_batch": 4}
-    m2s.sample(model, HEAD, (20, L), callback=lambda _: most.append(sum(cache() is not None for cache in caches)), **options)
+    m2s.sample(
+        model, HEAD, (20, L), callback=lambda _: most.append(sum(cache() is not None for cache in caches)), seed=0, **options
+    )
     assert len(caches) == 2 * 5 and set(most) == {2}
 
 
@@ -354,7 +356,7 @@ def test_networks_that_are_not_causal_have_no_cache(options: dict[str, bool]) ->
 
 def test_events_stored_by_a_callback_are_not_overwritten() -> None:
     kept: list[StepEvent] = []
-    m2s.sample(network(1), HEAD, (2, L), sampler="autoregressive", callback=kept.append)
+    m2s.sample(network(1), HEAD, (2, L), sampler="autoregressive", callback=kept.append, seed=0)
     unknown = [int(step.prediction.output.isnan().any(-1).sum(-1)[0]) for step in kept]
     assert unknown == [L - 1 - number for number in range(L)]
 
@@ -366,14 +368,14 @@ def test_a_subclass_with_another_forward_has_no_cache() -> None:
 
     model = Cooler(network(1).config).eval()
     assert model.new_cache(2, L) is None
-    assert m2s.sample(model, HEAD, (2, L), sampler="autoregressive").shape == (2, L)
+    assert m2s.sample(model, HEAD, (2, L), sampler="autoregressive", seed=0).shape == (2, L)
 
 
 def test_autocast_does_not_change_a_float64_network() -> None:
     model = network(1).double()
-    wanted = m2s.sample(model, HEAD, (2, L), sampler="autoregressive")
+    wanted = m2s.sample(model, HEAD, (2, L), sampler="autoregressive", seed=0)
     with torch.autocast("cpu", torch.float16):
-        assert torch.equal(m2s.sample(model, HEAD, (2, L), sampler="autoregressive"), wanted)
+        assert torch.equal(m2s.sample(model, HEAD, (2, L), sampler="autoregressive", seed=0), wanted)
 
 
 def test_a_cache_has_the_dtype_of_the_computation() -> None:
@@ -416,7 +418,9 @@ def test_one_compiled_graph_serves_all_sites() -> None:
 
 def test_sequences_longer_than_the_network() -> None:
     trajectory = Trajectory()
-    found = m2s.sample(network(8, length=L), HEAD, (2, 10), sampler="autoregressive", window=L, overlap=2, callback=trajectory)
+    found = m2s.sample(
+        network(8, length=L), HEAD, (2, 10), sampler="autoregressive", window=L, overlap=2, callback=trajectory, seed=0
+    )
     assert found.shape == (2, 10) and (found < K).all()
     kept = trajectory.states
     assert torch.equal(kept[-1], found)
@@ -426,7 +430,7 @@ def test_sequences_longer_than_the_network() -> None:
 @pytest.mark.parametrize("sampler", ["bayes", "euler", "tau_leaping", "predictor_corrector", "analytic", "first_hitting"])
 def test_other_samplers_raise(sampler: str) -> None:
     with pytest.raises(TypeError, match=rf"sampler {sampler!r} simulates a reverse process.*use sampler='autoregressive'"):
-        m2s.sample(network(), HEAD, (1, L), sampler=sampler)
+        m2s.sample(network(), HEAD, (1, L), sampler=sampler, seed=0)
 
 
 def test_head_process_loss_and_sampler_belong_together() -> None:
@@ -440,9 +444,9 @@ def test_head_process_loss_and_sampler_belong_together() -> None:
     with pytest.raises(TypeError, match="has no score"):
         m2s.score_entropy(HEAD, torch.zeros(1, 2, K + 1), x, HEAD.process.corrupt(x, t), t)
     with pytest.raises(TypeError, match="draws the next token"):
-        m2s.sample(network(states=K), posterior, (1, 2), sampler="autoregressive")
+        m2s.sample(network(states=K), posterior, (1, 2), sampler="autoregressive", seed=0)
     with pytest.raises(ValueError, match="autoregressive"):
-        m2s.sample(network(), HEAD, (1, 2), sampler="autoregresive")
+        m2s.sample(network(), HEAD, (1, 2), sampler="autoregresive", seed=0)
 
 
 def test_head_from_its_description() -> None:

@@ -115,13 +115,21 @@ def test_adaptive_fills_all_sites_in_the_given_steps() -> None:
     for length, steps in ((7, 1), (7, 2), (7, 3), (7, 7), (7, 20)):
         seen = Trajectory()
         _, log = m2s.sample(
-            model, m2s.Posterior(process), (2, length), steps, "adaptive", callback=seen, diagnostics=True, micro_batch=2
+            model,
+            m2s.Posterior(process),
+            (2, length),
+            steps,
+            "adaptive",
+            callback=seen,
+            diagnostics=True,
+            micro_batch=2,
+            seed=0,
         )
         assert log.masks_left == 0
         each = (seen.states[1:] != seen.states[:-1]).sum(-1)
         assert int(each.max()) == -(-length // steps)
     few = m2s.sample(
-        model, m2s.Posterior(process), (2, 7), 3, Adaptive(sites=1), callback=(seen := Trajectory()), micro_batch=2
+        model, m2s.Posterior(process), (2, 7), 3, Adaptive(sites=1), callback=(seen := Trajectory()), micro_batch=2, seed=0
     )
     assert int((seen.states[-2] == 5).sum()) == 2 * 5 and int(few.max()) < 5  # the last step draws all remaining sites
 
@@ -236,7 +244,7 @@ def test_any_predictor_and_the_time_of_the_corrections() -> None:
     for predictor, calls in itertools.product((Bayes(), Euler(), Adaptive()), (1, 3)):
         times.clear()
         sampler = SelfCorrecting(predictor, corrections=calls, time=0.25)
-        x = m2s.sample(model, m2s.Posterior(process), (3, 6), 4, sampler, "linear", micro_batch=3)
+        x = m2s.sample(model, m2s.Posterior(process), (3, 6), 4, sampler, "linear", micro_batch=3, seed=0)
         assert int(x.max()) < 4
         assert times[:4] == pytest.approx([0.999, 0.75, 0.5, 0.25]) and times[4 : 4 + calls] == pytest.approx([0.25] * calls)
 
@@ -255,10 +263,10 @@ def test_invalid_options_and_heads_raise() -> None:
         head = m2s.LogScore(uniform) if name == "score" else m2s.Posterior(gaussian)
         word = "draws from a posterior" if name == "score" else "supports rank-one processes"
         with pytest.raises(TypeError, match=word):
-            m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), head, (1, 2), sampler=sampler)
+            m2s.sample(lambda x, t: torch.zeros(*x.shape, 4), head, (1, 2), sampler=sampler, seed=0)
     for masks in (m2s.Absorbing(4, m2s.Linear()), m2s.Hybrid(4, 0.0)):
         with pytest.raises(TypeError, match="every unmasked token is clean"):
-            m2s.sample(lambda x, t: torch.zeros(*x.shape, 5), m2s.Posterior(masks), (1, 2), sampler="self_correcting")
+            m2s.sample(lambda x, t: torch.zeros(*x.shape, 5), m2s.Posterior(masks), (1, 2), sampler="self_correcting", seed=0)
 
 
 def test_the_command_line_has_them(tmp_path, capsys) -> None:

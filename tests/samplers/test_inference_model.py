@@ -21,11 +21,11 @@ def network(vocab: int) -> DiT:
 
 def test_samples_are_the_same_without_the_last_layer(monkeypatch):
     head = m2s.Posterior(m2s.Uniform(30, m2s.Linear()))
-    plain = m2s.sample(network(30), head, (5, 6), steps=6)
+    plain = m2s.sample(network(30), head, (5, 6), steps=6, seed=0)
     monkeypatch.setattr(inference_model, "LARGE", 30)
     prepared = InferenceModel(network(30), 30)
     assert isinstance(prepared(plain, torch.full((5,), 0.5)), Unprojected)
-    assert torch.equal(m2s.sample(prepared, head, (5, 6), steps=6), plain)
+    assert torch.equal(m2s.sample(prepared, head, (5, 6), steps=6, seed=0), plain)
     monkeypatch.setattr(inference_model, "LARGE", 31)
     assert isinstance(InferenceModel(network(30), 30)(plain, torch.full((5,), 0.5)), torch.Tensor)
 
@@ -90,9 +90,11 @@ def test_the_cache_of_the_network_is_used():
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     head, asked = NextToken(Shifted(5)), []
-    plain = m2s.sample(lambda x_t, t: model(x_t, t), head, (3, 7), sampler="autoregressive", micro_batch=4)
+    plain = m2s.sample(lambda x_t, t: model(x_t, t), head, (3, 7), sampler="autoregressive", micro_batch=4, seed=0)
     model.blocks[0].register_forward_pre_hook(lambda _, given: asked.append(tuple(given[0].shape[:2])))
-    assert torch.equal(m2s.sample(InferenceModel(model, 6), head, (3, 7), sampler="autoregressive", micro_batch=4), plain)
+    assert torch.equal(
+        m2s.sample(InferenceModel(model, 6), head, (3, 7), sampler="autoregressive", micro_batch=4, seed=0), plain
+    )
     assert asked == [(4, 1)] * 7
     assert InferenceModel(model, 6, bf16=True).new_cache(2, 3).dtype == torch.bfloat16
     assert InferenceModel(torch.nn.Linear(2, 2), 6).new_cache(2, 3) is None

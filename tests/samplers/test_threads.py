@@ -41,7 +41,7 @@ def test_one_thread_does_not_end_the_evaluation_mode_of_another() -> None:
     """The second run starts after the first and ends after it."""
     model = Waiting().train()
     model.frozen.eval()
-    expected = m2s.sample(model, HEAD, (4, 6), steps=6)
+    expected = m2s.sample(model, HEAD, (4, 6), steps=6, seed=0)
     first_ended, second_started = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         running = []
@@ -55,7 +55,7 @@ def test_one_thread_does_not_end_the_evaluation_mode_of_another() -> None:
                 assert second_started.wait(30)
 
         model.wait = wait
-        first = m2s.sample(model, HEAD, (4, 6), steps=6)
+        first = m2s.sample(model, HEAD, (4, 6), steps=6, seed=0)
         first_ended.set()
         assert torch.equal(first, expected) and torch.equal(running[0].result(30), expected)
     assert model.training and model.dropout.training and not model.frozen.training
@@ -128,9 +128,9 @@ def test_samples_do_not_depend_on_threads() -> None:
     torch.manual_seed(0)
     model = DiT(DiTConfig(5, width=16, depth=1, heads=2, dropout=0.5)).train()
     nn.init.normal_(model.head.weight)
-    samples = m2s.sample(model, HEAD, (16, 6), steps=4, micro_batch=4)
+    samples = m2s.sample(model, HEAD, (16, 6), steps=4, micro_batch=4, seed=0)
     with ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(lambda i: m2s.sample(model, HEAD, (2, 6), steps=4, micro_batch=4, start=2 * i), range(8)))
+        parts = list(pool.map(lambda i: m2s.sample(model, HEAD, (2, 6), steps=4, micro_batch=4, start=2 * i, seed=0), range(8)))
     assert torch.equal(torch.cat(parts), samples) and all(module.training for module in model.modules())
 
 
@@ -141,10 +141,10 @@ torch.set_num_threads(2)
 torch.manual_seed(0)
 head = m2s.Posterior(m2s.Uniform(200, m2s.Linear()))
 model = DiT(DiTConfig(200, width=128, depth=1, heads=4))
-samples = m2s.sample(model, head, (16, 64), steps=1)
+samples = m2s.sample(model, head, (16, 64), steps=1, seed=0)
 child = os.fork()
 if child == 0:
-    os._exit(0 if m2s.sample(model, head, (16, 64), steps=1).shape == samples.shape else 1)
+    os._exit(0 if m2s.sample(model, head, (16, 64), steps=1, seed=0).shape == samples.shape else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 

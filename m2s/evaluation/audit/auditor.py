@@ -46,10 +46,14 @@ class Audit:
         head: The head of the network that is sampled.
         sampler: The name of the sampler. Only the analytic sampler has weights that can be negative.
         steps: The number of sampling steps.
+        seed: The seed of the samples, where it is known.
+
+    Attributes:
+        seed: The seed of the samples; None where it is not known.
     """
 
-    def __init__(self, head: Head, sampler: str, steps: int) -> None:
-        self.process, self.count = head.process, steps
+    def __init__(self, head: Head, sampler: str, steps: int, seed: int | None = None) -> None:
+        self.process, self.count, self.seed = head.process, steps, seed
         self.has_weights = sampler == Analytic.name
         self.calls: list[StepStats] = []
 

@@ -14,6 +14,7 @@ from m2s.heads import Head
 from m2s.io import parse_json, write_json
 from m2s.ops.last_layer import Output
 from m2s.realizability.quadratic import LIMIT
+from m2s.rng import draw_seed
 from m2s.samplers import StepEvent, default_sampler, sample
 from m2s.samplers.options import SamplingOptions
 from m2s.samplers.shards import CorruptShardError, SampleShards
@@ -62,7 +63,7 @@ def audit_sampling(
     Raises:
         ValueError: The network returned NaN.
     """
-    found = Audit(options.head, options.sampler_object.name, options.steps)
+    found = Audit(options.head, options.sampler_object.name, options.steps, options.seed)
 
     def examine(step: StepEvent) -> None:
         found(step)
@@ -81,12 +82,12 @@ def audit(
     steps: int = 128,
     sampler: str = "auto",
     grid: str = "linear",
-    seed: int = 0,
+    seed: int | None = None,
     batch_size: int = 64,
 ) -> Audit:
     """Draw samples as `m2s.sample` does, and audit every score on the way.
 
-    The network is called as it is: call `model.eval()` first if it has dropout.
+    The network is called in evaluation mode, as `m2s.sample` calls it.
 
     Args:
         model: The network, called as model(x_t, t).
@@ -95,7 +96,7 @@ def audit(
         steps: The number of sampling steps.
         sampler: The name of a sampler. "auto": analytic, as in SEDD's release, or euler where rates are tabulated.
         grid: The time grid.
-        seed: The seed of the samples.
+        seed: The seed of the samples; None: drawn from torch's global CPU generator. `Audit.seed` has the number that was used.
         batch_size: Samples per call of the network.
 
     Returns:
@@ -111,8 +112,9 @@ def audit(
     check_auditable(head)
     validation.positive_int("batch_size", batch_size)
     sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
-    options = SamplingOptions(head, shape, steps, sampler, grid, seed, batch_size=batch_size)
-    total = Audit(head, options.sampler_object.name, steps)
+    drawn = draw_seed() if seed is None else seed
+    options = SamplingOptions(head, shape, steps, sampler, grid, drawn, batch_size=batch_size)
+    total = Audit(head, options.sampler_object.name, steps, options.seed)
     for first in range(0, shape[0], batch_size):
         batch = replace(options, shape=(min(batch_size, shape[0] - first), shape[1]), start=first)
         total.merge(audit_sampling(model, batch)[1].calls)
@@ -147,7 +149,7 @@ def audit_parts(
         tokens, found = audit_sampling(model, batch, callback)
         write_json(_counts_file(parts, first), [asdict(stats) for stats in found.calls])
         parts.write(first, tokens)
-    total = Audit(options.head, options.sampler_object.name, options.steps)
+    total = Audit(options.head, options.sampler_object.name, options.steps, options.seed)
     for first in parts.starts():
         path = _counts_file(parts, first)
         try:

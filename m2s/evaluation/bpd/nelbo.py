@@ -27,8 +27,9 @@ from m2s.heads import Head
 from m2s.losses.elbo import NelboTerms
 from m2s.losses.noise import corrupt_by_counter, sample_times
 from m2s.losses.objective import Model
+from m2s.modes import evaluation_mode
 from m2s.ops import probe_triton
-from m2s.rng import derived_seed
+from m2s.rng import derived_seed, draw_seed
 
 SINGLE_PROCESS = World(0, 1, torch.device("cpu"))
 TERMS = ("nelbo", "integral", "prior", "reconstruction")
@@ -50,6 +51,7 @@ class DatasetNelbo:
         t_min: The start of the integral.
         end: The end of the integral.
         exact: The reconstruction is the exact -log p, and all other terms are 0.
+        seed: The seed of times and noise.
     """
 
     t: Float[Tensor, "P N"]
@@ -61,6 +63,7 @@ class DatasetNelbo:
     t_min: float
     end: float
     exact: bool = False
+    seed: int | None = None
 
     @property
     def sites(self) -> Float[Tensor, "N"]:
@@ -87,19 +90,24 @@ class DatasetNelbo:
             other: The NELBO that is subtracted.
 
         Raises:
-            ValueError: The other one has other examples or another number of passes.
+            ValueError: The other one has other examples, another number of passes, or another seed.
         """
         timed = other if self.exact else self
         passes, count = timed.t.shape
         for each in (self, other):
             if (len(each.prior), each.length) != (count, self.length) or not (each.exact or len(each.t) == passes):
                 raise ValueError("a difference needs NELBOs of the same rows, with as many passes")
+        if not (self.exact or other.exact or self.seed == other.seed):
+            raise ValueError(
+                f"a difference needs NELBOs on the same noise, but the seeds are {self.seed} and {other.seed}: "
+                f"call dataset_nelbo(..., seed={self.seed}) for both"
+            )
 
         def gap(name: str) -> Tensor:
             return (getattr(self, name) - getattr(other, name)).expand(passes, -1)
 
         parts = (timed.t, timed.weight, gap("integral"), gap("reconstruction"), self.prior - other.prior)
-        return DatasetNelbo(*parts, self.length, timed.t_min, timed.end, timed.exact)
+        return DatasetNelbo(*parts, self.length, timed.t_min, timed.end, timed.exact, timed.seed)
 
     def estimate(self, name: str, units: Float[Tensor, "N"] | None = None) -> Estimate:
         """Estimate R = sum of a term / sum of units, averaged over passes.
@@ -143,13 +151,13 @@ def dataset_nelbo(
     rows: EvaluationSet,
     passes: int = 4,
     t_min: float = 1e-3,
-    seed: int = 0,
+    seed: int | None = None,
     batch_size: int = 64,
     labels: Int[Tensor, "N"] | None = None,
     bf16: bool = False,
     world: World = SINGLE_PROCESS,
 ) -> DatasetNelbo:
-    """Estimate the NELBO of every example of a data set.
+    """Estimate the NELBO of every example of a data set. The network is called in evaluation mode.
 
     Args:
         model: The network, called as model(x_t, t) or model(x_t, t, label).
@@ -157,7 +165,8 @@ def dataset_nelbo(
         rows: The examples.
         passes: Times per example. A head with the exact likelihood needs one pass only.
         t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
-        seed: The seed of times and noise. Two models with the same seed are evaluated on the same noise.
+        seed: The seed of times and noise. Two models with the same seed are evaluated on the same noise. None: drawn from
+            torch's global CPU generator. `DatasetNelbo.seed` has the number that was used.
         batch_size: Examples per call of the network.
         labels: The network's third argument, [N]. The NELBO is then an upper bound on -log p(x_0 | label).
         bf16: Run the network under autocast, as in training. Everything after its output is float32 or float64.
@@ -173,7 +182,7 @@ def dataset_nelbo(
 
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     validation.positive_int("passes", passes)
-    validation.positive_int("seed", seed, 0)
+    seed = _shared_seed(seed, world)
     validation.positive_int("batch_size", batch_size)
     count, process, device = len(rows), head.process, world.device
     autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, enabled=bf16)
@@ -189,7 +198,8 @@ def dataset_nelbo(
     first_times = terms.first_times(count)
     integral, reconstruction = torch.zeros(2, passes, count, dtype=torch.float64, device=device)
     prior = torch.zeros(count, dtype=torch.float64, device=device)
-    with tqdm(total=count * passes, desc="NELBO", unit="example", disable=None if world.first else True) as bar:
+    bar = tqdm(total=count * passes, desc="NELBO", unit="example", disable=None if world.first else True)
+    with evaluation_mode(model), bar:
         for first in range(world.rank * batch_size, count, world.size * batch_size):
             indices = everyone[first : first + batch_size]
             at, first_time = indices.to(device), first_times[indices].to(device)
@@ -206,7 +216,16 @@ def dataset_nelbo(
                 reconstruction[number, at] = -terms.log_likelihood(x_0, x_t, first_time, label).double().sum(-1)
                 bar.update(len(indices))
     integral, reconstruction, prior = (world.sum(term).cpu() for term in (integral, reconstruction, prior))
-    return DatasetNelbo(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], low, end, head.exact)
+    return DatasetNelbo(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], low, end, head.exact, seed)
+
+
+def _shared_seed(seed: int | None, world: World) -> int:
+    """The seed that was given, or one that the first process draws for all of them."""
+    if seed is not None:
+        validation.positive_int("seed", seed, 0)
+        return seed
+    drawn = float(draw_seed() if world.first else 0)
+    return int(world.sum(torch.tensor([drawn], dtype=torch.float64, device=world.device)))
 
 
 def integrand_curve(found: DatasetNelbo, bins: int = 20) -> list[dict[str, Any]]:
