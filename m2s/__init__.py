@@ -24,7 +24,7 @@ from m2s.heads import (
     score_from_posterior,
     score_from_rate,
 )
-from m2s.hub import Checkpoint, load
+from m2s.hub import Checkpoint, load, save
 from m2s.losses import Elbo, Objective, elbo, masked_cross_entropy, score_entropy, stratified_times
 from m2s.ops.last_layer import Unprojected
 from m2s.process import (
@@ -48,6 +48,7 @@ from m2s.samplers import Trajectory, sample
 from m2s.validation import checked
 from m2s.version import __version__ as __version__
 
+LAZY = {"fit": "m2s.training.fitting"}  # functions whose modules take long to import
 PARTS = ("benchmark", "cli", "data", "evaluation", "methods", "models", "presets", "report", "training")
 
 if TYPE_CHECKING:
@@ -60,12 +61,19 @@ if TYPE_CHECKING:
     from m2s import presets as presets
     from m2s import report as report
     from m2s import training as training
+    from m2s.training.fitting import fit
 else:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
+        if name in LAZY:
+            return getattr(import_module(LAZY[name]), name)
         if name not in PARTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f"m2s.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PARTS, *LAZY} - {"Any", "TYPE_CHECKING", "import_module"})
 
 
 __all__ = [
@@ -104,6 +112,7 @@ __all__ = [
     "classify",
     "diagnose",
     "elbo",
+    "fit",
     "leave_one_out_from_posterior",
     "load",
     "masked_cross_entropy",
@@ -111,6 +120,7 @@ __all__ = [
     "project",
     "rate_from_score",
     "sample",
+    "save",
     "score_entropy",
     "score_from_leave_one_out",
     "score_from_posterior",

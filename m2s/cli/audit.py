@@ -3,13 +3,14 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import BAR, advance, settings
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
+from m2s.methods.config import AutoInt
 
 if TYPE_CHECKING:
     from m2s.hub import Checkpoint
@@ -27,8 +28,10 @@ class AuditArgs(SamplingArgs):
     where rates are tabulated."""
     grid: str = "linear"
     """Spacing of the times: linear (as in SEDD's release) or cosine (small steps first)."""
-    batch_size: int = 16
-    """Samples drawn together. An interrupted run resumes after the last complete batch."""
+    least_batch: ClassVar[int] = 16
+    batch_size: AutoInt = None
+    """Samples drawn together. An interrupted run resumes after the last complete batch. auto: 16, or --micro-batch if that is
+    more."""
     device: str = ""
     """cpu, cuda or cuda:1; by default cuda where there is a GPU, otherwise cpu."""
 
@@ -65,9 +68,10 @@ class AuditArgs(SamplingArgs):
             checkpoint: The model.
             options: The options of all samples together.
         """
-        from m2s.samplers.shards import SampleShards
+        from m2s.samplers.shards import SampleShards, read_unfinished
 
-        return SampleShards(out, self.n, options.shape[1], self.batch_size, settings(self, checkpoint, options))
+        size = self.shard_size(options, read_unfinished(out))
+        return SampleShards(out, self.n, options.shape[1], size, settings(self, checkpoint, options))
 
     def audit(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", title: str) -> dict[str, Any]:
         """Draw and audit the samples that are missing, with a progress bar.

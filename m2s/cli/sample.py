@@ -87,8 +87,9 @@ class Sample(SamplingArgs):
         checkpoint = self.load()
         self._check(checkpoint)
         finished = read_settings(str(tokens_file)) if tokens_file.exists() and not self.overwrite else None
-        options = self._options(checkpoint, self.resumed_micro_batch(read_unfinished(tokens_file), finished))
-        parts = self._parts(checkpoint, options)
+        recorded = (read_unfinished(tokens_file), finished)
+        options = self._options(checkpoint, self.resumed_micro_batch(*recorded))
+        parts = self._parts(checkpoint, options, self.shard_size(options, *recorded))
         if tokens_file.exists() and not self.overwrite:
             write_picture_or_text(out, read_finished(tokens_file, parts.settings), checkpoint, parts.settings)
             if parts.folder.is_dir():
@@ -123,16 +124,17 @@ class Sample(SamplingArgs):
         if self.overwrite or not tokens_file.exists():
             self.run()
         checkpoint = self.load()
-        return read_finished(tokens_file, self._parts(checkpoint, self._options(checkpoint, self.micro_batch)).settings)
+        options = self._options(checkpoint, self.micro_batch)
+        return read_finished(tokens_file, self._parts(checkpoint, options, self.shard_size(options)).settings)
 
-    def _parts(self, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
+    def _parts(self, checkpoint: "Checkpoint", options: "SamplingOptions", size: int) -> "SampleShards":
         """The batches of samples on the disk, with the settings that the samples depend on."""
         from m2s.samplers.shards import SampleShards
 
         # The labels from the first sample on: a run of an older version, which counted them from 0, has other settings.
         labels = self._sample_labels(len(self.labels))
         known, vocab = settings(self, checkpoint, options, labels), checkpoint.head.process.vocab
-        return SampleShards(self.out.with_suffix(".npz"), self.n, options.shape[1], self.batch_size, known, vocab)
+        return SampleShards(self.out.with_suffix(".npz"), self.n, options.shape[1], size, known, vocab)
 
     def _shard(self) -> tuple[int, int]:
         """The number of this shard, and how many there are."""

@@ -30,6 +30,7 @@ class SamplingArgs:
     """What to draw from a checkpoint, and how."""
 
     sampler_options: ClassVar[tuple[str, ...]] = ()  # set by `with_sampler_options`
+    least_batch: ClassVar[int] = 64
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
     Hugging Face hub."""
@@ -53,8 +54,9 @@ class SamplingArgs:
     length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Tokens per sample; by default the length that the network was trained on. Longer text is filled in windows of that
     length."""
-    batch_size: int = 64
-    """Samples drawn together. An interrupted run resumes after the last complete batch."""
+    batch_size: AutoInt = None
+    """Samples drawn together. An interrupted run resumes after the last complete batch. auto: 64, or --micro-batch if that is
+    more."""
     micro_batch: AutoInt = None
     """Samples in each call of the network. Samples depend on it: with another number the network may round differently. auto:
     8192 positions, as a power of two from 16 to 1024, so it depends on the length alone. An unfinished run resumes with its
@@ -86,7 +88,8 @@ class SamplingArgs:
         from m2s.ops import why_unavailable
 
         for name in ("n", "batch_size"):
-            validation.positive_int(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                validation.positive_int(name, getattr(self, name))
         device = resolve_device(self.device)
         if device.startswith("cuda:"):
             torch.cuda.set_device(device)  # Triton launches kernels on the current device, not on that of the tensors.
@@ -178,10 +181,16 @@ class SamplingArgs:
         Args:
             *recorded: The settings of unfinished runs; None where there is none.
         """
-        if self.micro_batch is not None:
-            return self.micro_batch
-        numbers = [settings.get("micro_batch") for settings in recorded if settings is not None]
-        return next((number for number in numbers if type(number) is int and number > 0), None)
+        return self.micro_batch or _recorded("micro_batch", recorded)
+
+    def shard_size(self, options: "SamplingOptions", *recorded: Mapping[str, Any] | None) -> int:
+        """Return --batch-size or, where it is auto, that of an unfinished run, or at least one micro-batch.
+
+        Args:
+            options: The options of all samples together.
+            *recorded: The settings of unfinished runs; None where there is none.
+        """
+        return self.batch_size or _recorded("part", recorded) or max(self.least_batch, options.call_rows)
 
     def _given_sampler_options(self) -> dict[str, Any]:
         """The options of single samplers that were given."""
@@ -191,6 +200,12 @@ class SamplingArgs:
     def _projection(self) -> str:
         """What to type to sample from projected scores."""
         return "--project" if "--project" in command_options(type(self)) else "m2s sample --project"
+
+
+def _recorded(name: str, settings: tuple[Mapping[str, Any] | None, ...]) -> int | None:
+    """The first valid number of that name in the settings of unfinished runs."""
+    numbers = [each.get(name) for each in settings if each is not None]
+    return next((number for number in numbers if type(number) is int and number > 0), None)
 
 
 def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":

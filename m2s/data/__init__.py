@@ -18,6 +18,7 @@ from m2s.data.image_set import ImageSet, image_sets, load
 from m2s.data.images import ImageDataset
 from m2s.data.mnist import MNIST
 from m2s.data.order import batch_indices, batches
+from m2s.data.sequences import Sequences, collate
 from m2s.data.source import DATASETS, Batch, ImageSource, Source, TextSource, open_source, open_text
 from m2s.data.text import prepare_text
 from m2s.data.tokenizer import GPT2, Bytes, Characters, HuggingFace, Tokenizer
@@ -38,6 +39,7 @@ __all__ = [
     "ImageDataset",
     "ImageSet",
     "ImageSource",
+    "Sequences",
     "Source",
     "TextSource",
     "Tokenizer",
@@ -45,6 +47,7 @@ __all__ = [
     "batch_indices",
     "batches",
     "check_text",
+    "collate",
     "image_sets",
     "load",
     "open_source",

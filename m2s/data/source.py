@@ -128,6 +128,18 @@ def fingerprint(source: Source) -> str | None:
     return getattr(source, "fingerprint", None)
 
 
+def is_padded(source: Source) -> bool:
+    """Return whether some examples of a data set are padded, so that a network must not read all positions.
+
+    Args:
+        source: The data set. Its attribute `padded` is optional.
+
+    Returns:
+        `source.padded`; False where it has none.
+    """
+    return bool(getattr(source, "padded", False))
+
+
 class ImageSource:
     """Examples of an image data set, with labels. The test split is used for validation.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -125,6 +125,41 @@ def call_model(
     if not isinstance(output, Unprojected):
         validation.tensor("the network's output", output)
     return output
+
+
+def hide_padding(model: object, x_t: Int[Tensor, "B L"], padded: Bool[Tensor, "B L"] | None) -> Int[Tensor, "B L"]:
+    """Return the tokens as a network reads them: `model.padding_id` at padding.
+
+    Args:
+        model: The network. One without an attribute `padding_id`, or with None, reads the tokens as they are.
+        x_t: Noisy tokens, [B, L].
+        padded: True at padding, [B, L]; None: there is none.
+
+    Returns:
+        Tokens, [B, L].
+    """
+    number = getattr(model, "padding_id", None)
+    return x_t if number is None or padded is None else x_t.masked_fill(padded, number)
+
+
+def without_padding(model: Callable[..., Output], weight: Float[Tensor, "B L"] | None) -> Callable[..., Output]:
+    """Return a network that reads padding where weights are 0.
+
+    Args:
+        model: The network, called as model(x_t, t) or model(x_t, t, condition).
+        weight: The weight of each position of the examples that it will be called with, [B, L]; None: there is no padding.
+
+    Returns:
+        The network itself where it has no `padding_id`.
+    """
+    if weight is None or getattr(model, "padding_id", None) is None:
+        return model
+    padded = weight == 0
+
+    def network(x_t: Tensor, t: Tensor, *condition: Tensor) -> Output:
+        return model(hide_padding(model, x_t, padded), t, *condition)
+
+    return network
 
 
 def _required_states(process: Process) -> str:

@@ -6,24 +6,34 @@ SEDD's checkpoints can be loaded too: see `m2s.hub.sedd`.
 import contextlib
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from m2s import validation
 from m2s.data import tokenizer as tokenizers
 from m2s.data.encode import tokenizer_description
+from m2s.data.sequences import read_labels, read_sequences, weights
 from m2s.data.tokenizer import Tokenizer
+from m2s.errors import UserError
 from m2s.heads import Head
 from m2s.hub import remote, sedd
+from m2s.hub.card import CARD, model_card
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict
 from m2s.hub.folder import CONFIG, NEW, WEIGHTS, current, verify, write
 from m2s.hub.tensors import TensorInfo, check_finite, read_header, read_safetensors, uniform_precision
+from m2s.io import atomic_write
+from m2s.losses import Elbo, elbo
+from m2s.losses.elbo import nelbo_integrand
+from m2s.rng import derived_seed, draw_seed
+from m2s.samplers import sample
 from m2s.version import __version__
 
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
@@ -53,6 +63,143 @@ class Checkpoint:
     def __iter__(self) -> Iterator[Any]:
         """Yield the model and the head."""
         return iter((self.model, self.head))
+
+    @property
+    def length(self) -> int | None:
+        """The number of tokens of the sequences that the network was trained on; None where the checkpoint does not say."""
+        data = self.data or {}
+        return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
+
+    def sample(self, n: int = 16, length: int | None = None, **options: Any) -> Any:
+        """Draw samples: `m2s.sample` with this network and head.
+
+        Args:
+            n: The number of samples.
+            length: The number of tokens of each; None: the length that the network was trained on. Longer samples are filled
+                in windows of that length.
+            **options: Other arguments of `m2s.sample`, such as `steps`, `seed`, `condition`, `lengths` or `diagnostics`.
+
+        Returns:
+            Tokens, int64 [n, length]. With `diagnostics`, the pair (tokens, `Diagnostics`).
+
+        Raises:
+            UserError: The length is not known, or an option is invalid.
+        """
+        trained = self.length
+        if length is None and trained is None:
+            raise UserError(option="length", reason="the checkpoint does not say how long its sequences are", hint="give it")
+        wanted = trained if length is None else length
+        assert wanted is not None
+        if trained is not None and wanted > trained:
+            options.setdefault("window", trained)
+        return sample(self.model, self.head, (n, wanted), **options)
+
+    def evaluate(
+        self,
+        x: Any,
+        labels: Any = None,
+        lengths: Int[Tensor, "N"] | None = None,
+        passes: int = 4,
+        batch_size: int = 64,
+        seed: int | None = None,
+    ) -> Elbo:
+        """Estimate the NELBO of examples: `m2s.elbo` in batches.
+
+        Args:
+            x: Clean tokens, [N, L], or sequences of any lengths, which are padded.
+            labels: A class for each example, [N]. The NELBO is then of x given its label.
+            lengths: The length of each example, [N], where `x` is padded already; None: all tokens count.
+            passes: Times per example.
+            batch_size: Examples per call of the network. Times are stratified over them.
+            seed: Of times and noise. None: drawn from torch's global CPU generator.
+
+        Returns:
+            The NELBO of each example and its terms, in nats. `mean()` is the average and its standard error, and `sites` has
+            the number of tokens of each example.
+
+        Raises:
+            UserError: A number is out of range.
+            UserTypeError: `x` does not hold integers.
+        """
+        validation.positive_int("batch_size", batch_size)
+        tokens, counted = read_sequences("x", x, None)
+        if lengths is not None:
+            counted = read_labels("lengths", lengths, len(tokens))
+        given = None if labels is None else read_labels("labels", labels, len(tokens))
+        seed = draw_seed() if seed is None else seed
+        device, found = next(self.model.parameters()).device, []
+        for first in range(0, len(tokens), batch_size):
+            rows = slice(first, first + batch_size)
+            weight = weights(counted[rows], tokens.shape[1]).to(device)
+            generator = torch.Generator(device).manual_seed(derived_seed(seed, "evaluate", first))
+            condition = None if given is None else given[rows].to(device)
+            loss = nelbo_integrand(self.head)
+            terms = (tokens[rows].to(device), passes, 1e-3, loss, generator, weight, condition)
+            found.append(elbo(self.model, self.head, *terms))
+        return Elbo.concatenate(found)
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the checkpoint, so that `m2s.load` reads it.
+
+        Args:
+            folder: Where to write; created if it does not exist.
+
+        Returns:
+            The folder.
+
+        Raises:
+            TypeError: The class of the network, head or process is not registered. Nothing is written.
+        """
+        return save(folder, self.model, self.head, self.data, self.tokenizer, self.config.get("extra"))
+
+    def save_pretrained(self, folder: str | Path, command: str | None = None) -> Path:
+        """Save the checkpoint with a model card, README.md.
+
+        Args:
+            folder: Where to write; created if it does not exist.
+            command: How the network was trained, for the card; None: the card does not say.
+
+        Returns:
+            The folder.
+        """
+        place = self.save(folder)
+        with atomic_write(place / CARD) as temporary:
+            temporary.write_text(model_card(self.model, self.head, self.data, self.config, command), encoding="utf-8")
+        return place
+
+    @classmethod
+    def from_pretrained(cls, path_or_repo: str | Path, device: torch.device | str = "cpu") -> "Checkpoint":
+        """Load a checkpoint, as `m2s.load` does.
+
+        Args:
+            path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub.
+            device: Where the network is put.
+
+        Returns:
+            The checkpoint.
+        """
+        return load(path_or_repo, device)
+
+    def push_to_hub(self, repo_id: str, private: bool = False, command: str | None = None) -> str:
+        """Upload the checkpoint with its model card to the Hugging Face hub.
+
+        Args:
+            repo_id: The repository, "owner/name"; created if it does not exist.
+            private: Create a private repository.
+            command: How the network was trained, for the card.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            ValueError: The name of the repository is invalid.
+            ConnectionError: The hub cannot be reached or does not allow the upload.
+            ImportError: `huggingface_hub` is not installed.
+        """
+        remote.check_repository(repo_id)
+        with tempfile.TemporaryDirectory(prefix="m2s-") as folder:
+            self.save_pretrained(folder, command)
+            return remote.upload(Path(folder), repo_id, (CONFIG, WEIGHTS, *tokenizers.KEPT), private)
 
 
 def save(

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,9 @@ from types import ModuleType
 from m2s.io import is_likely_local
 
 LISTED = 4  # names of folders in an error message
+OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)
+# Classes of httpx, requests and huggingface_hub, by name, because none of these is required.
+OFFLINE_NAMES = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled", "ReadTimeout", "ProxyError"}
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -49,11 +53,43 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
         raise
     try:
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
-    except OSError as error:
+    except Exception as error:  # its classes differ between versions of huggingface_hub
+        if is_offline(error):
+            raise FileNotFoundError(
+                f"{missing}, and the Hugging Face hub cannot be reached to look for the repository {repo}: this machine is "
+                "offline, or HF_HUB_OFFLINE is set. Copy the folder of the checkpoint here and give its path"
+            ) from error
         raise FileNotFoundError(
             f"{missing}, and the repository {repo} could not be downloaded from the Hugging Face hub "
             f"({type(error).__name__}): check the name, the connection, and HF_TOKEN where the repository is private"
         ) from error
+
+
+def is_offline(error: BaseException) -> bool:
+    """Return whether an error, or one of its causes, says that there is no connection.
+
+    Args:
+        error: An error of huggingface_hub, or of the library with which it connects.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OFFLINE) or type(seen).__name__ in OFFLINE_NAMES:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def check_repository(repo: str) -> None:
+    """Check the name of a repository.
+
+    Args:
+        repo: The repository, "owner/name".
+
+    Raises:
+        ValueError: The name is invalid.
+    """
+    if not REPOSITORY.fullmatch(repo):
+        raise ValueError(f'repo is "{repo}", but it must be "owner/name"')
 
 
 def _beside(path: Path) -> str:
@@ -83,13 +119,17 @@ def upload(folder: Path, repo: str, files: Sequence[str], private: bool) -> str:
         ConnectionError: The hub cannot be reached or does not allow the upload.
         ImportError: `huggingface_hub` is not installed.
     """
-    if not REPOSITORY.fullmatch(repo):
-        raise ValueError(f'repo is "{repo}", but it must be "owner/name"')
+    check_repository(repo)
     hub = _hub("uploading a checkpoint")
     try:
         address = hub.create_repo(repo, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=[*files, "README.md"])
-    except OSError as error:
+    except Exception as error:
+        if is_offline(error):
+            raise ConnectionError(
+                f"{repo} could not be written: the Hugging Face hub cannot be reached, because this machine is offline or "
+                "HF_HUB_OFFLINE is set. Use save_pretrained, and upload the folder from a machine with a connection"
+            ) from error
         raise ConnectionError(
             f"{repo} could not be written on the Hugging Face hub ({type(error).__name__}): check the connection, and that "
             "HF_TOKEN may write there"

@@ -16,7 +16,7 @@ is replaced by `prior_nats`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from m2s import validation
 from m2s.conversions.bridge import apply_transition
 from m2s.errors import UserError
 from m2s.heads import Head
-from m2s.heads.output import call_model, check_model
+from m2s.heads.output import call_model, check_model, without_padding
 from m2s.losses.d3pm import chain_kl
 from m2s.losses.next_token import zero_integral
 from m2s.losses.objective import Loss, Model, apply_weight, stratified_times
@@ -52,6 +52,7 @@ class Elbo:
         prior: The prior term, [B].
         reconstruction: The reconstruction term, [B].
         passes: The NELBO of every pass, [passes, B].
+        sites: The weight of all positions of each example, which is its number of tokens where there is no other weight, [B].
     """
 
     nats: Float[Tensor, "B"]
@@ -60,6 +61,20 @@ class Elbo:
     prior: Float[Tensor, "B"]
     reconstruction: Float[Tensor, "B"]
     passes: Float[Tensor, "passes B"]
+    sites: Float[Tensor, "B"]
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Elbo"]) -> "Elbo":
+        """Join the results of several batches.
+
+        Args:
+            parts: The results, all with the same number of passes.
+
+        Returns:
+            The result of all examples in their order.
+        """
+        names = ("nats", "standard_error", "integral", "prior", "reconstruction", "passes", "sites")
+        return cls(*(torch.cat([getattr(part, name) for part in parts], -1) for name in names))
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.nats, self.standard_error))
@@ -279,7 +294,8 @@ def elbo(
         t_min: Both ends of time, [0, t_min) and (1 - t_min, 1], are cut off the integral.
         loss: The integrand; None: that of `nelbo_integrand(head)`.
         generator: The source of randomness; None: torch's global generator, so that every call draws other noise.
-        weight: Weight of each site, [B, L]; 0 for padding. None: every weight is 1.
+        weight: Weight of each site, [B, L]; 0 for padding, which a network with a `padding_id` does not see. None: every
+            weight is 1.
         condition: The network's third argument, [B, ...]. The NELBO is then an upper bound on -log p(x_0 | condition).
 
     Returns:
@@ -297,7 +313,8 @@ def elbo(
         raise UserError(option="x_0", expected="a batch of sequences, [B, L], not a single number")
     if condition is not None:
         validation.one_per_example("condition", condition, "x_0", x_0)
-    terms = NelboTerms(model, head, t_min, loss)
+    check_model(model, process)
+    terms = NelboTerms(without_padding(model, weight), head, t_min, loss)
     low, end = terms.interval
 
     def total(nats: Tensor) -> Tensor:
@@ -317,4 +334,5 @@ def elbo(
         prior = total(terms.prior(x_0, condition))
     each = torch.stack(integral) + torch.stack(reconstruction) + prior
     error = _standard_error(each) if passes > 1 else torch.full_like(prior, torch.nan)
-    return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each)
+    sites = total(torch.ones(x_0.shape, dtype=torch.float64, device=x_0.device))
+    return Elbo(each.mean(0), error, torch.stack(integral).mean(0), prior, torch.stack(reconstruction).mean(0), each, sites)

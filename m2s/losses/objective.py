@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from m2s import validation
 from m2s.heads import Head
-from m2s.heads.output import call_model, check_model
+from m2s.heads.output import call_model, check_model, hide_padding
 from m2s.losses.registry import Loss
 from m2s.losses.score_entropy import score_entropy
 from m2s.losses.weighted_sum import apply_weight, fused_rows, weighted_sum
 from m2s.ops import linear_loss, uses_triton
 from m2s.ops.last_layer import Output, Unprojected
+from m2s.process.chain import snap_times, time_interval
 
 Model = Callable[..., Output]
 """A network: model(x_t, t) or model(x_t, t, condition)."""
@@ -94,7 +95,7 @@ class Objective(NetworkLoss):
 
     Example:
         >>> objective = m2s.Objective(model, m2s.Posterior(process))
-        >>> loss = objective(x_0, m2s.stratified_times(len(x_0), 1e-3, 1 - 1e-3)).mean()
+        >>> loss = objective(x_0).mean()  # draws its own times; objective(x_0, t) takes yours
 
     Args:
         model: The network, called as model(x_t, t) or model(x_t, t, condition).
@@ -121,7 +122,7 @@ class Objective(NetworkLoss):
     def forward(
         self,
         x_0: Int[Tensor, "B *site"],
-        t: Float[Tensor, "B"],
+        t: Float[Tensor, "B"] | None = None,
         weight: Float[Tensor, "B *site"] | None = None,
         condition: Tensor | None = None,
     ) -> Float[Tensor, "B *site"]:
@@ -129,8 +130,10 @@ class Objective(NetworkLoss):
 
         Args:
             x_0: Clean tokens, [B, L].
-            t: A time for each example, [B].
-            weight: The weight of each position, [B, L]; 0 for padding. None: all have weight 1.
+            t: A time for each example, [B]. None: `times(len(x_0))`, stratified times that make the mean over examples of the
+                sum over positions an estimate of the integral, up to the factor `end - start` of the interval.
+            weight: The weight of each position, [B, L]; 0 for padding. None: all have weight 1. A network with a `padding_id`
+                sees it at padding, so that nothing there reaches the loss.
             condition: The network's third argument, [B, ...], such as a class label. Dropping it at random, as guidance needs,
                 is the network's task.
 
@@ -140,9 +143,25 @@ class Objective(NetworkLoss):
         process = self.head.process
         if condition is not None:
             validation.one_per_example("condition", condition, "x_0", x_0)
+        if t is None:
+            t = self.times(len(x_0), x_0.device)
         x_t = process.corrupt(x_0, t, self.generator)
-        output = call_model(self.model, process, x_t, self.network_time(t), condition)
+        seen = hide_padding(self.model, x_t, None if weight is None else weight == 0)
+        output = call_model(self.model, process, seen, self.network_time(t), condition)
         return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
+
+    def times(self, count: int, device: torch.device | str | None = None) -> Float[Tensor, "count"]:
+        """Draw stratified times between t_min and the end of time, as `m2s train` and `m2s.elbo` do.
+
+        Args:
+            count: The number B of examples.
+            device: The device of the result.
+
+        Returns:
+            Times, [B], float64. For a finite chain they are ends of its steps.
+        """
+        start, end = time_interval(self.head.process, self.t_min)
+        return snap_times(self.head.process, stratified_times(count, start, end, self.generator, device))
 
 
 class TrainingObjective(NetworkLoss):
@@ -185,7 +204,7 @@ class TrainingObjective(NetworkLoss):
         Returns:
             The sum, and its terms [B, L], which carry no gradient.
         """
-        output: Output = self.model(x_t, self.network_time(t), label)
+        output: Output = self.model(hide_padding(self.model, x_t, weight == 0), self.network_time(t), label)
         with torch.autocast(x_t.device.type, enabled=False):
             rows = fused_rows(self.loss, self.head, output, x_0, x_t, t, weight, max_masked)
             if rows is not None:

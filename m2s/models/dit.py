@@ -47,6 +47,8 @@ class DiTConfig:
         clock: A schedule whose total noise sigma(t) the network sees in place of t (SEDD); None: t itself.
         label_after_silu: Condition on silu(time) + silu(class), as in UDLM, in place of silu(time + class).
         norm_bias: Every LayerNorm has a bias, initialized at one, as in RADD.
+        padding: The network reads the id `states` as padding: no position attends to it. Not for a causal network, which does
+            not see what follows.
 
     Raises:
         ValueError: A value is out of range, or two of them contradict each other.
@@ -66,6 +68,7 @@ class DiTConfig:
     clock: Schedule | None = None
     label_after_silu: bool = False
     norm_bias: bool = False
+    padding: bool = False
 
     def __post_init__(self) -> None:
         validation.positive_int("states", self.states, low=2)
@@ -85,6 +88,9 @@ class DiTConfig:
         if self.label_after_silu and self.classes is None:
             hint = "there is no class embedding to add"
             raise UserError(option="label_after_silu", value=True, reason="the network has no classes", hint=hint)
+        if self.padding and self.causal:
+            reason = "a causal network does not see the positions after a token"
+            raise UserError(option="padding", value=True, reason=reason, hint="pad at the end, and leave padding out")
         if self.width % (2 * self.heads):
             expected = f"a multiple of 2 heads = {2 * self.heads}"
             raise UserError(option="width", value=self.width, expected=expected, hint="rotary positions turn pairs of features")
@@ -220,7 +226,14 @@ class Attention(nn.Module):
         self.out = Dense(width, width, bias=False)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], cos: Tensor, sin: Tensor, fused: bool, cache: Tensor | None, at: Tensor | None
+        self,
+        x: Float[Tensor, "B L D"],
+        cos: Tensor,
+        sin: Tensor,
+        fused: bool,
+        cache: Tensor | None,
+        at: Tensor | None,
+        seen: Tensor | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Attend between the positions of each example.
 
@@ -235,6 +248,7 @@ class Attention(nn.Module):
             fused: Whether fused kernels may be used.
             cache: Keys and values of this layer, [2, B, heads, length, head width], changed in place; None: no cache.
             at: Positions of the entries of x, [B, L]; None without a cache.
+            seen: False at padding, which no position attends to, [B, 1, 1, L]; None: there is no padding.
 
         Returns:
             The attention branch, before its gate, [B, L, D].
@@ -244,7 +258,7 @@ class Attention(nn.Module):
                 q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused)
             else:
                 q, k, v = rotary(apply_layer(self.qkv, x, fused), cos, sin, self.heads)
-            mixed = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal)
         else:
             mixed = self._extended(apply_layer(self.qkv, x, fused), cos, sin, cache, at)
         return apply_layer(self.out, mixed.transpose(1, 2).flatten(-2), fused)
@@ -300,6 +314,7 @@ class Block(nn.Module):
         fused: bool,
         cache: Tensor | None,
         at: Tensor | None,
+        seen: Tensor | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L D"], Float[Tensor, "B 1 D"] | None]:
         """Add the previous branch to x, then compute attention and MLP.
 
@@ -314,6 +329,7 @@ class Block(nn.Module):
             fused: Whether fused kernels may be used.
             cache: Keys and values of this layer, [2, B, heads, length, head width], changed in place; None: no cache.
             at: Positions of the entries of x, [B, L]; None without a cache.
+            seen: False at padding, [B, 1, 1, L]; None: there is no padding.
 
         Returns:
             The residual stream [B, L, D] without the MLP branch, the MLP branch [B, L, D], and its gate [B, 1, D] or None.
@@ -321,7 +337,7 @@ class Block(nn.Module):
         parts = (None,) * 6 if self.modulation is None else self.modulation(c)
         shift1, scale1, gate1, shift2, scale2, gate2 = parts
         x, y = add_norm(x, branch, gate, self.norm1.weight, self.norm1.eps, shift1, scale1, fused, self.norm1.bias)
-        branch = self.dropout(self.attention(y, cos, sin, fused, cache, at))
+        branch = self.dropout(self.attention(y, cos, sin, fused, cache, at, seen))
         x, y = add_norm(x, branch, gate1, self.norm2.weight, self.norm2.eps, shift2, scale2, fused, self.norm2.bias)
         return x, self.dropout(self._mlp(y, fused)), gate2
 
@@ -368,6 +384,11 @@ class DiT(nn.Module):
         self.head = nn.Linear(width, config.rows)
         zero_init(self.head)
 
+    @property
+    def padding_id(self) -> int | None:
+        """The id that the network reads as padding; None where it has none."""
+        return self.config.states if self.config.padding else None
+
     def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
         """Return an empty cache of keys and values for all layers, in the dtype of the network.
 
@@ -407,7 +428,8 @@ class DiT(nn.Module):
         """Return the logits of all states at every position, or `m2s.Unprojected`.
 
         Args:
-            x_t: Noisy tokens, [B, L], below `config.states`. With a cache, the tokens of the positions `at` only.
+            x_t: Noisy tokens, [B, L], below `config.states`; with `config.padding` that number itself at padding. With a cache,
+                the tokens of the positions `at` only.
             t: Times in [0, 1], [B]. A time-free network ignores them and allows None.
             condition: Class labels, [B]; None: no labels.
             cache: Keys and values from `new_cache`, [depth, 2, B, heads, length, head width], changed in place; None: no cache.
@@ -420,7 +442,8 @@ class DiT(nn.Module):
             ValueError: A token, a shape or the length is invalid, or only one of `cache` and `at` is given.
             TypeError: `t` is None, but the network sees the time.
         """
-        validation.tokens("x_t", x_t, self.config.states)
+        states = self.config.states
+        validation.tokens("x_t", x_t, states + self.config.padding)
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")
         if (cache is None) != (at is None):
@@ -433,10 +456,17 @@ class DiT(nn.Module):
         cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
         if at is not None:
             cos, sin = cos[at.flatten()], sin[at.flatten()]
+        seen = None
+        if self.config.padding:
+            valid = x_t < states
+            # A softmax over no position would be NaN. The output of an example that is all padding has no meaning.
+            seen = (valid | ~valid.any(-1, keepdim=True))[:, None, None]
+            x_t = x_t.clamp(max=states - 1)
         x, branch, gate = self.embedding(x_t.long()), None, None
         fused = is_fused(x)
         for number, block in enumerate(self.blocks):
-            x, branch, gate = block(x, branch, gate, c, cos, sin, fused, None if cache is None else cache[number], at)
+            given = None if cache is None else cache[number]
+            x, branch, gate = block(x, branch, gate, c, cos, sin, fused, given, at, seen)
         with torch.autocast(x.device.type, enabled=False):
             shift, scale = (None, None) if self.modulation is None else self.modulation(c)
         _, hidden = add_norm(x, branch, gate, self.norm.weight, self.norm.eps, shift, scale, fused, self.norm.bias)

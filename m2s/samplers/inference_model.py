@@ -29,6 +29,12 @@ class InferenceModel(nn.Module):
         call: Callable[..., Output] = torch.compile(self.model.forward, dynamic=False) if compiled else self.model
         self._call = [call]  # in a list, so that a module is not registered as a second copy of the weights
 
+    @property
+    def padding_id(self) -> int | None:
+        """The id that the model reads as padding; None where it has none."""
+        number: int | None = getattr(self.model, "padding_id", None)
+        return number
+
     def new_cache(self, samples: int, length: int) -> Tensor | None:
         """Return an empty key-value cache of the model, in the dtype in which it is called; None where it has none.
 

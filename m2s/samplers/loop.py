@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from m2s.devices import resolve_device
+from m2s.errors import UserError
 from m2s.heads import Head
 from m2s.heads.output import check_model
 from m2s.modes import evaluation_mode
@@ -52,6 +53,7 @@ def sample(
     window: int | None = None,
     overlap: int | None = None,
     t_min: float = 1e-3,
+    lengths: Int[Tensor, "n"] | None = None,
     device: torch.device | str | None = None,
     progress: bool = False,
 ) -> Any:
@@ -95,6 +97,8 @@ def sample(
         window: The length that the network was trained on, where L is greater. Windows are filled one after another.
         overlap: Tokens that a window shares with the one before; by default half a window.
         t_min: The network sees times in [t_min, 1 - t_min] only.
+        lengths: The length of each sample, [n], for a network that was trained with padding (`model.padding_id`). The result
+            is -1 from there on. None: all have length L.
         device: Where the network is called; by default where its parameters are, and the CPU for a function.
         progress: Show a progress bar.
 
@@ -134,6 +138,7 @@ def sample(
         window=window,
         overlap=overlap,
         t_min=t_min,
+        lengths=lengths,
     )
     return sample_with_options(model, options, callback, diagnostics, device, progress)
 
@@ -166,6 +171,9 @@ def sample_with_options(
     if not callable(model):
         raise TypeError(f"model must be a network, callable as model(x_t, t, condition=None), not {model!r}")
     check_model(model, options.head.process)
+    if options.lengths is not None and getattr(model, "padding_id", None) is None:
+        reason = "the network has no padding_id, so it would read padding as tokens"
+        raise UserError(option="lengths", reason=reason, hint="train it on padded sequences, as m2s.fit does")
     device = _device_of(model) if device is None else torch.device(resolve_device(str(device)))
     probe_triton(device)
     run = SamplingRun(model, options, callback, Diagnostics(options.seed) if diagnostics else None, device, time_dtype(model))
@@ -202,6 +210,9 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
     n, length = options.shape
     # The device is named, because the caller may have set another default.
     clamp = torch.full((n, length), -1, device="cpu") if options.clamp is None else options.clamp.long().cpu()
+    padded = None if options.lengths is None else torch.arange(length, device="cpu") >= options.lengths.cpu().unsqueeze(-1)
+    if padded is not None:
+        clamp = clamp.masked_fill(padded, 0)  # any token: the network sees padding there
     tokens = clamp.clone()
     firsts = range(0, n, options.batch_size or n)
     several = len(firsts) > 1  # then the bar counts batches, otherwise steps
@@ -210,10 +221,13 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
         samples = torch.arange(options.start + rows.start, options.start + rows.stop, device="cpu")
         condition = None if options.condition is None else options.condition[rows]
         for number, sites in enumerate(options.windows()):
-            window = Window(samples, tokens[rows, sites], condition, number, sites)
+            hidden = None if padded is None else padded[rows, sites]
+            window = Window(samples, tokens[rows, sites], condition, number, sites, hidden)
             batches = list(micro_batches(window, options.call_rows, run.device))
             fill(run, batches, progress and not several)
             tokens[rows, sites] = torch.cat([batch.x[batch.requested] for batch in batches]).cpu()
+    if padded is not None:
+        tokens.masked_fill_(padded, -1)
     if tokens.numel() and int(tokens.max()) >= options.head.process.vocab:
         raise ValueError(
             "a sample ends with a mask: the network's output gives no valid distribution, for example because scores overflow"

@@ -66,6 +66,7 @@ class Window:
         condition: The condition of each sample, [b, ...], or None.
         number: The number of the window, from 0; windows have different noise.
         sites: Which sites of the sequence these are.
+        padded: True at padding, [b, W]; None: there is none.
     """
 
     samples: Int[Tensor, "b"]
@@ -73,6 +74,7 @@ class Window:
     condition: Tensor | None
     number: int
     sites: slice
+    padded: Bool[Tensor, "b W"] | None = None
 
 
 class MicroBatch:
@@ -84,6 +86,7 @@ class MicroBatch:
         clamp: Tokens that are given, -1 at free sites, [M, W].
         condition: The condition of each row, [M, ...], or None.
         window: The window that is being filled.
+        padded: True at padding, [M, W]; None: there is none.
 
     Attributes:
         x: The current tokens, [M, W].
@@ -99,7 +102,9 @@ class MicroBatch:
         clamp: Int[Tensor, "M W"],
         condition: Tensor | None,
         window: Window,
+        padded: Bool[Tensor, "M W"] | None = None,
     ) -> None:
+        self.padded = padded
         self.samples, self.requested, self.clamp, self.condition, self.window = samples, requested, clamp, condition, window
         self.free: Bool[Tensor, "M W"] = clamp < 0
 
@@ -151,8 +156,13 @@ def micro_batches(window: Window, size: int, device: torch.device) -> Iterator[M
             condition = window.condition.new_zeros(size, *window.condition.shape[1:])
             condition[requested] = window.condition[rows]
             condition = condition.to(device)
+        padded = None
+        if window.padded is not None:
+            padded = window.padded.new_zeros(clamp.shape)
+            padded[requested] = window.padded[rows]
+            padded = padded.to(device)
         samples = torch.arange(first, first + size, device=device)
-        yield MicroBatch(samples, requested, clamp.to(device), condition, window)
+        yield MicroBatch(samples, requested, clamp.to(device), condition, window, padded)
 
 
 def predict(run: SamplingRun, batch: MicroBatch, outputs: list[Output], t: Tensor, excludes_t_one: bool = False) -> Prediction:

@@ -71,6 +71,7 @@ class SamplingOptions:
         window: The length that the network was trained on, where L is greater.
         overlap: Tokens that a window shares with the one before.
         t_min: The network sees times in [t_min, 1 - t_min] only.
+        lengths: The length of each sample, [n]; the rest of it is padding.
 
     Raises:
         TypeError: The sampler does not support the head.
@@ -98,6 +99,7 @@ class SamplingOptions:
     window: int | None = None
     overlap: int | None = None
     t_min: float = 1e-3
+    lengths: Tensor | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.guidance, bool) or not validation.is_number(self.guidance):
@@ -111,6 +113,7 @@ class SamplingOptions:
         self._check_sharpening()
         self._check_guidance()
         self._check_clamp()
+        self._check_lengths()
         list(self.windows())  # raises where window or overlap is invalid
 
     @cached_property
@@ -237,6 +240,21 @@ class SamplingOptions:
                 reason="it sharpens a posterior, and an unconstrained score (or guidance on rates) has none",
                 hint="use m2s.Projected(head)",
             )
+
+    def _check_lengths(self) -> None:
+        """There is one length for each sample, and samples are neither filled in windows nor from left to right."""
+        if self.lengths is None:
+            return
+        given, (n, length) = self.lengths, self.shape
+        if not isinstance(given, Tensor) or given.dtype.is_floating_point or given.shape != (n,):
+            raise UserTypeError(option="lengths", expected=f"a torch.Tensor of {n} integers, one for each sample")
+        if bool(((given < 1) | (given > length)).any()):
+            raise UserError(option="lengths", value=given.tolist()[:8], expected=f"between 1 and {length}, the length in shape")
+        if self.window is not None:
+            raise UserError(option="lengths", reason="windows have one length", hint="leave out window")
+        if self.head.generates_left_to_right:
+            reason = "a next-token model does not see what follows"
+            raise UserError(option="lengths", reason=reason, hint="leave it out, and cut the samples")
 
     def _check_clamp(self) -> None:
         """Clamped tokens are clean tokens, and the shape is that of the samples."""

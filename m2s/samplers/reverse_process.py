@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from m2s.heads.output import hide_padding
 from m2s.ops.categorical import draw_categorical
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
@@ -105,10 +106,8 @@ def _call_and_predict(
     """Call the network at the current state, with guidance also without the condition. Check a "first" or "last" call."""
     options = run.options
     head, time = options.head, run.network_time(t)
-    outputs = [
-        call_network(run.model, head.process, head.network_input(batch.x), time, condition)
-        for condition in batch.conditions(options.guidance)
-    ]
+    seen = hide_padding(run.model, head.network_input(batch.x), batch.padded)
+    outputs = [call_network(run.model, head.process, seen, time, condition) for condition in batch.conditions(options.guidance)]
     if call:
         check_outputs(run, batch, outputs, batch.free, call)
     return predict(run, batch, outputs, t, excludes_t_one)

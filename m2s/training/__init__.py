@@ -19,9 +19,10 @@ from m2s.training.config import (
 )
 
 if TYPE_CHECKING:
+    from m2s.training.fitting import fit
     from m2s.training.loop import Diverged, Result, train
 
-LAZY_IMPORTS = {"Diverged": "loop", "Result": "loop", "train": "loop"}
+LAZY_IMPORTS = {"Diverged": "loop", "fit": "fitting", "Result": "loop", "train": "loop"}
 
 __all__ = [
     "Batch",
@@ -35,6 +36,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "Source",
+    "fit",
     "resolve",
     "train",
 ]
@@ -44,3 +46,7 @@ def __getattr__(name: str) -> Any:
     if name not in LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"m2s.training.{LAZY_IMPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY_IMPORTS})

@@ -8,7 +8,7 @@ from torch import nn
 
 from m2s import hub
 from m2s.data import DATASETS
-from m2s.data.source import Source, open_source
+from m2s.data.source import Source, is_padded, open_source
 from m2s.errors import UserError, suggest
 from m2s.heads import Head, LogScore
 from m2s.losses import duo
@@ -31,7 +31,7 @@ __all__ = [
     "open_data",
 ]
 # Options of the network that change its function but not the shape of any tensor.
-INVISIBLE = ("heads", "causal", "label_after_silu", "groups", "sinusoids")
+INVISIBLE = ("heads", "causal", "label_after_silu", "groups", "sinusoids", "padding")
 
 
 def open_data(config: DataConfig) -> Source:
@@ -92,6 +92,7 @@ def _describe_dit(config: NetworkConfig, process: Process, source: Source) -> Di
     """The configuration of a transformer."""
     options = _common_options(config, source) | _sized_options(config, "dit") | _clock(config, process)
     options["causal"] = not process.has_transitions
+    options["padding"] = is_padded(source) and not options["causal"]
     return DiTConfig.preset(config.size, process.states, length=source.length, **options)
 
 
@@ -101,6 +102,9 @@ def _describe_unet(config: NetworkConfig, process: Process, source: Source) -> U
         reason = f"it is for network.kind dit, not {config.kind}"
         raise UserError(option="network.clock", value=config.clock, reason=reason, hint="leave it out")
     options = _common_options(config, source) | _sized_options(config, "unet")
+    if is_padded(source):
+        reason = "a U-Net would read padding as pixels, and the data is padded"
+        raise UserError(option="network.kind", value="unet", reason=reason, hint="use dit")
     if source.shape is None:
         reason = "a U-Net is for images, and the data is text"
         raise UserError(option="network.kind", value="unet", reason=reason, hint="use dit")
@@ -115,7 +119,7 @@ def _describe_plugin(config: NetworkConfig, process: Process, source: Source) ->
     offered = _common_options(config, source) | _clock(config, process)
     offered |= {name: getattr(config, name) for name in ("depth", "heads", "layers") if getattr(config, name) is not None}
     offered |= {"states": process.states, "length": source.length, "shape": source.shape, "mask": process.mask is not None}
-    offered |= {"vocab": process.vocab, "causal": not process.has_transitions}
+    offered |= {"vocab": process.vocab, "causal": not process.has_transitions, "padding": is_padded(source)}
     given = parse_options(config.options, known, "network")
     return settings(**{name: value for name, value in offered.items() if name in known} | given)
 

@@ -101,13 +101,16 @@ class Log:
         steps: The number of steps of the run.
         tensorboard: Also write the log for TensorBoard.
         wandb: Also send the log to Weights & Biases.
+        quiet: Show neither a bar nor lines on the terminal.
 
     Raises:
         UserError: Weights & Biases cannot be reached.
     """
 
-    def __init__(self, folder: Path, step: int, steps: int, tensorboard: bool = False, wandb: bool = False) -> None:
-        from tqdm import tqdm
+    def __init__(
+        self, folder: Path, step: int, steps: int, tensorboard: bool = False, wandb: bool = False, quiet: bool = False
+    ) -> None:
+        from tqdm.auto import tqdm
 
         self.writers: list[Any] = []
         if tensorboard:
@@ -116,7 +119,15 @@ class Log:
             self.writers.append(_Wandb(folder))
         truncate(folder / NAME, step)
         self.file = os.fdopen(open_file(folder / NAME, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
-        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self.quiet = quiet
+        in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)  # tqdm.auto chose a widget
+        self.bar = tqdm(
+            total=steps,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=quiet or not (sys.stderr.isatty() or in_notebook),
+        )
         self.shown = -math.inf  # the time of the last line on the terminal; infinite after the first record
 
     def record(self, **values: Any) -> None:
@@ -138,7 +149,7 @@ class Log:
         Args:
             **values: The values by name.
         """
-        if self.bar.disable:
+        if self.bar.disable and not self.quiet:
             print(line(values), file=sys.stderr, flush=True)
         self.shown = time.monotonic()
 

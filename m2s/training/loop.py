@@ -55,12 +55,13 @@ class Result:
     first: bool
 
 
-def train(config: Config, source: Source | None = None) -> Result:
+def train(config: Config, source: Source | None = None, quiet: bool = False) -> Result:
     """Train to the last step. A run whose folder exists is resumed from its newest state.
 
     Args:
         config: The configuration.
         source: The data; None: the data of the configuration.
+        quiet: Print nothing while the run goes as planned. The files are the same.
 
     Returns:
         The last step and the last validation.
@@ -82,16 +83,17 @@ def train(config: Config, source: Source | None = None) -> Result:
         objects = make_objects(config, source)
         if world.first:
             stack.enter_context(RunFolder(config, source))
-            _print_notes(given, config)
+            if not quiet:
+                _print_notes(given, config)
         stopper = stack.enter_context(Stopper())
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
-        if world.first:
+        if world.first and not quiet:
             print_escaped(start_message(trainer), file=sys.stderr)
             print_escaped(describe_estimate(estimate, config, world.device), file=sys.stderr)
         resume(trainer)
         log = None
         if world.first:
-            log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb)
+            log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb, quiet)
             stack.callback(log.close)
         timer, pace = RunTimer(trainer), Pace(world.device)
         batch = trainer.local_batch(trainer.progress.step)

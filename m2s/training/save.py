@@ -70,7 +70,12 @@ def publish(trainer: Trainer) -> None:
         with torch.random.fork_rng(devices=[]):
             model = build(trainer.description)
         model.load_state_dict(averaged)
-        extra = {"step": trainer.progress.step, "method": trainer.config.method, **trainer.validation}
+        extra = {
+            "step": trainer.progress.step,
+            "method": trainer.config.method,
+            "seed": trainer.config.run.seed,
+            **trainer.validation,
+        }
         source = trainer.source
         hub.save(trainer.config.run.out, model, trainer.head, source.description, source.tokenizer, extra)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from m2s.heads.output import hide_padding
 from m2s.losses import elbo
 from m2s.rng import derived_seed
 from m2s.training.trainer import Trainer
@@ -53,9 +54,13 @@ def validate(trainer: Trainer) -> dict[str, float]:
         label = batch.label if trainer.config.network.labels else None
         generator = torch.Generator(world.device).manual_seed(derived_seed(run.seed, "validation", start))
 
-        def network(x_t: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = label) -> Any:
+        padded = None if batch.weight is None else batch.weight == 0
+
+        def network(
+            x_t: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = label, padded: torch.Tensor | None = padded
+        ) -> Any:
             with trainer.autocast():
-                return model(x_t, t, label)
+                return model(hide_padding(model, x_t, padded), t, label)
 
         x_0, passes = batch.x_0.long(), run.validation_passes
         nelbo = elbo(network, trainer.head, x_0, passes, run.t_min, trainer.nelbo_loss, generator, batch.weight)

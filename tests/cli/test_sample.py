@@ -146,7 +146,7 @@ def program(checkpoint: str, out: Path, *more: str, **environment: str) -> subpr
 
 def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
     """A run killed three times, each time after a new shard: no incomplete file, and the samples of an uninterrupted run."""
-    more = ("--n", "40", "--steps", "100", "--batch-size", "8")
+    more = ("--n", "40", "--steps", "100", "--batch-size", "8", "--micro-batch", "16")
     out = tmp_path / "a.npz"
     for least in (1, 2, 4):
         run = program(images, out, *more)
@@ -161,7 +161,7 @@ def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
     model, head = m2s.hub.load(images)
     torch.set_num_threads(1)
     with np.load(out) as file:
-        assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100, seed=0).numpy())
+        assert np.array_equal(file["tokens"], m2s.sample(model, head, (40, 12), steps=100, seed=0, micro_batch=16).numpy())
 
 
 def test_two_processes_divide_the_work(images: str, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def unfinished(checkpoint: str, out: Path) -> Path:
 
 def test_two_runs_on_one_output(images: str, tmp_path: Path) -> None:
     """The second is an error of one line. The first is not disturbed, and the next one starts after its end."""
-    out, more = tmp_path / "a.npz", ("--n", "24", "--steps", "300", "--batch-size", "4")
+    out, more = tmp_path / "a.npz", ("--n", "24", "--steps", "300", "--batch-size", "4", "--micro-batch", "16")
     first = program(images, out, *more)
     while first.poll() is None and not list(out.with_name("a.npz.parts").glob("*.npz")):
         time.sleep(0.01)

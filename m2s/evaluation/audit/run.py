@@ -83,7 +83,7 @@ def audit(
     sampler: str = "auto",
     grid: str = "linear",
     seed: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> Audit:
     """Draw samples as `m2s.sample` does, and audit every score on the way.
 
@@ -97,7 +97,7 @@ def audit(
         sampler: The name of a sampler. "auto": analytic, as in SEDD's release, or euler where rates are tabulated.
         grid: The time grid.
         seed: The seed of the samples; None: drawn from torch's global CPU generator. `Audit.seed` has the number that was used.
-        batch_size: Samples per call of the network.
+        batch_size: Samples that are drawn together; None: 64, or one micro-batch if that is more.
 
     Returns:
         The counts. They print as the fractions of the four classes; `summary()` has all of them.
@@ -114,9 +114,10 @@ def audit(
     sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
     drawn = draw_seed() if seed is None else seed
     options = SamplingOptions(head, shape, steps, sampler, grid, drawn, batch_size=batch_size)
+    size = batch_size or max(64, options.call_rows)
     total = Audit(head, options.sampler_object.name, steps, options.seed)
-    for first in range(0, shape[0], batch_size):
-        batch = replace(options, shape=(min(batch_size, shape[0] - first), shape[1]), start=first)
+    for first in range(0, shape[0], size):
+        batch = replace(options, shape=(min(size, shape[0] - first), shape[1]), start=first)
         total.merge(audit_sampling(model, batch)[1].calls)
     return total
 

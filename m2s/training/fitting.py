@@ -1,0 +1,129 @@
+"""`m2s.fit`: train on a tensor, an array or a list of sequences, with the trainer of `m2s train`."""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from m2s import hub, validation
+from m2s.data.sequences import Sequences
+from m2s.data.source import Source
+from m2s.devices import resolve_device
+from m2s.errors import UserError
+from m2s.methods.config import AUTO
+from m2s.rng import draw_seed
+from m2s.training.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
+from m2s.training.loop import train
+
+
+def fit(
+    x: Any,
+    method: str = "m2s-offset",
+    labels: Any = None,
+    *,
+    vocab: int | None = None,
+    validation_x: Any = None,
+    validation_labels: Any = None,
+    steps: int = 1000,
+    batch: int = 64,
+    lr: float = 1e-3,
+    size: str = "tiny",
+    out: str | Path | None = None,
+    seed: int | None = None,
+    device: str = AUTO,
+    progress: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> hub.Checkpoint:
+    """Train a network on sequences of integers, and return it as `m2s.load` does.
+
+    It builds a configuration and calls `m2s.training.train`, as `m2s train` does. The default is a transformer of about one
+    million parameters, which a laptop trains in minutes. The returned weights are the moving average.
+
+    Args:
+        x: A tensor or an array of integers, [N, L]; or N sequences of any lengths, such as a list or a data set of torch,
+            which are padded (padding has no effect on the loss); or an `m2s.data.Source`.
+        method: A method of `m2s.methods.METHODS`.
+        labels: A class for each example, [N]. Samples can then be drawn by class and guided.
+        vocab: The number of tokens. None: the greatest token of x plus one, which is reported.
+        validation_x: Held-out examples, in the form of `x`. None: a hundredth of the tokens is held out, or a tenth of fewer
+            than 100,000.
+        validation_labels: A class for each of them.
+        steps: Training steps.
+        batch: Examples of a step.
+        lr: The largest learning rate.
+        size: The size of the transformer: "tiny", "small" or "medium".
+        out: The folder of the run. The same call, given again, resumes it. None: nothing is kept on the disk.
+        seed: Of weights, order, times and noise. None: drawn from torch's global CPU generator. The checkpoint records it:
+            `checkpoint.config["extra"]["seed"]`.
+        device: "cpu", "cuda", or "auto": a GPU where there is one.
+        progress: Report the progress: a bar on a terminal and in a notebook, lines elsewhere.
+        options: Further values of `m2s.training.Config` by name, such as {"network.width": 64, "process.kind": "absorbing"}.
+
+    Returns:
+        The checkpoint, with `sample`, `evaluate` and `save`.
+
+    Raises:
+        UserError: An argument is out of range or unknown. Nothing has been written then.
+        UserTypeError: `x` does not hold integers.
+        KeyboardInterrupt: Ctrl-C. With `out`, the state is saved and the same call resumes.
+
+    Example:
+        >>> x = torch.arange(8).repeat(500, 2)
+        >>> checkpoint = m2s.fit(x, steps=200)
+        >>> checkpoint.sample(4).shape
+        torch.Size([4, 16])
+    """
+    seed = draw_seed() if seed is None else seed
+    validation.positive_int("seed", seed, 0)
+    source = x if isinstance(x, Source) else Sequences(x, vocab, labels, None, validation_x, validation_labels, seed=seed)
+    if source is x and not (vocab is None and labels is None and validation_x is None):
+        raise UserError("x is a data source, which has its own vocabulary, labels and held-out examples: leave these out")
+    if progress and getattr(source, "inferred", False):
+        text = f"m2s.fit: {source.vocab} tokens, inferred from the greatest one; give vocab= if there are more"
+        print(text, file=sys.stderr, flush=True)
+    with ExitStack() as stack:
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m2s-fit-")))
+        config = _config(source, folder, method, steps, batch, lr, size, seed, device)
+        for name, value in (options or {}).items():
+            config = _replace(config, name, value)
+        try:
+            train(config, source, quiet=not progress)
+        except SystemExit:
+            kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
+            raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None
+        return hub.load(folder, resolve_device("" if device == AUTO else device))
+
+
+def _config(
+    source: Source, folder: Path, method: str, steps: int, batch: int, lr: float, size: str, seed: int, device: str
+) -> Config:
+    """The configuration of a run on a laptop."""
+    validation.positive_int("steps", steps)
+    run = RunConfig(
+        out=folder,
+        steps=steps,
+        batch=batch,
+        seed=seed,
+        device=device,
+        importance=0.1,  # as in the preset digits: fewer large gradients near t = 0
+        validate_every=0,
+        validation_passes=2,
+        log_every=max(1, min(50, steps // 10)),
+        save_every=min(steps, 500),
+        keep=1,
+    )
+    network = NetworkConfig(kind="dit", size=size, labels=source.classes is not None)
+    # The moving average must forget the first weights within a short run.
+    optimizer = OptimizerConfig(lr=lr, warmup=max(1, min(100, steps // 10)), ema=0.995)
+    return Config(run=run, method=method, network=network, data=DataConfig(name="sequences"), optimizer=optimizer)
+
+
+def _replace(config: Config, name: str, value: Any) -> Config:
+    """The configuration with one value changed, or an error that names the option."""
+    try:
+        return replace(config, name, value)
+    except (AttributeError, TypeError):
+        hint = "names are those of m2s train --help without dashes, such as network.width or process.kind"
+        raise UserError(option="options", value=name, reason="there is no such value", hint=hint) from None

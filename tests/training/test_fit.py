@@ -1,0 +1,169 @@
+"""`m2s.fit`: it is `m2s train` on arrays, and returns what `m2s.load` returns."""
+
+import inspect
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import m2s
+from m2s.data import Sequences
+from m2s.errors import UserError
+from m2s.training import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, train
+
+SMALL = {"network.width": 16, "network.depth": 1, "network.heads": 2}
+CYCLES = (torch.arange(12) + torch.arange(60).unsqueeze(-1)) % 5
+
+
+def fit(x: object = CYCLES, steps: int = 4, **options: object) -> m2s.Checkpoint:
+    given = {"batch": 8, "seed": 3, "progress": False, "options": SMALL, "device": "cpu", **options}
+    return m2s.fit(x, steps=steps, **given)
+
+
+def weights(checkpoint: m2s.Checkpoint) -> dict[str, torch.Tensor]:
+    return checkpoint.model.state_dict()
+
+
+def equal(one: m2s.Checkpoint, other: m2s.Checkpoint) -> bool:
+    return all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+
+
+def test_it_is_a_run_of_the_trainer(tmp_path: Path) -> None:
+    """The same weights, bit for bit, as `m2s.training.train` with the configuration that its docstring describes."""
+    found = fit()
+    run = RunConfig(out=tmp_path / "run", steps=4, batch=8, seed=3, device="cpu", importance=0.1, save_every=4)
+    network = NetworkConfig(size="tiny", width=16, depth=1, heads=2)
+    optimizer = OptimizerConfig(lr=1e-3, warmup=1, ema=0.995)
+    data = DataConfig(name="sequences")
+    train(Config(run=run, method="m2s-offset", network=network, data=data, optimizer=optimizer), Sequences(CYCLES, seed=3))
+    assert equal(found, m2s.load(tmp_path / "run"))
+
+
+def test_the_result_samples_evaluates_and_saves(tmp_path: Path) -> None:
+    found = fit()
+    assert type(found) is m2s.Checkpoint and not found.model.training
+    tokens, diagnostics = found.sample(3, steps=2, diagnostics=True)
+    assert tokens.shape == (3, 12) and tokens.max() < 5
+    again = m2s.load(found.save(tmp_path / "saved"))
+    assert equal(found, again) and again.config["extra"] == found.config["extra"]
+    assert torch.equal(again.sample(3, steps=2, seed=diagnostics.seed), tokens)
+    one = found.evaluate(CYCLES[:9], passes=2, batch_size=4, seed=1)
+    assert torch.equal(one.nats, again.evaluate(CYCLES[:9], passes=2, batch_size=4, seed=1).nats)
+    assert one.nats.shape == (9,) and one.sites.tolist() == [12.0] * 9
+    assert found.sample(2, length=30, steps=2).shape == (2, 30)  # in windows
+
+
+def test_evaluate_is_the_elbo_of_each_batch() -> None:
+    from m2s.rng import derived_seed
+
+    found = fit()
+    nats = found.evaluate(CYCLES[:6], passes=2, batch_size=4, seed=1).nats
+    for first in (0, 4):
+        generator = torch.Generator().manual_seed(derived_seed(1, "evaluate", first))
+        rows = CYCLES[:6][first : first + 4]
+        expected = m2s.elbo(found.model, found.head, rows, passes=2, generator=generator)
+        assert torch.allclose(nats[first : first + 4], expected.nats, rtol=1e-12)
+
+
+def test_it_learns() -> None:
+    """The data has 5 sequences of 12 tokens: log2(5)/12 = 0.19 bits per token, and 2.32 without any structure."""
+    found = fit(steps=250, batch=32, lr=4e-3, options={"network.width": 32, "network.depth": 2, "network.heads": 2})
+    nelbo = found.evaluate(CYCLES, passes=4, seed=0)
+    assert float(nelbo.nats.sum() / nelbo.sites.sum()) / np.log(2) < 1.2
+
+
+def test_padding_and_lengths() -> None:
+    ragged = [list(row[: 2 + i % 9]) for i, row in enumerate(CYCLES)]
+    found = fit(ragged)
+    assert found.config["model"]["padding"] is True
+    lengths = torch.tensor([1, 5, 10])
+    tokens = found.sample(3, steps=2, lengths=lengths)
+    assert (tokens >= 0).sum(1).tolist() == [1, 5, 10]
+    assert found.evaluate(ragged[:5], passes=1).sites.tolist() == [2, 3, 4, 5, 6]
+
+
+def test_labels() -> None:
+    found = fit(labels=CYCLES[:, 0], method="md4")
+    assert found.config["model"]["classes"] == 5 and isinstance(found.head.process, m2s.Absorbing)
+    assert found.sample(2, steps=2, condition=torch.tensor([0, 4]), guidance=2.0).shape == (2, 12)
+    assert found.evaluate(CYCLES[:4], labels=CYCLES[:4, 0], passes=1).nats.shape == (4,)
+
+
+def test_the_seed() -> None:
+    assert equal(fit(seed=5), fit(seed=5)) and not equal(fit(seed=5), fit(seed=6))
+    torch.manual_seed(1)
+    one, two = fit(seed=None), fit(seed=None)
+    torch.manual_seed(1)
+    again = fit(seed=None)
+    assert equal(one, again) and not equal(one, two)
+    assert equal(one, fit(seed=one.config["extra"]["seed"]))
+
+
+def test_a_run_in_a_folder_resumes(tmp_path: Path) -> None:
+    first = fit(out=tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "train.json").read_text())
+    assert record["config"]["run"]["steps"] == 4
+    assert equal(first, fit(out=tmp_path / "run"))
+    with pytest.raises(UserError, match="other data"):
+        fit((CYCLES + 1) % 5, out=tmp_path / "run")
+
+
+def test_nothing_is_left_behind_and_the_vocabulary_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    fit()
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr().err == ""
+    fit(progress=True)
+    said = capsys.readouterr().err
+    assert "m2s.fit: 5 tokens, inferred" in said and "step 4" in said
+    fit(progress=True, vocab=7)
+    assert "inferred" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": torch.rand(4, 3)}, "must hold integers"),
+        ({"steps": 0}, "steps is 0"),
+        ({"method": "m3s"}, "m3s"),
+        ({"size": "huge"}, "huge"),
+        ({"vocab": 2}, "vocab is 2"),
+        ({"options": {"network.widht": 3}}, "network.widht"),
+        ({"options": {"nothing": 3}}, "nothing"),
+        ({"device": "tpu"}, "tpu"),
+        ({"seed": -1}, "seed is -1"),
+        ({"x": Sequences(CYCLES), "vocab": 5}, "has its own vocabulary"),
+    ],
+)
+def test_errors_come_before_anything_is_written(given: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, TypeError), match=message):
+        fit(**{"out": tmp_path / "run", **given})
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from m2s.training.trainer import Trainer
+
+    original = Trainer.update_weights
+
+    def interrupt(self: Trainer, *given: object) -> object:
+        if self.progress.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update_weights", interrupt)
+        with pytest.raises(KeyboardInterrupt, match="the same call resumes"):
+            fit(out=tmp_path / "run")
+    assert equal(fit(out=tmp_path / "run"), fit())
+
+
+def test_it_is_a_function_with_annotations() -> None:
+    signature = inspect.signature(m2s.fit)
+    assert signature.parameters["method"].default == "m2s-offset" and signature.return_annotation is m2s.Checkpoint
+    assert m2s.fit is m2s.training.fit and "fit" in dir(m2s) and "fit" in dir(m2s.training)
