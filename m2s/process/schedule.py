@@ -7,6 +7,7 @@ dtype. Each is accurate to a few units in the last place at both ends of time, a
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -17,12 +18,25 @@ from torch import Tensor
 from m2s import validation
 from m2s.errors import UserError
 
+_warned: set[type] = set()  # classes of schedules for which a warning about precision was given
+
 
 class Schedule(ABC):
-    """Base class of noise schedules: alpha_t decreases in t.
+    """Base class of noise schedules: alpha_t decreases in t. A subclass implements `alpha`.
+
+    The other functions have defaults that follow from alpha in float64, the derivatives by forward-mode differentiation. They
+    lose digits where beta or alpha is tiny: 1 - alpha_t has an error of about 1e-16, so its relative error is 1e-16 / beta_t.
+    The first use of a default warns about that. Implement `beta`, `sigma`, `sigma_prime` and `one_minus_alpha_ratio` too to be
+    accurate at both ends of time, as the schedules of this module do.
 
     alpha_0 = 1, except for `Geometric` and `Rescaled`. A schedule with alpha_0 < 1 corrupts already at t = 0, so that a
     likelihood needs its reconstruction term.
+
+    Example:
+        >>> class Square(m2s.Schedule):
+        ...     def alpha(self, t):
+        ...         return (1 - t) ** 2
+        >>> head = m2s.Posterior(m2s.Uniform(27, Square()))
     """
 
     @abstractmethod
@@ -30,13 +44,12 @@ class Schedule(ABC):
         """Return alpha_t, the probability that a token is untouched; accurate where it is near zero.
 
         Args:
-            t: Times in [0, 1], [*b].
+            t: Times in [0, 1], [*b]. Defaults of the other functions call it in float64.
 
         Returns:
             alpha_t, [*b], in the dtype of `t`.
         """
 
-    @abstractmethod
     def beta(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return beta_t = 1 - alpha_t, accurate where alpha_t is near one.
 
@@ -46,8 +59,9 @@ class Schedule(ABC):
         Returns:
             beta_t, [*b], in the dtype of `t`.
         """
+        self._warn()
+        return (1 - self.alpha(t.double())).to(t.dtype)
 
-    @abstractmethod
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return sigma_t = -log alpha_t, the total noise.
 
@@ -57,8 +71,9 @@ class Schedule(ABC):
         Returns:
             sigma_t, [*b], in the dtype of `t`. It is infinite where alpha_t = 0.
         """
+        self._warn()
+        return -torch.log(self.alpha(t.double())).to(t.dtype)
 
-    @abstractmethod
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return sigma_t' = -alpha_t'/alpha_t, the noise rate.
 
@@ -68,8 +83,9 @@ class Schedule(ABC):
         Returns:
             sigma_t', [*b], in the dtype of `t`. It is infinite where alpha_t = 0.
         """
+        alpha, slope = self._with_slope(t)
+        return (-slope / alpha).to(t.dtype)
 
-    @abstractmethod
     def one_minus_alpha_ratio(self, s: Float[Tensor, "*b"], t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return 1 - alpha_t/alpha_s for s <= t, accurate for a short step.
 
@@ -82,6 +98,10 @@ class Schedule(ABC):
         Returns:
             1 - alpha_t/alpha_s, [*b], in the dtype of `t`.
         """
+        self._warn()
+        before, after = self.alpha(s.double()), self.alpha(t.double())
+        # where no token is untouched at s, none is replaced later
+        return torch.where(before > 0, (before - after) / before, 0).to(t.dtype)
 
     def alpha_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return alpha_t', which is negative.
@@ -92,7 +112,27 @@ class Schedule(ABC):
         Returns:
             alpha_t', [*b], in the dtype of `t`.
         """
+        if type(self).sigma_prime is Schedule.sigma_prime:  # the product below would be 0 times infinity at alpha = 0
+            return self._with_slope(t)[1].to(t.dtype)
         return -self.sigma_prime(t) * self.alpha(t)
+
+    def _with_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha_t and its derivative, in float64."""
+        self._warn()
+        time = t.double().contiguous()  # an expanded tensor cannot carry a tangent
+        alpha, slope = torch.func.jvp(self.alpha, (time,), (torch.ones_like(time),))
+        return alpha, slope
+
+    def _warn(self) -> None:
+        """Warn once for each class that a default is used."""
+        kind = type(self)
+        if kind not in _warned:
+            _warned.add(kind)
+            warnings.warn(
+                f"{kind.__name__} leaves beta, sigma or a derivative to m2s, which computes them from alpha in float64: "
+                "digits are lost near t = 0 and t = 1. Implement them for full precision",
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What a sampler is: a rule for one step of the reverse process, from the prediction at time t to the state at time s <= t."""
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -53,12 +54,21 @@ class NamedSampler(ABC):
     Its options are the fields of the dataclass. `Sampler` is the base class for samplers of the reverse process.
 
     Attributes:
-        name: The name in `SAMPLERS`.
+        name: The name in `SAMPLERS`. By default the name of the class in lower case with underscores.
         needs: Capabilities that a head must have.
     """
 
     name: ClassVar[str]
+    has_default_name: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Name a class that has no name of its own and inherits none that was given."""
+        super().__init_subclass__(**options)
+        if "name" in cls.__dict__:
+            cls.has_default_name = False
+        elif cls.has_default_name:
+            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def check_supported(self, head: Head) -> None:
         """Check that this sampler can draw from a head.
@@ -78,7 +88,16 @@ SAMPLERS: Registry[type[NamedSampler]] = Registry("sampler")
 
 @dataclass(frozen=True)
 class Sampler(NamedSampler):
-    """A sampler of the reverse process. A subclass implements `step`.
+    """A sampler of the reverse process. A subclass implements `step`, and needs nothing else.
+
+    Example:
+        >>> class Redraw(m2s.samplers.Sampler):
+        ...     def step(self, prediction, move, noise):
+        ...         x_0 = prediction.draw_token(noise("token")).token
+        ...         return torch.where(noise("route") < (move.s / move.t)[:, None], prediction.x_t, x_0)
+        >>> x = m2s.sample(model, head, (4, 64), sampler=Redraw())
+
+    Give it to `m2s.sample` as an object. With options, make it a dataclass; `SAMPLERS.add` gives it to the commands.
 
     Attributes:
         excludes_t_one: Whether rates or scores at t = 1 are infinite, so that the first step uses those at 1 - t_min.

@@ -1,0 +1,109 @@
+"""A schedule that implements `alpha` alone: everything else follows from it, with a warning about precision."""
+
+import math
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import m2s
+from m2s.models import DiT, DiTConfig
+from m2s.process import schedule as module
+
+TIMES = torch.linspace(1e-3, 1 - 1e-3, 101, dtype=torch.float64)
+
+
+class Like(m2s.Schedule):
+    """alpha of a built-in schedule, and nothing else."""
+
+    def __init__(self, schedule: m2s.Schedule) -> None:
+        self.schedule = schedule
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return self.schedule.alpha(t)
+
+
+BUILT_IN = {
+    "linear": m2s.Linear(),
+    "cosine": m2s.Cosine(),
+    "exponential": m2s.Exponential(5.0),
+    "log-linear": m2s.LogLinear(1e-3),
+    "geometric": m2s.Geometric(1e-3, 8.0),
+}
+EVERY = pytest.mark.parametrize("known", BUILT_IN.values(), ids=BUILT_IN)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    module._warned.add(Like)
+    yield
+    module._warned.discard(Like)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_derived_functions_are_those_of_the_closed_forms(known: m2s.Schedule, dtype: torch.dtype) -> None:
+    derived, t = Like(known), TIMES.to(dtype)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    for name in ("alpha", "beta", "sigma", "sigma_prime", "alpha_prime"):
+        found, expected = getattr(derived, name)(t), getattr(known, name)(t)
+        assert found.dtype == dtype and torch.allclose(found, expected, rtol=tolerance, atol=0), name
+    s = t * 0.9
+    found, expected = derived.one_minus_alpha_ratio(s, t), known.one_minus_alpha_ratio(s, t)
+    assert torch.allclose(found, expected, rtol=tolerance, atol=0)
+
+
+@EVERY
+def test_ends_of_time(known: m2s.Schedule) -> None:
+    derived, ends = Like(known), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    assert torch.allclose(derived.beta(ends), known.beta(ends), atol=1e-15)
+    assert torch.allclose(derived.sigma(ends), known.sigma(ends), atol=1e-12)
+    assert torch.allclose(derived.alpha_prime(ends), known.alpha_prime(ends), atol=1e-12)
+    assert float(derived.one_minus_alpha_ratio(ends[1:], ends[1:])) == 0
+
+
+def test_derivatives_without_and_inside_other_transforms() -> None:
+    derived = Like(m2s.Cosine())
+    expected = m2s.Cosine().sigma_prime(TIMES)
+    with torch.no_grad():
+        assert torch.allclose(derived.sigma_prime(TIMES), expected)
+    assert torch.allclose(torch.func.vmap(derived.sigma_prime)(TIMES), expected)
+    t = TIMES.clone().requires_grad_()
+    (second,) = torch.autograd.grad(derived.alpha_prime(t).sum(), t)
+    assert torch.allclose(second, math.pi**2 / 4 * torch.cos(math.pi / 2 * (1 - TIMES)))
+
+
+@pytest.mark.parametrize("kind", [m2s.Uniform, m2s.Absorbing])
+def test_nelbo_and_samples_are_those_of_the_built_in_schedule(kind: type[m2s.Process]) -> None:
+    torch.manual_seed(0)
+    processes = [kind(6, schedule) for schedule in (m2s.Cosine(), Like(m2s.Cosine()))]
+    model = DiT(DiTConfig(states=processes[0].states, width=16, depth=1, heads=2, condition_width=8)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x_0 = torch.randint(6, (8, 5))
+    nats, tokens = [], []
+    torch.set_default_dtype(torch.float64)
+    try:
+        for process in processes:
+            head = m2s.Posterior(process, offset="exact")
+            nats.append(m2s.elbo(model, head, x_0, passes=2, generator=torch.Generator().manual_seed(1)).nats)
+            tokens.append(m2s.sample(model, head, (16, 5), steps=6, seed=2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.allclose(*nats, rtol=1e-9) and torch.equal(*tokens)
+
+
+def test_one_warning_for_each_class() -> None:
+    class Square(m2s.Schedule):
+        def alpha(self, t: Tensor) -> Tensor:
+            return (1 - t) ** 2
+
+    with pytest.warns(UserWarning, match="Square leaves beta, sigma or a derivative.*near t = 0 and t = 1"):
+        assert torch.allclose(Square().sigma_prime(TIMES), 2 / (1 - TIMES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Square().beta(TIMES)
+        for known in BUILT_IN.values():  # complete schedules never warn
+            known.alpha_prime(TIMES)
