@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "m2s"
 LAYERS = [
     ["version", "startup", "errors", "rng", "dtypes", "modes", "transforms", "patches"],
     ["io"],
-    ["npz", "validation", "registry", "devices", "heartbeat", "network"],
+    ["npz", "validation", "registry", "devices", "heartbeat", "network", "remote"],
     ["provenance", "distributed"],
     ["process"],
     ["conversions"],

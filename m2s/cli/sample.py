@@ -87,7 +87,7 @@ class Sample(SamplingArgs):
         checkpoint = self.load()
         self._check(checkpoint)
         finished = read_settings(str(tokens_file)) if tokens_file.exists() and not self.overwrite else None
-        recorded = (read_unfinished(tokens_file), finished)
+        recorded = (finished, read_unfinished(tokens_file))
         options = self._options(checkpoint, self.resumed_micro_batch(*recorded))
         parts = self._parts(checkpoint, options, self.shard_size(options, *recorded))
         if tokens_file.exists() and not self.overwrite:

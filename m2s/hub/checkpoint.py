@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from m2s import validation
+from m2s import remote, validation
 from m2s.data import tokenizer as tokenizers
 from m2s.data.encode import tokenizer_description
 from m2s.data.sequences import read_labels, read_sequences, weights
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.heads import Head
-from m2s.hub import remote, sedd
+from m2s.hub import sedd
 from m2s.hub.card import CARD, model_card
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict

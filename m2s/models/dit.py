@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from m2s import validation
 from m2s.errors import UserError
 from m2s.models.condition import Condition
+from m2s.models.pretrained import Pretrained
 from m2s.models.rotary import angles
 from m2s.ops.dense import dense
 from m2s.ops.last_layer import Output, Unprojected
@@ -346,7 +347,7 @@ class Block(nn.Module):
         return apply_layer(last, gelu(apply_layer(first, y, fused)), fused)
 
 
-class DiT(nn.Module):
+class DiT(Pretrained):
     """A diffusion transformer: model(x_t, t, condition=None) -> logits [B, L, rows], rows >= states.
 
     The columns past `states` are padding. The body may run under autocast; the last layer accumulates and returns float32. With
@@ -359,6 +360,9 @@ class DiT(nn.Module):
     Args:
         config: The configuration.
     """
+
+    config: DiTConfig
+    config_class = DiTConfig
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()

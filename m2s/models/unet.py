@@ -13,6 +13,7 @@ from m2s import validation
 from m2s.dtypes import at_least_float32
 from m2s.errors import UserError
 from m2s.models.condition import Condition
+from m2s.models.pretrained import Pretrained
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "multipliers": (1, 2), "layers": 1},
@@ -269,7 +270,7 @@ class Up(nn.Module):
         return self.conv(interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
-class UNet(nn.Module):
+class UNet(Pretrained):
     """A U-Net: model(x_t, t, condition=None) -> logits [B, L, columns], L = height * width * channels.
 
     Down: `layers` residual blocks at each resolution. Middle: block, attention, block. Up: one more block than down at each
@@ -278,6 +279,9 @@ class UNet(nn.Module):
     Args:
         config: The configuration.
     """
+
+    config: UNetConfig
+    config_class = UNetConfig
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()

@@ -120,8 +120,8 @@ class Schedule(ABC):
         """alpha_t and its derivative, in float64."""
         self._warn()
         time = t.double().contiguous()  # an expanded tensor cannot carry a tangent
-        alpha, slope = torch.func.jvp(self.alpha, (time,), (torch.ones_like(time),))
-        return alpha, slope
+        found = torch.func.jvp(self.alpha, (time,), (torch.ones_like(time),))
+        return found[0], found[1]
 
     def _warn(self) -> None:
         """Warn once for each class that a default is used."""

@@ -421,7 +421,7 @@ def test_push_and_load_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert identical(hub.load("someone/model").model, model)
     with pytest.raises(ValueError, match='repo is "model", but it must be "owner/name"'):
         hub.push("run", "model")
-    with pytest.raises(FileNotFoundError, match=r"no folder some/where, and the repository some/where could not .*HF_TOKEN"):
+    with pytest.raises(FileNotFoundError, match=r"no folder some/where, and the Hugging Face hub cannot be .*offline"):
         hub.load("some/where")
     (tmp_path / "run" / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):

@@ -139,7 +139,7 @@ class GenPPL:
         from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
-        from m2s.hub.remote import locate
+        from m2s.remote import locate
 
         if self.checkpoint and self.tokenizer:
             raise UserError("--checkpoint and --tokenizer both choose the tokenizer: give one of them")

@@ -42,6 +42,21 @@ class Tokenizer(ABC):
             ValueError: An id is not in the vocabulary.
         """
 
+    def batch_decode(self, batch: Iterable[Iterable[int]]) -> list[str]:
+        """Return the text of each sequence, as the tokenizers of transformers do.
+
+        Args:
+            batch: Token ids, [B, L], as a tensor, an array or lists. Negative ids, which `m2s.sample` returns at padding, are
+                left out.
+
+        Returns:
+            One text for each sequence.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        return [self.decode([int(i) for i in ids if int(i) >= 0]) for ids in batch]
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for, which may be part of a character; none for the end token.
 
