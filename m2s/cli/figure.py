@@ -32,11 +32,13 @@ class Figure:
 
     genppl: generative perplexity against steps, from results of m2s evaluate genppl. losses: training curves of runs. samples:
     grids of images side by side, from .npz files and splits of data sets such as mnist:test. film: how samples of a run become
-    images.
+    images, with all steps in a .gif or .html.
 
     Example: m2s figure toy --out toy.png
 
     Example: m2s figure audit --source runs/sedd/audit/audit.json runs/m2s runs/sedd --out audit.pdf
+
+    Example: m2s figure film --source runs/digits --out film.gif
 
     Example: m2s figure samples --source mnist:test runs/m2s/samples.npz runs/sedd/samples.npz --out grids.png
     """
@@ -44,7 +46,7 @@ class Figure:
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """The figure: toy, audit, genppl, losses, samples or film."""
     out: Path
-    """The picture to write: .png, .pdf or .svg."""
+    """The picture to write: .png, .pdf or .svg; for film also .gif (an animation) or .html (a page with a slider)."""
     source: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE|RUN ...")] = ()
     """The files, runs or data sets to draw, as described above. toy takes none."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

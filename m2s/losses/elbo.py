@@ -16,6 +16,7 @@ is replaced by `prior_nats`.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,20 @@ class Elbo:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.nats, self.standard_error))
+
+    def _repr_html_(self) -> str:
+        """The means of the NELBO and of its terms, as a notebook shows them."""
+        sites, mean_error = float(self.sites.sum()), self.mean()[1]
+        rows = []
+        for name in ("integral", "prior", "reconstruction", "nats"):
+            value = getattr(self, name)
+            bits = float(value.sum()) / sites / math.log(2)
+            error = f" ± {mean_error:.4f}" if name == "nats" and math.isfinite(mean_error) else ""
+            title = "NELBO" if name == "nats" else name
+            rows.append(f"<tr><td>{title}</td><td>{float(value.mean()):.4f}{error}</td><td>{bits:.4f}</td></tr>")
+        head = "<tr><th></th><th>nats per example</th><th>bits per token</th></tr>"
+        count, passes = len(self.nats), len(self.passes)
+        return f"<p>NELBO of {count:,} examples, {passes} passes</p><table>{head}{''.join(rows)}</table>"
 
     def mean(self) -> tuple[float, float]:
         """Return the NELBO averaged over the batch, and its standard error.

@@ -1,10 +1,15 @@
-"""A film strip: how a sampler turns noise (left) into images (right)."""
+"""How a sampler turns noise into images: a film strip (.png, .pdf, .svg), an animation (.gif) or a page (.html)."""
 
+import base64
+import io
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from jinja2 import Template
 from torch import Tensor, nn
 
 from m2s.heads import Head
@@ -13,6 +18,28 @@ from m2s.report.style import SUFFIXES
 from m2s.samplers import Trajectory, sample
 
 MASK_COLOR = (0.27, 0.45, 0.77)
+MOVING = (".gif", ".html")
+GRID, FRAMES = 4, 33  # of an animation: images in a row, and states
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>From noise to data</title>
+<style>
+:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
+body { max-width: {{ width }}px; margin: 1rem auto; padding: 0 1rem; }
+img { width: 100%; image-rendering: pixelated; } input { width: 100%; }
+</style></head><body>
+<img id="picture" src="{{ sources[-1] }}" alt="samples of the model">
+<input id="step" type="range" min="0" max="{{ last }}" value="{{ last }}" aria-label="step">
+<p id="label">{{ labels[-1] }}</p>
+<script>
+const sources = {{ sources | tojson }}, labels = {{ labels | tojson }};
+document.getElementById("step").addEventListener("input", event => {
+  document.getElementById("picture").src = sources[event.target.value];
+  document.getElementById("label").textContent = labels[event.target.value];
+});
+</script></body></html>
+"""
+SIDE = 384  # pixels of an animation, at least
+MILLISECONDS, PAUSE = 80, 1500  # for each state, and for the last one
 
 
 def film_frames(
@@ -55,7 +82,8 @@ def write_film(
     """Draw samples of images and write their states at evenly spaced steps. Masked positions are blue.
 
     Args:
-        path: The picture: .png, .pdf or .svg.
+        path: The file. .png, .pdf and .svg have a row for each sample and a column for each state. A .gif shows all samples
+            at one state after another; an .html does so with a slider, and needs no other file.
         model: The network.
         head: Its head.
         shape: Height, width and channels of an image.
@@ -69,9 +97,14 @@ def write_film(
     Raises:
         UserError: `path` cannot be written.
     """
+    path = output_file(path, (*SUFFIXES, *MOVING))
+    if path.suffix in MOVING:
+        _write_moving(
+            path, *film_frames(model, head, int(np.prod(shape)), GRID**2, FRAMES, steps, sampler, seed), shape, levels
+        )
+        return
     import matplotlib.pyplot as plt  # slow to import, and only films need it
 
-    path = output_file(path, SUFFIXES)
     fractions, states = film_frames(model, head, int(np.prod(shape)), rows, columns, steps, sampler, seed)
     figure, axes = plt.subplots(rows, columns, figsize=(columns, rows + 0.3), squeeze=False)
     for column, fraction in enumerate(fractions):
@@ -103,3 +136,52 @@ def rgb_image(tokens: Int[Tensor, "L"], shape: tuple[int, ...], levels: int) -> 
     masked = (image >= levels).any(-1, keepdims=True)
     colors = np.broadcast_to(np.minimum(image, levels - 1) / (levels - 1), (height, width, 3))
     return np.where(masked, np.array(MASK_COLOR), colors)
+
+
+def image_grid(states: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> np.ndarray:
+    """Return a square of images with one white pixel between them.
+
+    Args:
+        states: n tokens of images, [n, L], n a square number.
+        shape: Height, width and channels of an image.
+        levels: Number of levels of a pixel.
+
+    Returns:
+        [H, W, 3] values 0..255, enlarged by a whole number.
+    """
+    height, width = shape[:2]
+    side = math.isqrt(len(states))
+    picture = np.ones((side * (height + 1) - 1, side * (width + 1) - 1, 3))
+    for number, tokens in enumerate(states):
+        top, left = number // side * (height + 1), number % side * (width + 1)
+        picture[top : top + height, left : left + width] = rgb_image(tokens, shape, levels)
+    factor = max(1, -(-SIDE // max(picture.shape[:2])))
+    return np.rint(255 * picture).astype(np.uint8).repeat(factor, 0).repeat(factor, 1)
+
+
+def _write_moving(
+    path: Path, fractions: list[float], states: Int[Tensor, "M n L"], shape: tuple[int, ...], levels: int
+) -> None:
+    """Write an animation or a page with a slider."""
+    from PIL import Image  # matplotlib requires it; only films need it
+
+    pictures = [Image.fromarray(image_grid(each, shape, levels)) for each in states]
+    with atomic_write(path) as temporary:
+        if path.suffix == ".gif":
+            times = [MILLISECONDS] * (len(pictures) - 1) + [PAUSE]
+            options = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
+            pictures[0].save(temporary, format="GIF", **options)
+        else:
+            temporary.write_text(_page(pictures, fractions), encoding="utf-8")
+
+
+def _page(pictures: list[Any], fractions: list[float]) -> str:
+    """A page with all states and a slider. It loads nothing from elsewhere."""
+    sources = []
+    for picture in pictures:
+        memory = io.BytesIO()
+        picture.save(memory, format="PNG")
+        sources.append("data:image/png;base64," + base64.b64encode(memory.getvalue()).decode())
+    labels = [f"{fraction:.0%} of the steps" for fraction in fractions]
+    template = Template(PAGE, autoescape=True)
+    return template.render(sources=sources, labels=labels, last=len(sources) - 1, width=pictures[0].width)

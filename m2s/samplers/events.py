@@ -8,6 +8,8 @@ from torch import Tensor
 
 from m2s.samplers.prediction import Prediction
 
+SHOWN_STEPS, SHOWN_SAMPLES, SHOWN_TOKENS = 6, 4, 16  # of a trajectory in a notebook
+
 
 class StepEvent(NamedTuple):
     """One step of some samples, as a callback of `m2s.sample` receives it.
@@ -63,6 +65,23 @@ class Trajectory:
                 states[-1][step.window] = step.x_t[row].cpu()
             states.append(states[-1].clone())
             states[-1][step.window] = step.x_s[row].cpu()
+
+    def _repr_html_(self) -> str:
+        """The tokens of the first samples at evenly spaced steps, as a notebook shows them."""
+        if not self._states:
+            return "<p>Trajectory: nothing was recorded</p>"
+        states = self.states
+        last, (_, count, length) = len(states) - 1, states.shape
+        shown = sorted({round(last * i / (SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
+        title = f"<p>Trajectory: {last} steps of {count} samples of {length} tokens</p>"
+        samples = range(min(count, SHOWN_SAMPLES))
+        head = "<th>step</th>" + "".join(f"<th>sample {i}</th>" for i in samples)
+        rows = []
+        for number in shown:
+            cells = [" ".join(map(str, states[number, i, :SHOWN_TOKENS].tolist())) for i in samples]
+            more = " ..." if length > SHOWN_TOKENS else ""
+            rows.append(f"<tr><td>{number}</td>" + "".join(f"<td>{cell}{more}</td>" for cell in cells) + "</tr>")
+        return f"{title}<table><tr>{head}</tr>{''.join(rows)}</table>"
 
     @property
     def states(self) -> Int[Tensor, "M n L"]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from m2s.devices import resolve_device
 from m2s.errors import UserError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from m2s.heads.output import hide_padding
 from m2s.ops.categorical import draw_categorical

@@ -42,7 +42,7 @@ class Tokenizer(ABC):
             ValueError: An id is not in the vocabulary.
         """
 
-    def batch_decode(self, batch: Iterable[Iterable[int]]) -> list[str]:
+    def batch_decode(self, batch: Iterable[Any]) -> list[str]:
         """Return the text of each sequence, as the tokenizers of transformers do.
 
         Args:

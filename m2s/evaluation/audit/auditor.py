@@ -66,6 +66,19 @@ class Audit:
         parts = ", ".join(f"{count / found.sites:.2%} {name}" for count, name in fractions)
         return f"Audit({parts} of {found.sites:,} scores)"
 
+    def _repr_html_(self) -> str:
+        """The counts of the four classes before and after projection, as a notebook shows them."""
+        found = self.overall()
+        if not found.sites:
+            return "<p>Audit: nothing was counted</p>"
+        rows = []
+        for name, before, after in zip(CLASSES, found.before.classes, found.after.classes, strict=True):
+            shares = "".join(f"<td>{count:,}</td><td>{count / found.sites:.2%}</td>" for count in (before, after))
+            rows.append(f"<tr><td>{name}</td>{shares}</tr>")
+        head = "<tr><th>class</th><th>scores</th><th></th><th>projected</th><th></th></tr>"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"<p>Audit of {found.sites:,} scores in {len(self.steps)} steps{seed}</p><table>{head}{''.join(rows)}</table>"
+
     @property
     def steps(self) -> list[StepStats]:
         """The counts of each sampling step."""

@@ -178,7 +178,7 @@ def dataset_nelbo(
     Raises:
         ValueError: An argument is out of range, or a token is invalid.
     """
-    from tqdm import tqdm  # imported late: it is needed by this function alone
+    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
 
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     validation.positive_int("passes", passes)
