@@ -53,7 +53,7 @@ def test_first_and_last_call(call: int, name: str, hidden: bool) -> None:
 
 def test_of_a_window_and_of_later_samples() -> None:
     with pytest.raises(UserError, match="sample 18, site 3 in the first call"):
-        m2s.sample(network(math.nan), HEADS["posterior"], (3, 8), steps=2, start=16, window=4, overlap=0)
+        m2s.sample(network(math.nan), HEADS["posterior"], (3, 8), steps=2, start=16, window=4, overlap=0, micro_batch=16)
 
 
 def test_what_is_not_drawn_may_be_anything() -> None:
