@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "mask as a clean token": (lambda: absorbing.corrupt(x * 5, t), ValueError, r"x_0\[0, 0\] is 5, .* 0\.\.4"),
     "noisy token too large": (lambda: m2s.score_entropy(head, output, x, big, t), ValueError, r"x_t\[1, 2\] is 7"),
     "a single number in elbo": (lambda: m2s.elbo(lambda x, t: x, head, x[0, 0]), ValueError, r"x_0 must be a batch of seq"),
-    "audit in batches of None": (lambda: m2s.audit(len, head, (2, 3), batch_size=None), TypeError, "batch_size must be an int"),
+    "audit in batches of 1.5": (lambda: m2s.audit(len, head, (2, 3), batch_size=1.5), TypeError, "batch_size must be an int"),
     "a subnormal time": (lambda: m2s.score_entropy(head, output, x, x, t * 0 + 1e-44), ValueError, r"must lie in \(0, 1\)"),
     "negative posterior": (
         lambda: m2s.leave_one_out_from_posterior(-torch.ones(B, L, K), x, t, uniform),

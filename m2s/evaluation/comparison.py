@@ -35,7 +35,7 @@ class HalfProjected(UnconstrainedScore):
         raises: Whether scores are only raised; otherwise they are only lowered.
     """
 
-    open_start = True
+    excludes_t_one = True
 
     def __init__(self, head: Head, raises: bool) -> None:
         super().__init__(head.process)

@@ -110,7 +110,8 @@ def audit(
         Audit(31.00% outside, 54.00% material, 0.00% boundary, 15.00% realizable of 100 scores)
     """
     check_auditable(head)
-    validation.positive_int("batch_size", batch_size)
+    if batch_size is not None:
+        validation.positive_int("batch_size", batch_size)
     sampler = default_sampler(head, for_audit=True) if sampler == "auto" else sampler
     drawn = draw_seed() if seed is None else seed
     options = SamplingOptions(head, shape, steps, sampler, grid, drawn, batch_size=batch_size)
