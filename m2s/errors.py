@@ -169,6 +169,9 @@ def explain_arguments(cls: type) -> None:
 
     Args:
         cls: The class. Its `__init__` is replaced unless it is inherited.
+
+    Raises:
+        UserTypeError: From the constructor, not from this function: an argument does not exist or is missing.
     """
     if "__init__" not in vars(cls):
         return

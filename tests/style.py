@@ -72,7 +72,13 @@ RENAMED_WORDS = [
 # The option --keep of m2s train and of experiments/text.py.
 ALLOWED = {
     "keep": (
-        *("m2s/training/config.py", "m2s/training/save.py", "m2s/training/state.py", "experiments/text.py"),
+        *(
+            "m2s/training/config.py",
+            "m2s/training/fitting.py",
+            "m2s/training/save.py",
+            "m2s/training/state.py",
+            "experiments/text.py",
+        ),
         *("tests/training/test_distributed.py", "tests/training/test_resume.py"),
     )
 }

@@ -78,7 +78,11 @@ class Compare:
     """Draw all samples again, and replace a finished result."""
 
     def run(self) -> None:
-        """Draw the samples that are missing, measure them, and write the result."""
+        """Draw the samples that are missing, measure them, and write the result.
+
+        Raises:
+            UserError: An option cannot be used.
+        """
         from m2s.cli.evaluate.images import load_split
         from m2s.provenance import provenance
         from m2s.report.blocks import conjunction

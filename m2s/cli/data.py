@@ -103,7 +103,12 @@ class Get:
     """The data set."""
 
     def run(self) -> None:
-        """Download the files and print the next command."""
+        """Download the files and print the next command.
+
+        Raises:
+            UserError: There is no data set of that name.
+            DownloadError: A file cannot be downloaded, or is not the one that is expected.
+        """
         from m2s.data.download import DOWNLOADS, DownloadError, download
         from m2s.data.files import root
 

@@ -108,11 +108,11 @@ def collate(examples: Sequence[Any]) -> Batch:
         >>> for batch in loader:
         ...     loss = objective(batch.x_0, weight=batch.weight, condition=batch.label).sum() / batch.weight.sum()
     """
-    labelled = all(isinstance(example, tuple | list) and len(example) == 2 and np.ndim(example[1]) == 0 for example in examples)
-    labelled = labelled and all(np.ndim(example[0]) == 1 for example in examples)
-    sequences = [example[0] for example in examples] if labelled else examples
+    labeled = all(isinstance(example, tuple | list) and len(example) == 2 and np.ndim(example[1]) == 0 for example in examples)
+    labeled = labeled and all(np.ndim(example[0]) == 1 for example in examples)
+    sequences = [example[0] for example in examples] if labeled else examples
     x_0, lengths = pad([as_tokens(f"example {i}", sequence).flatten() for i, sequence in enumerate(sequences)])
-    label = torch.tensor([int(example[1]) for example in examples]) if labelled else None
+    label = torch.tensor([int(example[1]) for example in examples]) if labeled else None
     return Batch(x_0, weights(lengths, x_0.shape[1]), label)
 
 

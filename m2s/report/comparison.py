@@ -79,7 +79,7 @@ def format_table(result: ComparisonResult) -> list[str]:
 def plot_distances(result: ComparisonResult) -> Figure:
     """Plot the distance to the data over the number of sampling steps, one line for each model, with standard errors.
 
-    Each line is labelled at its right end, so that there is no legend.
+    Each line is labeled at its right end, so that there is no legend.
 
     Args:
         result: The content of compare.json.

@@ -138,12 +138,12 @@ class Few(torch.nn.Module):
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("kind", [m2s.Posterior, m2s.LogScore])
-@pytest.mark.parametrize("own", [True, False], ids=["DiT", "other network"])
-def test_a_network_with_too_few_outputs_is_named_as_the_cause(name, kind, own, without_shape_hook) -> None:
+@pytest.mark.parametrize("is_dit", [True, False], ids=["DiT", "other network"])
+def test_a_network_with_too_few_outputs_is_named_as_the_cause(name, kind, is_dit, without_shape_hook) -> None:
     process = PROCESSES[name]
     head, x_0, t = kind(process), torch.randint(4, (8, 6)), torch.rand(8)
     for outputs in (process.states - 1, 2):
-        model = DiT(DiTConfig(states=outputs, width=16, depth=1, heads=2)) if own else Few(outputs)
+        model = DiT(DiTConfig(states=outputs, width=16, depth=1, heads=2)) if is_dit else Few(outputs)
         calls = (
             lambda model=model: m2s.Objective(model, head)(x_0, t),
             lambda model=model: m2s.sample(model, head, shape=(2, 6), steps=2),

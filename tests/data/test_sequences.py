@@ -24,10 +24,10 @@ def everything(source: Sequences) -> list[list[int]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("form", ["tensor", "array", "uint8", "list"])
-def test_an_array_is_read_in_any_form(form: str) -> None:
+@pytest.mark.parametrize("container", ["tensor", "array", "uint8", "list"])
+def test_an_array_is_read_in_any_form(container: str) -> None:
     x = torch.randint(6, (40, 7))
-    given = {"tensor": x, "array": x.numpy(), "uint8": x.byte(), "list": x.tolist()}[form]
+    given = {"tensor": x, "array": x.numpy(), "uint8": x.byte(), "list": x.tolist()}[container]
     source = Sequences(given)
     assert isinstance(source, Source) and not is_padded(source)
     assert (source.vocab, source.length, source.size, source.held_out) == (int(x.max()) + 1, 7, 36, 4)

@@ -14,7 +14,7 @@ import m2s
 import m2s.hub
 from m2s.cli import main
 from m2s.models import DiT, DiTConfig
-from m2s.report.film_strip import FRAMES, MASK_COLOUR, film_frames, image_grid
+from m2s.report.film_strip import FRAMES, MASK_COLOR, film_frames, image_grid
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_every_pixel_of_the_grid() -> None:
     assert picture.shape == (5 * factor, 7 * factor, 3) and factor * 7 >= 384
     small = picture[::factor, ::factor]
     assert bool((small[2] == 255).all()) and bool((small[:, 3] == 255).all())
-    mask = np.rint(255 * np.array(MASK_COLOUR)).astype(np.uint8)
+    mask = np.rint(255 * np.array(MASK_COLOR)).astype(np.uint8)
     for number, each in enumerate(tokens.reshape(4, 2, 3).tolist()):
         for row, column in np.ndindex(2, 3):
             token = each[row][column]
@@ -54,7 +54,7 @@ def test_gif(run: Path, tmp_path: Path) -> None:
         for place, wanted in ((0, expected[0]), (film.n_frames - 1, expected[-1])):
             film.seek(place)
             found = np.asarray(film.convert("RGB")).astype(int)
-            assert found.shape == wanted.shape and np.abs(found - wanted).max() <= 2  # a palette of 256 colours
+            assert found.shape == wanted.shape and np.abs(found - wanted).max() <= 2  # a palette of 256 colors
         assert film.info["duration"] >= 1500
 
 

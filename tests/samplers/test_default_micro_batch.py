@@ -33,11 +33,11 @@ def test_rule() -> None:
 def test_sample_i_is_the_same_for_1_5_and_1024_samples(length: int) -> None:
     """Bit for bit, also from the middle, and in smaller parts."""
     model, most = network(length), 1024 if length < 100 else 40
-    whole = m2s.sample(model, HEAD, (most, length), steps=2, seed=3)
+    full = m2s.sample(model, HEAD, (most, length), steps=2, seed=3)
     for count in (1, 5):
-        assert torch.equal(m2s.sample(model, HEAD, (count, length), steps=2, seed=3), whole[:count])
-    assert torch.equal(m2s.sample(model, HEAD, (2, length), steps=2, seed=3, start=most - 2), whole[-2:])
-    assert len(whole.unique(dim=0)) > 1
+        assert torch.equal(m2s.sample(model, HEAD, (count, length), steps=2, seed=3), full[:count])
+    assert torch.equal(m2s.sample(model, HEAD, (2, length), steps=2, seed=3, start=most - 2), full[-2:])
+    assert len(full.unique(dim=0)) > 1
 
 
 @pytest.mark.parametrize(("length", "window", "rows"), [(3, None, 1024), (100, None, 64), (100, 12, 512), (12, 100, 512)])

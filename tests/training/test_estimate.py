@@ -73,14 +73,14 @@ def test_activations_are_those_that_autograd_keeps():
     )
     parts = METHODS[config.method].build(rows.vocab)
     model = build(describe_network(config.network, parts.head.process, rows)).train()
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
     def saved(examples: int) -> int:
         kept: dict[int, int] = {}
 
         def pack(value: torch.Tensor) -> torch.Tensor:
             storage = value.untyped_storage()
-            if storage.data_ptr() not in own:
+            if storage.data_ptr() not in weights:
                 kept[storage.data_ptr()] = storage.nbytes()
             return value
 

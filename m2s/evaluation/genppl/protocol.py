@@ -14,7 +14,7 @@ class Protocol:
         name: The name for `--protocol`.
         description: Who uses it, and what it does.
         judge: The language model that they used.
-        default_judge: The judge where none is given: theirs, or a small one in place of a model behind a licence.
+        default_judge: The judge where none is given: theirs, or a small one in place of a model behind a license.
         samples: The number of samples; None where they do not say.
         tokens: At most this many tokens of a sample, and of the judge where it tokenizes the text again; None: all.
         retokenize: The judge tokenizes the text again; otherwise it reads the sample's tokens as they are.
