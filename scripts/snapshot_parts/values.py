@@ -49,6 +49,8 @@ def tensor(value: Tensor) -> Any:
         value: The tensor.
     """
     value = value.detach().cpu()
+    if value.dtype.is_floating_point:  # NaN has many bit patterns, which depend on the machine's instructions
+        value = torch.where(value.isnan(), torch.full_like(value, torch.nan), value)
     shape = "x".join(map(str, value.shape))
     flat = value.flatten().tolist()
     if not value.dtype.is_floating_point:
