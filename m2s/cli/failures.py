@@ -214,7 +214,8 @@ class Interrupts:
         if self._previous is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._interrupt)
         self._thread = threading.Thread(target=self._watch, name="m2s interrupts", daemon=True)
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # too little memory for a thread: the command itself says so
+            self._thread.start()
         self._active = True
         return self
 
@@ -225,7 +226,8 @@ class Interrupts:
         if signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, self._previous)
         os.close(self._write)  # ends the thread
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         os.close(self._read)
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:

@@ -23,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 import m2s.cli
+import m2s.cli.parsing
 import m2s.data.pack
 import m2s.evaluation.inception
 import m2s.provenance
@@ -41,7 +42,7 @@ def words(text: str) -> tuple[str, ...]:
 NETWORK = words("--network.kind dit --network.width 16 --network.depth 1 --network.heads 2")
 RUN = words("--batch 4 --steps 4 --save-every 2 --validate-every 2 --log-every 1 --keep 1 --validation-samples 4")
 TRAIN = (*NETWORK, *RUN, *words("--optimizer.warmup 1 --device cpu"))
-DRAW = words("--n 4 --batch-size 2 --steps 2 --device cpu")
+DRAW = words("--n 4 --batch-size 2 --micro-batch 16 --steps 2 --device cpu")
 TIMINGS = ("seconds", "tokens_per_second", "starts")
 """Values in files that differ between two runs of a command: times, and the list of the starts of a run."""
 
@@ -92,7 +93,7 @@ def prepare_process() -> None:
     tqdm.monitor_interval = 0  # its thread would not survive a fork
     # By default tqdm has a lock that forks share. A fork that is killed while it holds the lock would block all others.
     tqdm.set_lock(threading.RLock())
-    m2s.cli.commands = functools.cache(m2s.cli.commands)  # it reads the source of all options
+    m2s.cli.commands = m2s.cli.parsing.commands = functools.cache(m2s.cli.commands)  # it reads the source of all options
     revision = m2s.provenance.revision()
     for module in (m2s.provenance, m2s.training.run_folder):
         module.revision = lambda: revision  # type: ignore[attr-defined]
