@@ -12,6 +12,8 @@ import numpy as np
 from m2s.io import open_regular
 
 MAX_BYTES = 4 << 30  # of the arrays of a file. 4 MB can decompress to this much.
+# Arrays above this size must not be compressed more than so many times. Zeros are compressed about 1,000 times.
+LARGE_BYTES, MAX_RATIO = 256 << 20, 200
 
 
 def read_npz(
@@ -41,6 +43,9 @@ def read_npz(
             chosen = [name for name in (*names, *optional) if name in entries]
             if (total := sum(entries[name].file_size for name in chosen)) > limit:
                 raise ValueError(f"its arrays take {total:,} bytes, and at most {limit:,} are read")
+            stored = sum(entries[name].compress_size for name in chosen)
+            if total > LARGE_BYTES and total > MAX_RATIO * stored:
+                raise ValueError(f"its arrays take {total:,} bytes, compressed to {stored:,}: they are not samples")
             return {name: _read(archive, entries[name]) for name in chosen}
     except (ValueError, OSError):
         raise

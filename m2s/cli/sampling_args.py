@@ -10,6 +10,7 @@ import tyro
 
 from m2s import validation
 from m2s.cli.errors import supports, unsupported_sampler
+from m2s.cli.failures import is_out_of_memory
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.devices import resolve_device
@@ -220,6 +221,7 @@ def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":
 
     Raises:
         UserError: There is none, it cannot be read, or a file has another checksum than config.json says.
+        MemoryError: Memory is too small, or torch's error for that.
     """
     from m2s.hub import load
 
@@ -230,6 +232,8 @@ def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":
     except UserError:
         raise
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        if is_out_of_memory(error.__cause__ or error):
+            raise error.__cause__ or error from None
         raise UserError(str(error)) from error
 
 

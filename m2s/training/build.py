@@ -1,6 +1,7 @@
 """Build what a configuration describes: the data, the network with its initial weights, and the method's head."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,12 +76,7 @@ def describe_network(config: NetworkConfig, process: Process, source: Source) ->
     if config.labels and source.classes is None:
         raise UserError(option="network.labels", value=True, reason="the data has no labels", hint="leave it out")
     try:
-        if config.kind == "dit":
-            description: Any = _describe_dit(config, process, source)
-        elif config.kind == "unet":
-            description = _describe_unet(config, process, source)
-        else:
-            description = _describe_plugin(config, process, source)
+        description = DESCRIBE.get(config.kind, _describe_plugin)(config, process, source)
     except UserError as error:
         raise error.within("network") from None
     except (ValueError, TypeError) as error:
@@ -122,6 +118,10 @@ def _describe_plugin(config: NetworkConfig, process: Process, source: Source) ->
     offered |= {"vocab": process.vocab, "causal": not process.has_transitions, "padding": is_padded(source)}
     given = parse_options(config.options, known, "network")
     return settings(**{name: value for name, value in offered.items() if name in known} | given)
+
+
+# Networks whose options are named in `NetworkConfig`. All others take theirs as KEY=VALUE.
+DESCRIBE: dict[str, Callable[[NetworkConfig, Process, Source], Any]] = {"dit": _describe_dit, "unet": _describe_unet}
 
 
 def _common_options(config: NetworkConfig, source: Source) -> dict[str, Any]:

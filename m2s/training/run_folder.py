@@ -21,7 +21,7 @@ from m2s.training.config import RECORD, Config, plain
 from m2s.version import __version__
 
 __all__ = ["MUTABLE_ON_RESUME", "RECORD", "RunFolder", "environment", "read_record"]
-LOCK = ".lock"
+LOCK, LOG, STATE = ".lock", "log.jsonl", "state"
 # The options that may change when a run is resumed: none of them changes the result.
 MUTABLE_ON_RESUME = {
     "run": {"out", "log_every", "validate_every", "validation_samples", "validation_passes", "save_every", "keep", "on_nan"}
@@ -37,6 +37,15 @@ SIZES = ("rows", "length", "vocab")  # what every record says about the data
 LEFTOVER = re.compile(
     r"\.m2s-([0-9a-f]+-)?[0-9]+\.tmp|\.(train|log|nan|config)-([0-9a-f]+-)?[0-9]+\.jsonl?|\.tmp[0-9A-Za-z]{6}"
 )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a killed process left a file or folder: a temporary file, or an empty one of a run, as after a full disk."""
+    if LEFTOVER.fullmatch(path.name):
+        return True
+    if path.name not in (RECORD, LOG, STATE) or path.is_symlink():
+        return False
+    return not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0
 
 
 class RunFolder:
@@ -64,16 +73,16 @@ class RunFolder:
             self.data["sha256"] = sha256
 
     def __enter__(self) -> "RunFolder":
-        files = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
-        foreign = [name for name in files if name != LOCK and not LEFTOVER.fullmatch(name)]
-        if foreign and not (self.path / RECORD).exists():
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        foreign = [path.name for path in files if path.name != LOCK and not _is_leftover(path)]
+        if foreign and RECORD not in foreign:
             raise UserError(f"{self.path} holds {foreign[0]} but no {RECORD}, so it is not a run: give another --out")
         output_folder(self.path)
         self._lock = os.fdopen(open_file(self.path / LOCK, os.O_RDWR), "r+", encoding="utf-8", errors="replace")
         try:
             self._acquire()
             for path in self.path.iterdir():
-                if LEFTOVER.fullmatch(path.name):
+                if _is_leftover(path) and not path.is_dir():
                     path.unlink(missing_ok=True)
             self._record()
         except BaseException:

@@ -190,3 +190,18 @@ def test_stdout_that_is_closed(arguments):
     program = f"import sys\nsys.stdout = None\nfrom m2s.cli import main\nmain({arguments})"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ended.returncode == (0 if arguments == ["cite"] else 2) and "Traceback" not in ended.stderr
+
+
+def test_memory_that_is_too_small_for_a_checkpoint_is_no_invalid_input(tmp_path, monkeypatch, capsys) -> None:
+    import m2s.hub
+
+    def allocate(*_: object, **__: object) -> None:
+        try:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2**50 bytes")
+        except RuntimeError as error:
+            raise ValueError(f"{tmp_path}: {error}") from error
+
+    monkeypatch.setattr(m2s.hub, "load", allocate)
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", str(tmp_path), "--out", str(tmp_path / "a.npz")])
+    assert ended.value.code == 1 and "the memory is too small" in capsys.readouterr().err

@@ -197,3 +197,22 @@ def test_lines_that_are_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
     with pytest.raises(BadData, match=r"a.jsonl, line 2: not JSON \(nested too deeply\)"):
         prepare_text(tmp_path / "a.jsonl", tmp_path / "packed", Bytes())
+
+
+def test_an_archive_of_zeros_is_rejected_by_its_index(tmp_path: Path) -> None:
+    """300 MB of zeros in less than two: the size is in the index of the archive, so nothing is decompressed."""
+    import zipfile
+
+    from m2s.npz import read_npz
+
+    header = np.lib.format.magic(1, 0) + (118).to_bytes(2, "little")
+    text = b"{'descr': '<i4', 'fortran_order': False, 'shape': (500000, 1000), }".ljust(117) + b"\n"
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("tokens.npy", "w", force_zip64=True) as file,
+    ):
+        file.write(header + text)
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+    with pytest.raises(ValueError, match="they are not samples"):
+        read_npz(tmp_path / "a.npz", ["tokens"])

@@ -38,9 +38,17 @@ def test_the_command_starts_in_a_folder_with_a_lock(tmp_path):
 @pytest.mark.parametrize("name", [".git", ".train.json", "log.jsonl", ".m2s-x.tmp"])
 def test_files_of_others_are_no_new_run(tmp_path, name):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).touch()
+    (tmp_path / "run" / name).write_text("content")
     with pytest.raises(UserError, match=rf"holds {name} but no train.json"):
         train(small(tmp_path / "run", steps=1), random_rows())
+
+
+def test_empty_files_of_a_run_are_a_new_run(tmp_path):
+    out = tmp_path / "run"
+    (out / "state").mkdir(parents=True)
+    for name in (".lock", "train.json", "log.jsonl"):
+        (out / name).touch()
+    assert train(small(out, steps=1), random_rows()).step == 1
 
 
 def test_a_run_starts_again_after_a_full_disk(tmp_path, monkeypatch):
