@@ -9,7 +9,7 @@ from m2s.cli.help_text import help_from_source
 from m2s.cli.sample_files import BAR, advance, settings
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError, print_escaped
-from m2s.io import atomic_write, output_file, output_folder, require_absent, write_json
+from m2s.io import atomic_write, output_file, output_folder, read_regular, require_absent, write_json
 from m2s.methods.config import AutoInt
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def remove_finished_parts(result: Path, parts: dict[Path, tuple[str, ...]]) -> N
         return
     for out, keys in parts.items():
         try:
-            settings = json.loads(result.read_text(encoding="utf-8"))
+            settings = json.loads(read_regular(result))
             for key in keys:
                 settings = settings[key]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -232,7 +232,7 @@ def read_unfinished(out: Path) -> dict[str, Any] | None:
         The settings; None where there is no unfinished run, or its settings cannot be read.
     """
     try:
-        return parse_json((_folder(out) / "settings.json").read_bytes())
+        return parse_json(read_regular(_folder(out) / "settings.json"))
     except (OSError, ValueError):
         return None
 

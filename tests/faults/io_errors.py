@@ -40,9 +40,11 @@ def _is_cache(path: str) -> bool:
     return path.split("/")[0] == "data"
 
 
-def _results(folder: Path) -> dict[str, bytes]:
-    """The files of a folder without caches."""
-    return {name: content for name, content in snapshot(folder).items() if not _is_cache(name)}
+def _incomplete(folder: Path, name: str) -> str:
+    """Which results of a command that ended with success are missing or differ. Leftovers are removed by the next run."""
+    expected = {path: content for path, content in reference(name).files.items() if not _is_cache(path)}
+    found = {path: content for path, content in snapshot(folder).items() if path in expected}
+    return differences(found, expected)
 
 
 @functools.cache
@@ -81,7 +83,7 @@ def fail_at_event(name: str, number: int, dice: random.Random) -> str:
         if not wrong and os.fstat(mark).st_size == 0:
             wrong = "the event was not reached"
         if not wrong and ended.code == 0:  # success means that all files are complete, not that the next run completes them
-            wrong = differences(_results(folder), {k: v for k, v in reference(name).files.items() if not _is_cache(k)})
+            wrong = _incomplete(folder, name)
         wrong = wrong or check_completed(name, folder)
         return f"{error} at event {event} ({at.kind} {at.path}): {wrong}" if wrong else ""
     finally:
@@ -133,7 +135,7 @@ def out_of_memory(name: str, number: int) -> str:
         ended = run_forked(COMMANDS[name], folder, lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         wrong = user_message(ended)
         if not wrong and ended.code == 0:
-            wrong = differences(_results(folder), {k: v for k, v in reference(name).files.items() if not _is_cache(k)})
+            wrong = _incomplete(folder, name)
         if not wrong and ended.code == 0 and number == 0 and most - start > 2**20:
             wrong = "it succeeds without memory: the limit has no effect"
         wrong = wrong or check_completed(name, folder)

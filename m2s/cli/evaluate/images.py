@@ -159,6 +159,9 @@ def read_settings(name: str) -> dict[str, Any] | None:
 
     Returns:
         The settings, None where there are none.
+
+    Raises:
+        OSError: The disk fails. A result without the settings would look complete.
     """
     from m2s.npz import read_npz
 
@@ -166,6 +169,6 @@ def read_settings(name: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(str(read_npz(Path(name), ["settings"])["settings"]))
-    except (OSError, ValueError, RecursionError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

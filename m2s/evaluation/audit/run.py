@@ -11,7 +11,7 @@ from m2s import validation
 from m2s.evaluation.audit.auditor import Audit
 from m2s.evaluation.audit.stats import stats_from_json
 from m2s.heads import Head
-from m2s.io import parse_json, write_json
+from m2s.io import parse_json, read_regular, write_json
 from m2s.ops.last_layer import Output
 from m2s.realizability.quadratic import LIMIT
 from m2s.rng import draw_seed
@@ -155,7 +155,7 @@ def audit_parts(
     for first in parts.starts():
         path = _counts_file(parts, first)
         try:
-            total.merge(stats_from_json(parse_json(path.read_bytes(), kind=list)))
+            total.merge(stats_from_json(parse_json(read_regular(path), kind=list)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptShardError(
                 f"{path} is damaged ({error!s:.300}): delete {parts.folder} and run the same command again"
