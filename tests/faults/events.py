@@ -104,6 +104,8 @@ class Events:
         """The path below the root; None where it is elsewhere."""
         if isinstance(path, int):
             path = os.readlink(f"/proc/self/fd/{path}")
+            if not path.startswith("/"):  # a pipe or socket
+                return None
         if path is None:
             return None
         found = os.path.abspath(os.fsdecode(path))
