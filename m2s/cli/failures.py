@@ -14,6 +14,7 @@ The exit codes are:
     130  interrupted by Ctrl-C (128 + SIGINT); `m2s train` also exits with 143 after SIGTERM
 """
 
+import _thread
 import contextlib
 import errno
 import os
@@ -213,9 +214,10 @@ class Interrupts:
         self._previous: Any = signal.getsignal(signal.SIGINT)
         if self._previous is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._interrupt)
-        self._thread = threading.Thread(target=self._watch, name="m2s interrupts", daemon=True)
-        with contextlib.suppress(RuntimeError):  # too little memory for a thread: the command itself says so
-            self._thread.start()
+        self._ended = threading.Event()
+        # Not threading.Thread: its start waits forever for a thread that ends at once because memory is too small.
+        with contextlib.suppress(RuntimeError):  # no memory for a thread: the command itself says so
+            _thread.start_new_thread(self._watch, ())
         self._active = True
         return self
 
@@ -226,8 +228,7 @@ class Interrupts:
         if signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, self._previous)
         os.close(self._write)  # ends the thread
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._ended.wait(1.0)
         os.close(self._read)
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
@@ -249,6 +250,7 @@ class Interrupts:
                 continue
             numbers = os.read(self._read, 64)
             if not numbers:
+                self._ended.set()
                 return
             for number in numbers:
                 if number in seen:
