@@ -55,7 +55,7 @@ def test_sizes_on_a_gpu() -> None:
 
 def test_micro_batches_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "book.txt").write_text("x" * 60_000)
-    meta = prepare_text(str(tmp_path / "book.txt"), tmp_path / "packed", Bytes(), 100)
+    meta = prepare_text(str(tmp_path / "book.txt"), tmp_path / "packed", Bytes(), 0.01)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**37)
     assert "--micro-batch" not in next_command(tmp_path / "packed", meta)

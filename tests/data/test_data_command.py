@@ -37,7 +37,7 @@ def test_command(corpus, tmp_path, monkeypatch):
     message = command("prepare", tmp_path / "one.txt", "--out", tmp_path / "one", "--tokenizer", "bytes")
     said = "held out for validation: 105 of 1,050 tokens (10 %), the last ones of the text"
     assert said in message and said in command("check", tmp_path / "one")
-    assert message.splitlines()[-1].startswith(f"m2s train owt --data.folder {tmp_path / 'one'} --data.length 8 ")
+    assert message.splitlines()[-1].startswith(f"m2s train owt --data.folder {tmp_path / 'one'} --data.length 64 ")
     preset = parse(message.splitlines()[-1].split()[1:]).preset
     assert len(Tokens(preset.data.folder, "validation", preset.data.length)) == 1
     (out / "test-00000.bin").write_bytes(b"xx")

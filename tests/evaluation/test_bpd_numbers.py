@@ -44,4 +44,4 @@ def test_an_infinite_nelbo_is_a_value(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bpd, "dataset_nelbo", infinite)
     main(["evaluate", "bpd", str(checkpoint(tmp_path / "run")), *QUICK, "--out", str(out)])
     assert "inf" in capsys.readouterr().out
-    assert json.loads(out.read_text())["bound"]["bits"]["value"] is None
+    assert json.loads(out.read_text())["nelbo"]["bits"]["value"] is None

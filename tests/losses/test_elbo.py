@@ -337,7 +337,8 @@ def test_stratified_times(low: float, high: float) -> None:
 
 def test_an_infinite_nelbo_has_an_infinite_standard_error() -> None:
     """It was NaN, which is the documented value for a single pass."""
-    estimate = m2s.Elbo(*[torch.zeros(2)] * 5, passes=torch.tensor([[torch.inf, 1.0], [1.0, 3.0]]))
+    passes = torch.tensor([[torch.inf, 1.0], [1.0, 3.0]])
+    estimate = m2s.Elbo(*[torch.zeros(2)] * 5, passes=passes, sites=torch.ones(2))
     assert estimate.mean() == (torch.inf, torch.inf)
     process = m2s.Absorbing(2, m2s.Geometric(1e-3, 20.0))
 

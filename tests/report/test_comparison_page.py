@@ -62,7 +62,7 @@ def test_likelihoods_have_their_paired_difference(compared: Path) -> None:
     row = read(compared).row("m2s − a<b")
     bits = found["difference"]["nelbo"]["bits"]
     assert row[1].startswith(f"{bits['value']:.4f}") and row[2] == f"{bits['low']:.4f} … {bits['high']:.4f}"
-    assert read(compared).row("a<b", "digitstest")[3].startswith(f"{found['bound']['bits']['value']:.4f}")
+    assert read(compared).row("a<b", "digitstest")[3].startswith(f"{found['nelbo']['bits']['value']:.4f}")
 
 
 def test_every_cell_names_its_column(compared: Path) -> None:

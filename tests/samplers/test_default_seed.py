@@ -94,7 +94,7 @@ def test_a_difference_of_nelbos_needs_one_seed() -> None:
     with pytest.raises(ValueError, match=f"the seeds are {one.seed} and {two.seed}"):
         one.minus(two)
     paired = dataset_nelbo(network, HEAD, ROWS, passes=2, seed=one.seed)
-    assert torch.equal(one.minus(paired).term("bound"), torch.zeros(2, 4, dtype=torch.float64))
+    assert torch.equal(one.minus(paired).term("nelbo"), torch.zeros(2, 4, dtype=torch.float64))
 
 
 class Mode(nn.Module):

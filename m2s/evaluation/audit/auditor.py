@@ -72,7 +72,7 @@ class Audit:
         if not found.sites:
             return "<p>Audit: nothing was counted</p>"
         rows = []
-        for name, before, after in zip(CLASSES, found.before.classes, found.after.classes, strict=True):
+        for name, before, after in zip(SCORE_CLASSES, found.before.classes, found.after.classes, strict=True):
             shares = "".join(f"<td>{count:,}</td><td>{count / found.sites:.2%}</td>" for count in (before, after))
             rows.append(f"<tr><td>{name}</td>{shares}</tr>")
         head = "<tr><th>class</th><th>scores</th><th></th><th>projected</th><th></th></tr>"
