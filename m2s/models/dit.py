@@ -73,7 +73,7 @@ class DiTConfig:
 
     def __post_init__(self) -> None:
         validation.positive_int("states", self.states, low=2)
-        for name in ("time", "causal", "label_after_silu", "norm_bias"):
+        for name in ("time", "causal", "label_after_silu", "norm_bias", "padding"):
             validation.boolean(name, getattr(self, name))
         if self.clock is not None:
             validation.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")

@@ -440,6 +440,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "too many dimensions": (lambda: UNetConfig(K, (2, 2, 2, 2)), ValueError, r"shape is .* \(height, width\)"),
     "causal": (lambda: DiTConfig(K, causal=[True]), TypeError, r"causal is \[True\], but it must be True or False"),
+    "padding": (lambda: DiTConfig(K, padding=(1,)), TypeError, r"padding is \(1,\), but it must be True or False"),
     "time": (lambda: DiTConfig(K, time=1), TypeError, "time is 1, but it must be True or False"),
     "mask": (lambda: UNetConfig(K, shape=(4, 4), mask="yes"), TypeError, "mask is 'yes', but it must be True or False"),
     "dropout": (lambda: DiTConfig(K, dropout=1.0), ValueError, r"dropout is 1\.0, .*\[0, 1\)"),
