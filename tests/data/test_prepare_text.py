@@ -79,7 +79,7 @@ def test_text_that_cannot_be_encoded_leaves_an_empty_folder_unless_a_part_was_pa
     assert "progress.json" in contents(kept)
     path = kept / "progress.json"
     good = json.loads(path.read_text())
-    path.write_text(json.dumps(good | {"document": good["document"] + 1}))  # a possible number, but not the one that was written
+    path.write_text(json.dumps(good | {"document": good["document"] + 1}))  # possible, but not what was written
     with pytest.raises(BadData, match=r"its SHA-256 differs"):
         prepare(tmp_path / "a.txt", kept, Characters("abc"))
     path.write_text(json.dumps({name: value for name, value in good.items() if name != "sha256"}))  # as version 0.1 writes it
