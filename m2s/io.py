@@ -196,7 +196,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open an ordinary file for reading. A pipe or a device, from which reading could wait for ever, is an error.
+    """Open an ordinary file for reading. A pipe or a device, from which reading could wait forever, is an error.
 
     Args:
         path: The file, or a link to one.

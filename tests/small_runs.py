@@ -157,3 +157,11 @@ def launch(size: int, work: Callable[..., object], *arguments: object) -> mp.Pro
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return mp.start_processes(_rank, (size, port, work, arguments), nprocs=size, join=False, start_method="fork")
+
+
+def last_line(capsys, *arguments):
+    """The last line of stderr of a command that fails with exit code 2 after a progress bar."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]

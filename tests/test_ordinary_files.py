@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 
-from m2s.cli import main
 from m2s.data import Bytes, prepare_text
 from m2s.errors import UserError
 from m2s.io import open_regular, read_json, read_regular
 from m2s.npz import read_npy, read_npz
 from m2s.training import state, train
-from small_runs import random_rows, small, user_error
+from small_runs import last_line, random_rows, small, user_error
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +20,8 @@ def finished(tmp_path_factory):
     return out
 
 
-def last_line(capsys, *arguments):
-    """The last line of stderr of a command that fails with exit code 2 after a progress bar."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 def pipe(path):
-    """Put a pipe in place of a file. Reading it would wait for ever."""
+    """Put a pipe in place of a file. Reading it would wait forever."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     return path

@@ -217,7 +217,7 @@ def save(
     Args:
         folder: Where to write; created if it does not exist.
         model: A network of a class in `m2s.models.NETWORKS`.
-        head: Its head, of a class in `m2s.hub.CLASSES`, as are its process and schedule.
+        head: Its head, of a registered class, as are its process and schedule (`m2s.hub.config.saved_classes`).
         data: A description of the data, {"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}.
         tokenizer: The tokenizer of a text model. One that is read from a file (GPT-2's merges) is copied into the folder.
         extra: Anything else that JSON can hold, such as a step count or a git commit.

@@ -41,7 +41,7 @@ def press() -> None:
 
 
 def hang(presses: bool = True) -> None:
-    """Wait for ever in a call of C that no signal interrupts, like a long operation of torch. Another thread presses Ctrl-C.
+    """Wait forever in a call of C that no signal interrupts, like a long operation of torch. Another thread presses Ctrl-C.
 
     It does so until the process ends: two signals that come before the first is delivered count as one.
     """

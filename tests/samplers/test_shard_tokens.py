@@ -2,10 +2,9 @@
 
 import pytest
 
-from m2s.cli import main
 from m2s.samplers.shards import SampleShards
 from m2s.training import train
-from small_runs import random_rows, small
+from small_runs import last_line, random_rows, small
 
 
 @pytest.fixture(scope="module")
@@ -13,14 +12,6 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "run"
     train(small(out, steps=8), random_rows())
     return out
-
-
-def last_line(capsys, *arguments):
-    """The last line of stderr of a command that fails with exit code 2 after a progress bar."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 def test_samples_with_tokens_outside_the_vocabulary(tmp_path, finished, capsys, monkeypatch):
