@@ -1,21 +1,30 @@
 """Compare all methods on MNIST with the same U-Net, batches and training steps: NELBO, FID, speed and memory.
 
     python experiments/mnist.py out/mnist              # on a GPU; finished rows are skipped
-    python experiments/mnist.py out/mnist --table      # from the files of the rows: mnist.json, mnist.png, samples.png
+    python experiments/mnist.py out/mnist --table      # from the files of the rows: mnist.json, mnist.png, mnist-samples.png
     python experiments/mnist.py out/mnist --rows experiments/results/mnist.json   # continue a table, on any machine
 
-A row runs the equivalent of these commands in one process: `m2s train mnist --method NAME --seed 1` with fewer training
-steps, a tenth of them warmup; `m2s evaluate bpd` on all test images; `m2s sample` of 5,000 images with the sampler of the
-method at 25, 50 and 100 steps; `m2s evaluate fid --protocol mnist-5k`. The autoregressive row uses a transformer and one
-network call per pixel. OUT/NAME.json is written when a row is finished. The file of a failed row holds the error. The next
-call repeats failed rows after all others.
+The 50 epochs of the preset, with the NELBO every 585 steps, are another table:
 
-Images per second and memory of training exclude the first 20 training steps, which compile and capture CUDA graphs. Memory is
-what torch reserves on the GPU, because a captured training step does not report single tensors.
+    python experiments/mnist.py out/mnist50 --steps 11700 --validate-every 585 --methods m2s-offset,m2s --seeds 1,2
+    python experiments/mnist.py out/mnist50 --table --results experiments/results/mnist-50-epochs.json
+
+A row is a method and a seed. It runs the equivalent of these commands in one process: `m2s train mnist --method NAME --seed N`
+with another number of training steps, a tenth of them warmup, but at most the 500 of the preset; `m2s evaluate bpd` on all test
+images; `m2s sample` of 5,000 images with the sampler of the method at 25, 50 and 100 steps; `m2s evaluate fid --protocol
+mnist-5k`. The autoregressive row uses a transformer and one network call per pixel. OUT/NAME-seedN.json is written when a row
+is finished. The file of a failed row holds the error. The next call repeats failed rows after all others.
+
+With `--validate-every` a row has the NELBO of the averaged weights on 2,048 test images on the way. The images are the same at
+all steps and in all rows, and the noise is the same in all rows with the same seed and noise process.
+
+Images per second and memory of training exclude validation and the first 20 training steps, which compile and capture CUDA
+graphs. Memory is what torch reserves on the GPU, because a captured training step does not report single tensors.
 """
 
 import argparse
 import concurrent.futures
+import functools
 import gc
 import json
 import math
@@ -50,20 +59,23 @@ from m2s.provenance import command, provenance
 from m2s.samplers.inference_model import InferenceModel
 from m2s.training import Batch, Config, train
 from m2s.training.config import replace
+from m2s.training.log import read_log
 
 PROTOCOL = PROTOCOLS["mnist-5k"]
 SAMPLING_STEPS = (25, 50, 100)
-TRAINING_STEPS, SEED = 3000, 1
+TRAINING_STEPS = 3000
 PASSES, BATCH_SIZE = 2, 250  # of the NELBO: times per image, images per network call
 MICRO_BATCH = 500  # samples per network call
-SAVED, PER_LINE = 64, 20  # samples in the .npz file, and of these in a line of samples.png
+SAVED, PER_LINE = 64, 20  # samples in the .npz file, and of these in a line of mnist-samples.png
 UNTIMED_STEPS = 20  # training steps before timing starts
+NELBO_TERMS = ("bits", "error", "integral", "prior", "reconstruction")  # of a validation, in bits per dimension
 
 
 class TimedSource(ImageSource):
     """MNIST as a data source that measures the speed and memory of the training run that reads it.
 
-    Timing starts at batch `min(UNTIMED_STEPS, steps // 2)` and ends at the last batch.
+    Timing starts at batch `min(UNTIMED_STEPS, steps // 2)` and ends at the last batch. Validations are left out, each with the
+    training step after it: the next call of `train` comes after the gradient of that step.
 
     Args:
         images: The data set.
@@ -76,19 +88,33 @@ class TimedSource(ImageSource):
         super().__init__(images)
         self.device, self.steps, self.wait = device, steps, wait
         self.first, self.batches, self.start, self.end = min(UNTIMED_STEPS, steps // 2), 0, 0.0, 0.0
+        self.paused: float | None = None  # the start of the current validation
+        self.pauses: list[float] = []
         self.reserved_before, self.peak = self._reserved(torch.cuda.memory_reserved), 0
 
     def train(self, indices: Tensor) -> Batch:
         """Return a batch, and start or end the measurement."""
         self.batches += 1
+        if self.paused is not None:
+            self._synchronize(reset_memory=False)
+            self.pauses.append(time.monotonic() - self.paused)
+            self.paused = None
         if self.batches == self.first:
             self.wait()
             self._synchronize(reset_memory=True)
-            self.start = time.monotonic()
+            self.start, self.pauses, self.peak = time.monotonic(), [], 0
         elif self.batches == self.steps:
             self._synchronize(reset_memory=False)
-            self.end, self.peak = time.monotonic(), self._reserved(torch.cuda.max_memory_reserved)
+            self.end, self.peak = time.monotonic(), self.peak or self._reserved(torch.cuda.max_memory_reserved)
         return super().train(indices)
+
+    def validation(self, indices: Tensor) -> Batch:
+        """Return a batch of test images, and pause the measurement."""
+        if self.paused is None:
+            self._synchronize(reset_memory=False)
+            self.peak = self.peak or self._reserved(torch.cuda.max_memory_reserved)  # of training alone
+            self.paused = time.monotonic()
+        return super().validation(indices)
 
     def _synchronize(self, reset_memory: bool) -> None:
         """Wait for the GPU, so that the clock measures finished work."""
@@ -105,8 +131,45 @@ class TimedSource(ImageSource):
     def measurements(self, batch: int) -> dict[str, float | None]:
         """Return images per second, and peak memory minus the memory reserved before the run."""
         peak = (self.peak - self.reserved_before) / 2**30
-        rate = (self.steps - self.first) * batch / (self.end - self.start)
+        steps = self.steps - self.first - len(self.pauses)
+        rate = steps * batch / (self.end - self.start - sum(self.pauses))
         return {"images_per_second": rate, "peak_gib": peak if self.device.type == "cuda" else None}
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """The method and the seed of a row. As a string it names the files of the row.
+
+    Args:
+        method: The method.
+        seed: The seed of the training run.
+    """
+
+    method: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.method}-seed{self.seed}"
+
+    @staticmethod
+    def of(row: dict[str, Any]) -> "RowKey":
+        """Return the key of a row.
+
+        Args:
+            row: The row.
+        """
+        return RowKey(row["method"], row["settings"]["seed"])
+
+
+def read_validations(run: Path) -> list[dict[str, float]]:
+    """Return the validations of a training run: step, NELBO, its standard error over images and its terms.
+
+    Args:
+        run: Folder of the run.
+    """
+    records = [line.record for line in read_log(run / "log.jsonl")]
+    found = [record for record in records if record is not None and "validation_bits" in record]
+    return [{"step": record["step"], **{term: record[f"validation_{term}"] for term in NELBO_TERMS}} for record in found]
 
 
 @dataclass(frozen=True)
@@ -119,9 +182,8 @@ class Experiment:
         out: Folder of the rows.
         images: The data set.
         device: Device of all computations.
-        features: The Inception network.
-        reference: Feature statistics of the test images.
-        settings: Settings that are written to each row.
+        inception: File of the Inception weights; None: the default place. It is read when the first samples are drawn.
+        settings: Settings that are written to each row, without the seed.
         pool: Executor with one thread.
         pending: Jobs given to the executor.
     """
@@ -129,8 +191,7 @@ class Experiment:
     out: Path
     images: data.ImageDataset
     device: torch.device
-    features: inception.Network
-    reference: Statistics
+    inception: Path | None
     settings: dict[str, Any]
     pool: concurrent.futures.Executor
     pending: list[concurrent.futures.Future[Any]] = field(default_factory=list)
@@ -144,21 +205,42 @@ class Experiment:
         """Return when all background jobs are finished."""
         concurrent.futures.wait(self.pending)
 
+    @functools.cached_property
+    def features(self) -> inception.Network:
+        """The Inception network."""
+        return inception.load(self.inception, self.device)
+
+    @functools.cached_property
+    def reference(self) -> Statistics:
+        """Feature statistics of the test images."""
+        count = min(PROTOCOL.count or 0, self.settings["test_images"])
+        images = ImageTokens(PROTOCOL.against, self.images.test[:count], self.images.shape, self.images.vocab)
+        return statistics(images, self.features)
+
     @property
     def bf16(self) -> bool:
         """Whether networks run in bfloat16."""
         return self.device.type == "cuda"
 
-    def measure(self, name: str) -> None:
+    def row_settings(self, row: RowKey) -> dict[str, Any]:
+        """Return the settings of a row."""
+        return {**self.settings, "seed": row.seed}
+
+    def measure(self, key: RowKey) -> None:
         """Compute a row, from training to samples. The background thread writes its file after the distances."""
         seconds: dict[str, float] = {}
-        row: dict[str, Any] = {"method": name, "sampler": METHODS[name].sampler, "settings": self.settings}
-        row |= self._timed(seconds, "training", lambda: self.train(name))
-        checkpoint = m2s.load(self.out / "runs" / name, self.device)
+        name = key.method
+        row: dict[str, Any] = {"method": name, "sampler": METHODS[name].sampler, "settings": self.row_settings(key)}
+        row |= self._timed(seconds, "training", lambda: self.train(key))
+        run = self.out / "runs" / str(key)
+        if self.settings.get("validate_every"):
+            row["validation"] = read_validations(run)
+        checkpoint = m2s.load(run, self.device)
         row["network"] = checkpoint.config["model"]["kind"]
         row["parameters"] = sum(weight.numel() for weight in checkpoint.model.parameters())
         row["nelbo"] = self._timed(seconds, "nelbo", lambda: self.nelbo(checkpoint))
         autoregressive = checkpoint.head.generates_left_to_right  # one network call per site; the steps have no effect
+        self._timed(seconds, "inception", lambda: self.reference)
         row["samples"], distances = [], []
         for steps in (self.images.train.shape[1],) if autoregressive else SAMPLING_STEPS:
             tokens = self._timed(seconds, f"{steps} steps", lambda steps=steps: self.sample(checkpoint, name, steps))
@@ -166,11 +248,11 @@ class Experiment:
             drawn = ImageTokens(f"{name}, {steps} steps", tokens, self.images.shape, self.images.vocab)
             found = self._timed(seconds, f"features {steps}", lambda drawn=drawn: statistics(drawn, self.features))
             distances.append(self.submit(frechet, found, self.reference))
-        with atomic_write(self.out / f"{name}.npz") as temporary:
+        with atomic_write(self.out / f"{key}.npz") as temporary:
             np.savez_compressed(temporary, tokens=tokens[:SAVED].numpy())
         row |= {"seconds": seconds, **provenance(self.device)}
-        self.submit(write_row, self.out / f"{name}.json", row, distances)
-        print(f"{name}: {', '.join(f'{part} {value:.1f} s' for part, value in seconds.items())}", flush=True)
+        self.submit(write_row, self.out / f"{key}.json", row, distances)
+        print(f"{key}: {', '.join(f'{part} {value:.1f} s' for part, value in seconds.items())}", flush=True)
 
     @staticmethod
     def _timed(seconds: dict[str, float], part: str, work: Callable[[], Any]) -> Any:
@@ -180,9 +262,9 @@ class Experiment:
         seconds[part] = time.monotonic() - start
         return found
 
-    def train(self, name: str) -> dict[str, Any]:
+    def train(self, row: RowKey) -> dict[str, Any]:
         """Train a method; return its speed and memory."""
-        run = self.out / "runs" / name
+        run = self.out / "runs" / str(row)
         speed = run / "speed.json"
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # an uncompiled row would be slower than the others
         gc.collect()
@@ -190,18 +272,20 @@ class Experiment:
         source = TimedSource(self.images, self.device, self.settings["updates"], self.wait)
         if not speed.exists():  # a resumed run would measure only its second part
             shutil.rmtree(run, ignore_errors=True)
-        train(self.config(name, run), source)
+        train(self.config(row, run), source)
         if not speed.exists():
             write_json(speed, source.measurements(self.settings["batch"]))
         return json.loads(speed.read_text())
 
-    def config(self, name: str, run: Path) -> Config:
-        """Return the preset with fewer training steps, and without validation during the run."""
-        steps = self.settings["updates"]
-        config = replace(PRESETS["mnist"], "method", name)
-        settings = {"out": run, "steps": steps, "batch": self.settings["batch"], "seed": SEED, "device": str(self.device)}
-        settings |= {"validate_every": 0, "validation_samples": min(BATCH_SIZE, self.settings["test_images"])}
-        settings |= {"save_every": steps, "keep": 1, "log_every": max(1, steps // 4), "optimizer.warmup": steps // 10}
+    def config(self, row: RowKey, run: Path) -> Config:
+        """Return the preset with the steps and the seed of a row. Without `validate_every` the only validation is the last."""
+        steps, test_images = self.settings["updates"], self.settings["test_images"]
+        config = replace(PRESETS["mnist"], "method", row.method)
+        settings = {"out": run, "steps": steps, "batch": self.settings["batch"], "seed": row.seed, "device": str(self.device)}
+        settings |= {"validate_every": self.settings.get("validate_every", 0)}
+        settings |= {"validation_samples": self.settings.get("validation_images", min(BATCH_SIZE, test_images))}
+        settings |= {"save_every": steps, "keep": 1, "log_every": max(1, steps // 4)}
+        settings |= {"optimizer.warmup": min(config.optimizer.warmup, steps // 10)}
         for key, value in settings.items():
             config = replace(config, key, value)
         return config
@@ -254,16 +338,16 @@ def write_error(path: Path, name: str, settings: dict[str, Any], error: Exceptio
     Args:
         path: File of the row.
         name: The method.
-        settings: Settings of the table.
+        settings: Settings of the row.
         error: The exception that ended the row.
     """
     text = f"{type(error).__name__}: {error}"
-    print(f"{name} failed: {text}", file=sys.stderr, flush=True)
+    print(f"{path.stem} failed: {text}", file=sys.stderr, flush=True)
     write_json(path, {"method": name, "settings": settings, "error": text})
 
 
-def read_rows(out: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows that have a file, in the order of the methods.
+def read_rows(out: Path) -> dict[RowKey, dict[str, Any]]:
+    """Return the rows that have a file, in the order of the methods and then of the seeds.
 
     Args:
         out: Folder of the rows.
@@ -272,21 +356,22 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
         UserError: A file is not JSON.
     """
     found = {}
-    for name in METHODS:
-        path = out / f"{name}.json"
-        if path.exists():
+    for path in out.glob("*-seed*.json"):
+        name, _, seed = path.stem.rpartition("-seed")
+        if name in METHODS and seed.isdecimal():
             try:
-                found[name] = with_current_names(json.loads(path.read_text(encoding="utf-8")))
+                found[RowKey(name, int(seed))] = with_current_names(json.loads(path.read_text(encoding="utf-8")))
             except ValueError as error:
                 raise UserError(f"{path} is not JSON ({error}): remove it to compute the row again") from error
-    return found
+    order = list(METHODS)
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0].method), item[0].seed)))
 
 
 def import_rows(table: Path, out: Path) -> None:
-    """Write a file for each row of a mnist.json that has none in the folder.
+    """Write a file for each row of a table that has none in the folder.
 
     Args:
-        table: The mnist.json.
+        table: The file that `--table` wrote, such as mnist.json.
         out: Folder of the rows.
 
     Raises:
@@ -294,35 +379,35 @@ def import_rows(table: Path, out: Path) -> None:
     """
     try:
         rows = with_current_names(json.loads(table.read_text(encoding="utf-8"))["rows"])
-        found = {row["method"]: row for row in rows if "error" not in row and row["method"] in METHODS}
+        found = {RowKey.of(row): row for row in rows if "error" not in row and row["method"] in METHODS}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"--rows is {table}, but no rows can be read there: {type(error).__name__}: {error}") from error
     existing = read_rows(out)
     if rows := {**found, **existing}:
         check_settings(out, rows, next(iter(rows.values()))["settings"])
     output_folder(out)
-    for name, row in found.items():
-        if "error" in existing.get(name, {"error": "missing"}):
-            write_json(out / f"{name}.json", row)
+    for key, row in found.items():
+        if "error" in existing.get(key, {"error": "missing"}):
+            write_json(out / f"{key}.json", row)
 
 
-def check_settings(out: Path, rows: dict[str, dict[str, Any]], settings: dict[str, Any]) -> None:
-    """Raise an error unless all rows have the given settings.
+def check_settings(out: Path, rows: dict[RowKey, dict[str, Any]], settings: dict[str, Any]) -> None:
+    """Raise an error unless all rows have the given settings. Seeds may differ.
 
     Args:
         out: Folder of the rows.
-        rows: Rows by method.
+        rows: The rows.
         settings: The expected settings.
 
     Raises:
         UserError: A row has other settings.
     """
     for name, row in rows.items():
-        for key in settings:
-            if row["settings"].get(key) != settings[key]:
+        for key in {**settings, **row["settings"]}:
+            if key != "seed" and row["settings"].get(key) != settings.get(key):
                 raise UserError(
-                    f"{out / name}.json was made with {key} {row['settings'].get(key)}, not {settings[key]}, but all rows of "
-                    "a table must have the same settings: use another folder, or the same settings"
+                    f"{out / str(name)}.json was made with {key} {row['settings'].get(key)}, not {settings.get(key)}, but all "
+                    "rows of a table must have the same settings except for the seed: use another folder, or the same settings"
                 )
 
 
@@ -338,32 +423,37 @@ def run(options: argparse.Namespace, started: float) -> bool:
     """
     limit = options.limit or 10**9
     images = data.load("mnist")
-    batch, samples = min(PRESETS["mnist"].run.batch, limit), min(PROTOCOL.samples or 0, limit)
-    settings = {"updates": options.steps, "batch": batch, "seed": SEED, "test_images": min(len(images.test), limit)}
-    settings |= {"passes": PASSES, "samples": samples, "micro_batch": min(MICRO_BATCH, samples), "grid": "cosine"}
+    preset = PRESETS["mnist"].run
+    samples, test_images = min(PROTOCOL.samples or 0, limit), min(len(images.test), limit)
+    settings = {"updates": options.steps, "batch": min(preset.batch, limit), "test_images": test_images, "passes": PASSES}
+    settings |= {"samples": samples, "micro_batch": min(MICRO_BATCH, samples), "grid": "cosine"}
+    if options.validate_every:
+        validation_images = min(preset.validation_samples, test_images)
+        settings |= {"validate_every": options.validate_every, "validation_images": validation_images}
     done = read_rows(options.out)
     check_settings(options.out, done, settings)
-    missing = [name for name in options.methods if name not in done]
-    todo = missing + [name for name in options.methods if "error" in done.get(name, {})]
+    wanted = [RowKey(name, seed) for seed in options.seeds for name in options.methods]
+    todo = [key for key in wanted if key not in done] + [key for key in wanted if "error" in done.get(key, {})]
     if not todo:
         print("all rows are finished")
         return True
+    if options.inception is None:
+        inception.locate()  # raises an error before the first row is trained
+    elif not options.inception.exists():
+        print(f"{options.inception} does not exist yet: it is read when the first row is trained", file=sys.stderr, flush=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = inception.load(options.inception, device)
     output_folder(options.out)
-    reference = ImageTokens(PROTOCOL.against, images.test[: min(PROTOCOL.count or 0, limit)], images.shape, images.vocab)
-    reference_statistics = statistics(reference, features)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        experiment = Experiment(options.out, images, device, features, reference_statistics, settings, pool)
-        for number, name in enumerate(todo):
+        experiment = Experiment(options.out, images, device, options.inception, settings, pool)
+        for number, key in enumerate(todo):
             if time.monotonic() - started > options.seconds:
-                print(f"{options.seconds:g} s have passed, not started: {', '.join(todo[number:])}")
+                print(f"{options.seconds:g} s have passed, not started: {', '.join(map(str, todo[number:]))}")
                 break
-            print(f"{name} ({number + 1} of {len(todo)}), at {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{key} ({number + 1} of {len(todo)}), at {time.monotonic() - started:.0f} s", flush=True)
             try:
-                experiment.measure(name)
+                experiment.measure(key)
             except Exception as error:
-                write_error(options.out / f"{name}.json", name, settings, error)
+                write_error(options.out / f"{key}.json", key.method, experiment.row_settings(key), error)
                 if device.type == "cuda":  # a failed graph capture leaves its stream current
                     torch.cuda.set_stream(torch.cuda.default_stream())
                 if not responds(device):
@@ -393,8 +483,8 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
     columns = ["method", "bits per dimension", *(f"FID, {steps}" for steps in SAMPLING_STEPS)]
     columns += ["training images/s", "peak GiB", f"samples/s, {SAMPLING_STEPS[-1]}", "sampler"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in rows:
-        cells = [f"`{row['method']}`"]
+    for row, label in zip(rows, row_labels(rows), strict=True):
+        cells = [label]
         if "error" in row:
             lines.append(f"| {cells[0]} | failed: {row['error'].splitlines()[0]} |" + " |" * (len(columns) - 2))
             continue
@@ -410,6 +500,39 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def format_validations(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a Markdown table of the NELBO on the way: a line for each step, a column for each row.
+
+    Args:
+        rows: The rows, finished or failed. Those without validations are left out.
+
+    Returns:
+        The lines; none without validations.
+    """
+    curves = {
+        label: {point["step"]: point["bits"] for point in row["validation"]}
+        for row, label in zip(rows, row_labels(rows), strict=True)
+        if row.get("validation")
+    }
+    if not curves:
+        return []
+    lines = [f"| step | {' | '.join(curves)} |", "|---" * (len(curves) + 1) + "|"]
+    for step in sorted(set().union(*curves.values())):
+        lines.append(f"| {step:,} | {' | '.join(formatted(curve.get(step), '.4f') for curve in curves.values())} |")
+    return lines
+
+
+def row_labels(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the label of each row in a Markdown table: the method, and the seed where the table has several.
+
+    Args:
+        rows: The rows.
+    """
+    keys = [RowKey.of(row) for row in rows]
+    several = len({key.seed for key in keys}) > 1
+    return [f"`{key.method}`, seed {key.seed}" if several else f"`{key.method}`" for key in keys]
+
+
 def formatted(value: float | None, spec: str) -> str:
     """Return a number in the given format, or "-" if there is none.
 
@@ -420,11 +543,12 @@ def formatted(value: float | None, spec: str) -> str:
     return "-" if value is None else f"{value:{spec}}"
 
 
-def write_table(out: Path) -> None:
-    """Print the table, and write mnist.json, mnist.png and samples.png from the files of the rows.
+def write_table(out: Path, results: Path) -> None:
+    """Print the table, and write it with two figures from the files of the rows. The figures show the first seed of a method.
 
     Args:
         out: Folder of the rows.
+        results: File of the table, such as mnist.json. The figures are mnist.png and mnist-samples.png beside it.
 
     Raises:
         UserError: The folder has no rows, or rows with different settings.
@@ -434,27 +558,37 @@ def write_table(out: Path) -> None:
         plot_sample_sheet,
     )
 
-    rows = list(read_rows(out).values())
-    if not rows:
+    found = read_rows(out)
+    if not found:
         raise UserError(f"{out} has no rows: compute them with python experiments/mnist.py {out}")
-    check_settings(out, {row["method"]: row for row in rows}, rows[0]["settings"])
+    rows = list(found.values())
+    check_settings(out, found, rows[0]["settings"])
     print("\n".join(format_table(rows)))
-    transformers = [f"`{row['method']}`" for row in rows if row.get("network") == "dit"]
+    transformers = [label for row, label in zip(rows, row_labels(rows), strict=True) if row.get("network") == "dit"]
     if transformers:
         print(f"\nA causal transformer in place of the U-Net, with one network call per pixel: {', '.join(transformers)}.")
-    write_json(out / "mnist.json", {"command": command(), "settings": rows[0]["settings"], "rows": rows})
-    finished = [row for row in rows if "error" not in row]
+    if lines := format_validations(rows):
+        print("\nNELBO on the way, in bits per dimension:\n")
+        print("\n".join(lines))
+    settings = {key: value for key, value in rows[0]["settings"].items() if key != "seed"}
+    output_folder(results.parent)
+    write_json(results, {"command": command(), "settings": settings, "rows": rows})
+    plotted: dict[str, RowKey] = {}
+    for key, row in found.items():
+        if "error" not in row:
+            plotted.setdefault(key.method, key)
     pictures = {}
-    for name in (row["method"] for row in finished):
-        if (out / f"{name}.npz").exists():  # an imported row has none
-            with np.load(out / f"{name}.npz", allow_pickle=False) as file:
+    for name, key in plotted.items():
+        if (out / f"{key}.npz").exists():  # an imported row has none
+            with np.load(out / f"{key}.npz", allow_pickle=False) as file:
                 pictures[name] = file["tokens"][:PER_LINE].reshape(-1, *(math.isqrt(file["tokens"].shape[1]),) * 2)
-    for name, figure in (
-        ("mnist.png", finished and plot_method_comparison(finished, SAMPLING_STEPS)),
-        ("samples.png", pictures and plot_sample_sheet(pictures)),
+    compared = [found[key] for key in plotted.values()]
+    for path, figure in (
+        (results.with_suffix(".png"), compared and plot_method_comparison(compared, SAMPLING_STEPS)),
+        (results.with_name(f"{results.stem}-samples.png"), pictures and plot_sample_sheet(pictures)),
     ):
         if figure:
-            with atomic_write(out / name) as temporary:
+            with atomic_write(path) as temporary:
                 figure.savefig(temporary, dpi=200, bbox_inches="tight")
 
 
@@ -470,16 +604,31 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of the rows")
     parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B,C", help="only these methods")
+    parser.add_argument("--seeds", default="1", metavar="A,B,C", help="seeds of the training runs (%(default)s)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this many seconds")
     parser.add_argument("--steps", type=int, default=TRAINING_STEPS, help="training steps of each row (%(default)s)")
+    parser.add_argument("--validate-every", type=int, default=0, metavar="N", help="record the NELBO every N training steps")
     parser.add_argument(
         "--limit", type=int, help="for a quick trial: at most N images per batch, test set and samples", metavar="N"
     )
-    parser.add_argument("--inception", type=Path, metavar="FILE", help="Inception weights, as for m2s evaluate fid")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="a mnist.json: import its finished rows")
+    parser.add_argument("--inception", type=Path, metavar="FILE", help="Inception weights; may be copied while rows train")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="a table, such as mnist.json: import its finished rows")
     parser.add_argument("--table", action="store_true", help="write the table and the figures from the files of the rows")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="the table that --table writes (OUT/mnist.json)")
     options = parser.parse_args(arguments)
+    options.results = options.results or options.out / "mnist.json"
     options.methods = options.methods.split(",")
+    seeds = options.seeds.split(",")
+    if not all(seed.isdecimal() for seed in seeds):
+        raise UserError(f"--seeds is {options.seeds}, but it must be whole numbers with commas between them, such as 1,2,3")
+    options.seeds = list(dict.fromkeys(map(int, seeds)))
+    if options.validate_every < 0 or options.validate_every == 1:
+        raise UserError(
+            f"--validate-every is {options.validate_every}, but it must be 0 or at least 2: the step after a validation is not "
+            "timed"
+        )
+    if options.results.suffix != ".json":
+        raise UserError(f"--results is {options.results}, but it must end in .json")
     for name in options.methods:
         if name not in METHODS:
             raise UserError(f"there is no method {name!r}: {suggest(name, METHODS)}")
@@ -502,7 +651,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.rows:
             import_rows(options.rows, options.out)
         if options.table:
-            write_table(options.out)
+            write_table(options.out, options.results)
             return 0
         return 0 if run(options, started) else 1
     except UserError as error:

@@ -50,8 +50,8 @@ def mnist(tmp_path, monkeypatch):
     return module
 
 
-def row(name: str) -> dict:
-    return json.loads(Path(f"out/{name}.json").read_text())
+def row(name: str, seed: int = 1) -> dict:
+    return json.loads(Path(f"out/{name}-seed{seed}.json").read_text())
 
 
 def feature_statistics(images: torch.Tensor) -> Statistics:
@@ -70,7 +70,7 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
     assert (ours["network"], ar["network"]) == ("unet", "dit")
     assert [each["steps"] for each in ours["samples"]] == [2, 3]
     assert [each["steps"] for each in ar["samples"]] == [SIDE * SIDE]
-    checkpoint = m2s.load("out/runs/ar")
+    checkpoint = m2s.load("out/runs/ar-seed1")
     x_0 = m2s.data.load("mnist").test[torch.arange(LIMIT) * 32 // LIMIT].long()
     with torch.no_grad():
         logits = checkpoint.model(checkpoint.head.network_input(x_0), torch.full((LIMIT,), 0.5))[..., :256]
@@ -79,7 +79,7 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
     terms = [ours["nelbo"][term]["value"] for term in ("integral", "prior", "reconstruction")]
     assert ours["nelbo"]["nelbo"]["value"] == pytest.approx(sum(terms), rel=1e-9)
     for name, found in (("m2s-offset", ours), ("ar", ar)):
-        drawn = torch.from_numpy(np.load(f"out/{name}.npz")["tokens"])
+        drawn = torch.from_numpy(np.load(f"out/{name}-seed1.npz")["tokens"])
         assert drawn.shape == (LIMIT, SIDE * SIDE)
         distance = frechet(feature_statistics(drawn), feature_statistics(m2s.data.load("mnist").test[:LIMIT]))
         assert found["samples"][-1]["fid"] == pytest.approx(distance, rel=1e-3, abs=1e-5)
@@ -90,7 +90,7 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
     monkeypatch.setattr(mnist, "train", None)
     assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
-    for path in ("net.pt", "out/runs/ar/model.safetensors"):
+    for path in ("net.pt", "out/runs/ar-seed1/model.safetensors"):
         Path(path).unlink()
     capsys.readouterr()
     assert mnist.main(["out", "--table"]) == 0
@@ -103,7 +103,7 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
     assert {line.count("|") for line in lines[:4]} == {len(mnist.SAMPLING_STEPS) + 7}
     assert "causal transformer" in lines[-1] and "`ar`" in lines[-1]
     assert json.loads(Path("out/mnist.json").read_text())["rows"] == [ours, ar]
-    assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "samples"))
+    assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "mnist-samples"))
 
 
 def test_failed_row_is_recorded_and_repeated_and_others_continue(mnist, monkeypatch, capsys):
@@ -136,6 +136,10 @@ def test_errors_are_raised_before_anything_is_written(mnist, monkeypatch, capsys
         ("--steps", "1"): "at least 2",
         ("--limit", "1"): "at least 2 images",
         ("--table",): "has no rows",
+        ("--seeds", "1,x"): "--seeds is 1,x, but it must be whole numbers",
+        ("--validate-every", "1"): "must be 0 or at least 2",
+        ("--validate-every", "-2"): "must be 0 or at least 2",
+        ("--table", "--results", "mnist.txt"): "must end in .json",
         (): "Inception's weights are neither in",
     }
     for arguments, message in cases.items():
@@ -149,12 +153,21 @@ def test_errors_are_raised_before_anything_is_written(mnist, monkeypatch, capsys
 
 def test_rows_of_one_table_need_the_same_settings(mnist, capsys):
     Path("out").mkdir()
-    Path("out/m2s.json").write_text(json.dumps({"method": "m2s", "settings": {"updates": 9}, "error": "x"}))
+    failed = {"method": "m2s", "settings": {"updates": 9, "seed": 1}, "error": "x"}
+    Path("out/m2s-seed1.json").write_text(json.dumps(failed))
     assert mnist.main(["out", *COMMON]) == 2
     assert "was made with updates 9, not 4" in capsys.readouterr().err
-    Path("out/sedd.json").write_text(json.dumps({"method": "sedd", "settings": {"updates": 8}, "error": "x"}))
+    failed = {"method": "sedd", "settings": {"updates": 8, "seed": 2}, "error": "x"}
+    Path("out/sedd-seed2.json").write_text(json.dumps(failed))
     assert mnist.main(["out", "--table"]) == 2
-    assert "was made with updates 8, not 9" in capsys.readouterr().err
+    assert "sedd-seed2.json was made with updates 8, not 9" in capsys.readouterr().err
+    # A row with validations, and a table without them.
+    Path("out/m2s-seed1.json").unlink()
+    failed["settings"] = {"updates": STEPS, "batch": LIMIT, "test_images": LIMIT, "passes": 2, "samples": LIMIT, "seed": 2}
+    failed["settings"] |= {"micro_batch": LIMIT, "grid": "cosine", "validate_every": 2}
+    Path("out/sedd-seed2.json").write_text(json.dumps(failed))
+    assert mnist.main(["out", *COMMON]) == 2
+    assert "was made with validate_every 2, not None" in capsys.readouterr().err
 
 
 def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
@@ -162,23 +175,23 @@ def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
     assert mnist.main(["first", "--methods", "sedd,md4", *COMMON]) == 0
     assert mnist.main(["first", "--table"]) == 0
     Path("out").mkdir()
-    mine = {**json.loads(Path("first/md4.json").read_text()), "mine": True}
-    Path("out/md4.json").write_text(json.dumps(mine))
+    mine = {**json.loads(Path("first/md4-seed1.json").read_text()), "mine": True}
+    Path("out/md4-seed1.json").write_text(json.dumps(mine))
     failed = {"method": "sedd", "settings": mine["settings"], "error": "x"}
-    Path("out/sedd.json").write_text(json.dumps(failed))
+    Path("out/sedd-seed1.json").write_text(json.dumps(failed))
     monkeypatch.setattr(mnist, "train", None)
     assert mnist.main(["out", "--rows", "first/mnist.json", "--methods", "sedd,md4", *COMMON]) == 0
     assert "all rows are finished" in capsys.readouterr().out
-    assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd.json").read_text())
+    assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd-seed1.json").read_text())
     assert mnist.main(["out", "--table"]) == 0
-    assert Path("out/mnist.png").exists() and not Path("out/samples.png").exists()
-    Path("out/md4.npz").write_bytes(Path("first/md4.npz").read_bytes())
+    assert Path("out/mnist.png").exists() and not Path("out/mnist-samples.png").exists()
+    Path("out/md4-seed1.npz").write_bytes(Path("first/md4-seed1.npz").read_bytes())
     drawn = []
     monkeypatch.setattr(
         "m2s.report.methods.plot_sample_sheet", lambda pictures: drawn.append(list(pictures)) or plot_sample_sheet(pictures)
     )
     assert mnist.main(["out", "--table"]) == 0
-    assert drawn == [["md4"]] and Path("out/samples.png").exists()
+    assert drawn == [["md4"]] and Path("out/mnist-samples.png").exists()
 
     for name, text in {"none.json": "[]", "bad.json": "{"}.items():
         Path(name).write_text(text)
@@ -186,7 +199,115 @@ def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
         assert mnist.main(["third", "--rows", name, "--table"]) == 2
         assert f"--rows is {name}, but no rows can be read there" in capsys.readouterr().err
     mine["settings"] = {**mine["settings"], "updates": 9}
-    Path("out/md4.json").write_text(json.dumps(mine))
+    Path("out/md4-seed1.json").write_text(json.dumps(mine))
     assert mnist.main(["out", "--rows", "first/mnist.json", "--table"]) == 2
     assert "must have the same settings" in capsys.readouterr().err
     assert not Path("third").exists()
+
+
+def test_seeds_are_rows_of_one_table(mnist, capsys):
+    """A seed is another training run, and later seeds extend the table. Figures show the first seed of each method."""
+    assert mnist.main(["out", "--methods", "md4,m2s-offset", "--seeds", "2", *COMMON]) == 0
+    assert mnist.main(["out", "--table", "--results", "results/table.json"]) == 0
+    assert "seed" not in capsys.readouterr().out.partition("| method")[2]  # one seed needs no label
+    assert mnist.main(["out", "--methods", "m2s-offset", "--seeds", "10,2,10", *COMMON]) == 0
+    configs = {seed: json.loads(Path(f"out/runs/m2s-offset-seed{seed}/train.json").read_text()) for seed in (2, 10)}
+    assert [configs[seed]["config"]["run"]["seed"] for seed in (2, 10)] == [2, 10]
+    assert [row("m2s-offset", seed)["settings"]["seed"] for seed in (2, 10)] == [2, 10]
+    assert row("m2s-offset", 2)["nelbo"] != row("m2s-offset", 10)["nelbo"]
+    assert mnist.main(["another", "--rows", "results/table.json", "--seconds", "-1", *COMMON]) == 0
+    Path("another/m2s-offset-seed10.json").write_text(json.dumps(row("m2s-offset", 10)))
+    capsys.readouterr()
+    assert mnist.main(["another", "--table", "--results", "results/table.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    labels = ["`m2s-offset`, seed 2", "`m2s-offset`, seed 10", "`md4`, seed 2"]
+    assert [line.split("|")[1].strip() for line in lines[2:5]] == labels
+    table = json.loads(Path("results/table.json").read_text())
+    assert table["rows"] == [row("m2s-offset", 2), row("m2s-offset", 10), row("md4", 2)] and "seed" not in table["settings"]
+    assert sorted(path.name for path in Path("results").iterdir()) == ["table-samples.png", "table.json", "table.png"]
+
+
+def test_figures_show_the_first_seed(mnist, monkeypatch):
+    assert mnist.main(["out", "--methods", "md4", "--seeds", "3,2", *COMMON]) == 0
+    shown = {}
+    for name in ("plot_method_comparison", "plot_sample_sheet"):
+        monkeypatch.setattr(f"m2s.report.methods.{name}", lambda *given, name=name: shown.setdefault(name, given) and None)
+    assert mnist.main(["out", "--table"]) == 0
+    assert shown["plot_method_comparison"][0] == [row("md4", 2)]
+    samples = np.load("out/md4-seed2.npz")["tokens"].reshape(LIMIT, SIDE, SIDE)
+    assert list(shown["plot_sample_sheet"][0]) == ["md4"] and np.array_equal(shown["plot_sample_sheet"][0]["md4"], samples)
+
+
+def test_validations_on_the_way_are_those_of_the_trainer(mnist, capsys):
+    """They do not change the training run, and the last one of an autoregressive model is its exact NELBO."""
+    trace = ["--validate-every", "2"]
+    assert mnist.main(["out", "--methods", "m2s-offset,ar", *trace, *COMMON]) == 0
+    assert mnist.main(["without", "--methods", "m2s-offset", *COMMON]) == 0
+    plain = json.loads(Path("without/m2s-offset-seed1.json").read_text())
+    assert "validation" not in plain and plain["nelbo"] == row("m2s-offset")["nelbo"]
+    for name in ("m2s-offset", "ar"):
+        found = row(name)
+        assert found["settings"]["validate_every"] == 2 and found["settings"]["validation_images"] == LIMIT
+        assert [point["step"] for point in found["validation"]] == [2, STEPS]
+        for point in found["validation"]:
+            assert point["bits"] == pytest.approx(point["integral"] + point["prior"] + point["reconstruction"])
+            assert point["error"] > 0
+        assert found["images_per_second"] > 0
+    assert row("ar")["validation"][-1]["bits"] == pytest.approx(row("ar")["nelbo"]["nelbo"]["value"], rel=1e-5)
+    capsys.readouterr()
+    assert mnist.main(["out", "--table"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("| step | `m2s-offset` | `ar` |")
+    for line, step in zip(lines[start + 2 :], (2, STEPS), strict=True):
+        bits = [next(p["bits"] for p in row(name)["validation"] if p["step"] == step) for name in ("m2s-offset", "ar")]
+        assert line == f"| {step} | {bits[0]:.4f} | {bits[1]:.4f} |"
+
+
+def test_speed_leaves_validations_out(mnist, monkeypatch):
+    """A clock that counts 1 s for each training batch and 100 s for each batch of a validation."""
+    now = [0.0]
+    monkeypatch.setattr(mnist.time, "monotonic", lambda: now[0])
+    source = mnist.TimedSource(m2s.data.load("mnist"), torch.device("cpu"), 40, lambda: None)
+    for step in range(1, 41):
+        now[0] += 1
+        source.train(torch.arange(4))
+        if step % 8 == 0:
+            for _ in range(3):
+                source.validation(torch.arange(2))
+                now[0] += 100
+    # Batches 20 to 40 are 20 steps. The validations after batches 24 and 32 pause the clock for one step each.
+    assert source.pauses == [301, 301]
+    assert source.measurements(4)["images_per_second"] == 18 * 4 / 18
+
+
+def test_a_named_inception_file_is_read_after_the_first_training(mnist, monkeypatch, capsys):
+    """So it can be copied meanwhile. A row without it fails, and its network is not trained again."""
+    weights = Path("net.pt").read_bytes()
+    Path("net.pt").unlink()
+    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 1
+    message = capsys.readouterr().err
+    assert "net.pt does not exist yet" in message and "md4-seed1 failed" in message
+    before = Path("out/runs/md4-seed1/model.safetensors").read_bytes()
+    Path("net.pt").write_bytes(weights)
+    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 0
+    assert Path("out/runs/md4-seed1/model.safetensors").read_bytes() == before and "fid" in row("md4")["samples"][0]
+    real = mnist.train
+
+    def train(config, source):
+        found = real(config, source)
+        Path("net.pt").write_bytes(weights)
+        return found
+
+    monkeypatch.setattr(mnist, "train", train)
+    Path("net.pt").unlink()
+    assert mnist.main(["out", "--methods", "sedd", *COMMON]) == 0
+    assert "fid" in row("sedd")["samples"][0]
+
+
+def test_warmup_is_a_tenth_of_the_steps_and_at_most_that_of_the_preset(mnist):
+    images = m2s.data.load("mnist")
+    for steps, warmup in ((3000, 300), (5000, 500), (11_700, 500)):
+        settings = {"updates": steps, "batch": 256, "test_images": 32}
+        experiment = mnist.Experiment(Path("out"), images, torch.device("cpu"), None, settings, None)
+        config = experiment.config(mnist.RowKey("m2s", 2), Path("out/runs/m2s-seed2"))
+        assert (config.optimizer.warmup, config.run.seed, config.run.steps) == (warmup, 2, steps)
