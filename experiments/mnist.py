@@ -13,7 +13,8 @@ A row is a method and a seed. It runs the equivalent of these commands in one pr
 with another number of training steps, a tenth of them warmup, but at most the 500 of the preset; `m2s evaluate bpd` on all test
 images; `m2s sample` of 5,000 images with the sampler of the method at 25, 50 and 100 steps; `m2s evaluate fid --protocol
 mnist-5k`. The autoregressive row uses a transformer and one network call per pixel. OUT/NAME-seedN.json is written when a row
-is finished. The file of a failed row holds the error. The next call repeats failed rows after all others.
+is finished. The file of a failed row holds the error. The next call repeats failed rows after all others. A row that failed
+after its training run has the speed and the validations of that run in the table.
 
 With `--validate-every` a row has the NELBO of the averaged weights on 2,048 test images on the way. The images are the same at
 all steps and in all rows, and the noise is the same in all rows with the same seed and noise process.
@@ -161,15 +162,29 @@ class RowKey:
         return RowKey(row["method"], row["settings"]["seed"])
 
 
-def read_validations(run: Path) -> list[dict[str, float]]:
-    """Return the validations of a training run: step, NELBO, its standard error over images and its terms.
+def read_training(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what a training run measured: images per second, peak memory and, where the settings ask for it, validations.
+
+    A validation has the step, the NELBO, its standard error over images and its terms.
 
     Args:
         run: Folder of the run.
+        settings: Settings of the row.
+
+    Returns:
+        Keys of the row; none if the run has not ended.
     """
-    records = [line.record for line in read_log(run / "log.jsonl")]
-    found = [record for record in records if record is not None and "validation_bits" in record]
-    return [{"step": record["step"], **{term: record[f"validation_{term}"] for term in NELBO_TERMS}} for record in found]
+    if not (run / "speed.json").exists():
+        return {}
+    found: dict[str, Any] = json.loads((run / "speed.json").read_text(encoding="utf-8"))
+    if settings.get("validate_every"):
+        records = [line.record or {} for line in read_log(run / "log.jsonl")]
+        found["validation"] = [
+            {"step": record["step"], **{term: record[f"validation_{term}"] for term in NELBO_TERMS}}
+            for record in records
+            if "validation_bits" in record
+        ]
+    return found
 
 
 @dataclass(frozen=True)
@@ -232,10 +247,7 @@ class Experiment:
         name = key.method
         row: dict[str, Any] = {"method": name, "sampler": METHODS[name].sampler, "settings": self.row_settings(key)}
         row |= self._timed(seconds, "training", lambda: self.train(key))
-        run = self.out / "runs" / str(key)
-        if self.settings.get("validate_every"):
-            row["validation"] = read_validations(run)
-        checkpoint = m2s.load(run, self.device)
+        checkpoint = m2s.load(self.out / "runs" / str(key), self.device)
         row["network"] = checkpoint.config["model"]["kind"]
         row["parameters"] = sum(weight.numel() for weight in checkpoint.model.parameters())
         row["nelbo"] = self._timed(seconds, "nelbo", lambda: self.nelbo(checkpoint))
@@ -263,7 +275,7 @@ class Experiment:
         return found
 
     def train(self, row: RowKey) -> dict[str, Any]:
-        """Train a method; return its speed and memory."""
+        """Train a method; return its speed, memory and validations."""
         run = self.out / "runs" / str(row)
         speed = run / "speed.json"
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # an uncompiled row would be slower than the others
@@ -275,7 +287,7 @@ class Experiment:
         train(self.config(row, run), source)
         if not speed.exists():
             write_json(speed, source.measurements(self.settings["batch"]))
-        return json.loads(speed.read_text())
+        return read_training(run, self.settings)
 
     def config(self, row: RowKey, run: Path) -> Config:
         """Return the preset with the steps and the seed of a row. Without `validate_every` the only validation is the last."""
@@ -349,6 +361,8 @@ def write_error(path: Path, name: str, settings: dict[str, Any], error: Exceptio
 def read_rows(out: Path) -> dict[RowKey, dict[str, Any]]:
     """Return the rows that have a file, in the order of the methods and then of the seeds.
 
+    Failed rows have the results of their training run, if it ended.
+
     Args:
         out: Folder of the rows.
 
@@ -363,6 +377,9 @@ def read_rows(out: Path) -> dict[RowKey, dict[str, Any]]:
                 found[RowKey(name, int(seed))] = with_current_names(json.loads(path.read_text(encoding="utf-8")))
             except ValueError as error:
                 raise UserError(f"{path} is not JSON ({error}): remove it to compute the row again") from error
+    for key, row in found.items():
+        if "error" in row:
+            row |= read_training(out / "runs" / str(key), row["settings"])
     order = list(METHODS)
     return dict(sorted(found.items(), key=lambda item: (order.index(item[0].method), item[0].seed)))
 

@@ -281,15 +281,23 @@ def test_speed_leaves_validations_out(mnist, monkeypatch):
 
 
 def test_a_named_inception_file_is_read_after_the_first_training(mnist, monkeypatch, capsys):
-    """So it can be copied meanwhile. A row without it fails, and its network is not trained again."""
+    """So it can be copied meanwhile. A row without it fails, but keeps its training run, which is not repeated."""
     weights = Path("net.pt").read_bytes()
     Path("net.pt").unlink()
-    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 1
+    trace = ["--validate-every", "2"]
+    assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 1
     message = capsys.readouterr().err
     assert "net.pt does not exist yet" in message and "md4-seed1 failed" in message
+    assert mnist.main(["out", "--table"]) == 0
+    assert "| step | `md4` |" in capsys.readouterr().out
+    (failed,) = json.loads(Path("out/mnist.json").read_text())["rows"]
+    assert failed["error"].startswith("BadData: net.pt is no file") and "nelbo" not in failed
     before = Path("out/runs/md4-seed1/model.safetensors").read_bytes()
     Path("net.pt").write_bytes(weights)
-    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 0
+    assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 0
+    for key in ("images_per_second", "peak_gib", "validation"):
+        assert failed[key] == row("md4")[key]
+    assert [point["step"] for point in failed["validation"]] == [2, STEPS]
     assert Path("out/runs/md4-seed1/model.safetensors").read_bytes() == before and "fid" in row("md4")["samples"][0]
     real = mnist.train
 
@@ -300,7 +308,7 @@ def test_a_named_inception_file_is_read_after_the_first_training(mnist, monkeypa
 
     monkeypatch.setattr(mnist, "train", train)
     Path("net.pt").unlink()
-    assert mnist.main(["out", "--methods", "sedd", *COMMON]) == 0
+    assert mnist.main(["out", "--methods", "sedd", *trace, *COMMON]) == 0
     assert "fid" in row("sedd")["samples"][0]
 
 
