@@ -170,6 +170,18 @@ def seven_methods() -> list[float]:
     return [*rows.values(), rows["m2s"] - rows["m2s-offset"]]
 
 
+def validations(method: str) -> list[dict[str, float]]:
+    """The validations of a row of 50 epochs on MNIST, seed 1."""
+    rows = {(row["method"], row["settings"]["seed"]): row for row in experiment("mnist-50-epochs")["rows"]}
+    return rows[method, 1]["validation"]
+
+
+def mnist_50_epochs() -> list[float]:
+    pairs = zip(validations("m2s"), validations("m2s-offset"), strict=True)
+    short = {row["method"]: nelbo(row)["value"] for row in experiment("mnist")["rows"]}
+    return [*(paper["bits"] - offset["bits"] for paper, offset in pairs), short["m2s"] - short["m2s-offset"]]
+
+
 def importance() -> list[float]:
     rows = experiment("importance")
     return [rows[0]["variance"] / row["variance"] for row in rows]
@@ -210,6 +222,7 @@ DERIVED = {
     "Transition matrices of a tabulated process": tabulated,
     "Kernels at 50,257 tokens on one H200": profiled,
     "Seven methods on digits, three seeds": seven_methods,
+    "MNIST at 50 epochs": mnist_50_epochs,
     "Sampling times by importance": importance,
     "A recipe for text: first ablation": text_recipe,
 }
@@ -245,6 +258,23 @@ def test_rows_of_the_mnist_table() -> None:
         speed = f"{row['images_per_second']:,.0f} | {row['peak_gib']:.1f} | {row['samples'][-1]['samples_per_second']:,.1f}"
         line = f"{bits['value']:.4f} ± {bits['rows_error']:.4f} | {' | '.join(distances)} | {speed} | {row['sampler']}"
         has_rows(page, f"| `{row['method']}` | {line} |")
+
+
+def test_rows_of_the_50_epochs_table() -> None:
+    page = section("MNIST at 50 epochs")
+    pairs = list(zip(validations("m2s"), validations("m2s-offset"), strict=True))
+    for paper, offset in pairs:
+        assert paper["step"] == offset["step"] and paper["bits"] > offset["bits"]  # "higher at all 20 validations"
+        bits = f"{paper['bits']:.4f} | {offset['bits']:.4f} | {paper['bits'] - offset['bits']:.4f}"
+        terms = f"{paper['reconstruction']:.4f} | {offset['reconstruction']:.4f}"
+        has_rows(page, f"| {paper['step']:,} | {bits} | {terms} |")
+    assert len(pairs) == 20 and pairs[-1][0]["step"] == 11_700
+    # "`m2s-offset` passes that value between steps 3,510 and 4,095"
+    passed = [offset["step"] for _, offset in pairs if offset["bits"] < pairs[-1][0]["bits"]]
+    assert passed[0] == 4095
+    assert all(
+        "error" in row and "nelbo" not in row for row in experiment("mnist-50-epochs")["rows"]
+    )  # "Both rows are incomplete"
 
 
 TEXT = {"text-recipe": "A recipe for text: first ablation", "text-heads": "The plateau of text and the head"}
@@ -337,7 +367,8 @@ def test_table_of_the_papers_head() -> None:
     text = {row["row"]: row["nelbo"]["bound"]["nats"]["value"] for row in experiment("text-recipe")["rows"]}
     text |= {row["row"]: row["nelbo"]["bound"]["nats"]["value"] for row in experiment("text-heads")["rows"]}
     bits = {name: row["bound"]["bound"]["value"] for name, row in mnist.items()}
-    for values in (digits, bits, text):
+    long = {name: validations(name)[-1]["bits"] for name in ("m2s", "m2s-offset")}
+    for values in (digits, bits, long, text):
         assert values["m2s"] > values["m2s-offset"]  # "has not caught up"
         has_rows(page, f"| {values['m2s']:.3f} | {values['m2s-offset']:.3f} |")
     paper, offset = (f"{mnist[name]['samples'][-1]['fid']:.2f}" for name in ("m2s", "m2s-offset"))
