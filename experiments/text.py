@@ -95,7 +95,27 @@ HEADS = {
 }
 REPEATED = ("m2s-offset-0.1", "sedd-0.1", "mdlm-0.1", "mdlm")
 SEEDS = {f"{name}-seed{seed}": {**RECIPE[name], "seed": seed} for seed in (2, 3) for name in REPEATED}
-ENTRIES = {"recipe": Entry(SHORT, RECIPE), "heads": Entry(SHORT, HEADS), "seeds": Entry(SHORT, SEEDS)}
+MUON = {"importance": 0.1, "optimizer.kind": "muon", "optimizer.lr": 1e-3, "optimizer.beta2": 0.95}
+FAST = {**MUON, "network.gates": "one", "network.embedding_std": 1.0}
+ADAMW = {**FAST, "optimizer.kind": "adamw", "optimizer.lr": 5e-4}
+OPTIMIZER = {
+    "m2s-offset-fast": {"method": "m2s-offset", **FAST},
+    "m2s-offset-fast-lr3e-3": {"method": "m2s-offset", **FAST, "optimizer.lr": 3e-3},
+    "mdlm-fast": {"method": "mdlm", **FAST},
+    "m2s-offset-muon": {"method": "m2s-offset", **MUON},
+    "sedd-fast": {"method": "sedd", **FAST},
+    "m2s-offset-fast-qk": {"method": "m2s-offset", **FAST, "network.qk_norm": True},
+    "ar-fast": {"method": "ar", **FAST, "importance": None},
+    "m2s-offset-adamw": {"method": "m2s-offset", **ADAMW},
+    "m2s-offset-fast-noised": {"method": "m2s-offset", **FAST, "head.loss": "noised"},
+    "m2s-offset-fast-uniform-t": {"method": "m2s-offset", **FAST, "importance": None},
+}
+ENTRIES = {
+    "recipe": Entry(SHORT, RECIPE),
+    "heads": Entry(SHORT, HEADS),
+    "seeds": Entry(SHORT, SEEDS),
+    "optimizer": Entry(SHORT, OPTIMIZER),
+}
 
 
 @dataclass(frozen=True)
@@ -178,7 +198,8 @@ def command_line(options: dict[str, Any]) -> str:
     Args:
         options: Options of `m2s train owt`.
     """
-    words = [f"--{key.replace('_', '-')} {shlex.quote(str(value))}" for key, value in options.items()]
+    given = {key.replace("_", "-"): value for key, value in options.items() if value is not None}
+    words = [f"--{key}" if value is True else f"--{key} {shlex.quote(str(value))}" for key, value in given.items()]
     return " ".join(["m2s train owt", *words])
 
 

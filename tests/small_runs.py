@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from m2s.cli import main
-from m2s.training import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, train
+from m2s.training import Batch, Config, NetworkConfig, OptimizerConfig, RunConfig, loop, train
 from m2s.training.config import replace
 from m2s.training.log import TIMINGS
 
@@ -74,6 +74,25 @@ def small(out: Path, **changes: object) -> Config:
     for key, value in changes.items():
         config = replace(config, key.replace("__", "."), value)
     return config
+
+
+class Stop(Exception):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+def die_before(step: int, config: Config, source: InMemorySource) -> None:
+    """Run until just before step `step`, and end there."""
+    gradient = loop.Trainer.gradient
+
+    def ending(trainer, batch):
+        if trainer.progress.step == step:
+            raise Stop
+        return gradient(trainer, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "gradient", ending)
+        with pytest.raises(Stop):
+            train(config, source)
 
 
 def outcome(out: Path) -> dict[str, object]:

@@ -20,6 +20,7 @@ from m2s.losses.d3pm import chain, chain_kl, d3pm
 from m2s.losses.gidd import gidd, gidd_clipped
 from m2s.losses.masked_cross_entropy import absorbing, masked_cross_entropy
 from m2s.losses.next_token import next_token_nll, zero_integral
+from m2s.losses.noised_cross_entropy import noised_cross_entropy, noised_rows
 from m2s.losses.path_kl import path_kl
 from m2s.losses.score_entropy import row_loss_spec, score_entropy
 from m2s.losses.udlm import udlm
@@ -112,6 +113,7 @@ def _masked_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec
 LOSSES.add("score-entropy", LossEntry(score_entropy, fused=row_loss_spec, zero_unmasked=True))
 LOSSES.add("masked", LossEntry(masked_cross_entropy, fused=_masked_rows, zero_unmasked=True))
 LOSSES.add("any-order", LossEntry(any_order, nelbo=masked_cross_entropy, without_time=True))
+LOSSES.add("noised", LossEntry(noised_cross_entropy, nelbo=score_entropy, fused=noised_rows))
 LOSSES.add("gidd", LossEntry(gidd))
 LOSSES.add("gidd-clipped", LossEntry(gidd_clipped, nelbo=score_entropy))
 LOSSES.add("udlm", LossEntry(udlm))

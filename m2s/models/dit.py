@@ -1,12 +1,12 @@
 """The diffusion transformer of SEDD and MDLM, its time-free form (RADD) and its causal form (autoregressive)."""
 
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from m2s import validation
 from m2s.errors import UserError
@@ -50,6 +50,11 @@ class DiTConfig:
         norm_bias: Every LayerNorm has a bias, initialized at one, as in RADD.
         padding: The network reads the id `states` as padding: no position attends to it. Not for a causal network, which does
             not see what follows.
+        qk_norm: Queries and keys are divided by their root mean square over a head, so that no attention logit exceeds the
+            square root of the head's width.
+        gates: The initial gates of residual branches. "zero" is adaLN-zero. "one": the last projection of each branch starts at
+            zero instead, as in a network without time. Both networks start as the identity.
+        embedding_std: Standard deviation of the initial token embeddings.
 
     Raises:
         ValueError: A value is out of range, or two of them contradict each other.
@@ -70,10 +75,13 @@ class DiTConfig:
     label_after_silu: bool = False
     norm_bias: bool = False
     padding: bool = False
+    qk_norm: bool = False
+    gates: Literal["zero", "one"] = "zero"
+    embedding_std: float = 0.02
 
     def __post_init__(self) -> None:
         validation.positive_int("states", self.states, low=2)
-        for name in ("time", "causal", "label_after_silu", "norm_bias", "padding"):
+        for name in ("time", "causal", "label_after_silu", "norm_bias", "padding", "qk_norm"):
             validation.boolean(name, getattr(self, name))
         if self.clock is not None:
             validation.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
@@ -97,6 +105,8 @@ class DiTConfig:
             raise UserError(option="width", value=self.width, expected=expected, hint="rotary positions turn pairs of features")
         for name in ("dropout", "label_dropout"):
             validation.in_interval(name, getattr(self, name), "[0, 1)")
+        validation.choice("gates", self.gates, ("zero", "one"))
+        validation.positive_number("embedding_std", self.embedding_std)
 
     @property
     def rows(self) -> int:
@@ -199,6 +209,16 @@ class Modulation(nn.Module):
         self.linear = nn.Linear(condition_width, count * width)
         zero_init(self.linear)
 
+    @torch.no_grad()
+    def set_to_one(self, *vectors: int) -> None:
+        """Let some of the vectors start at one.
+
+        Args:
+            vectors: Their places among the `count` vectors.
+        """
+        for vector in vectors:
+            self.linear.bias.chunk(self.count)[vector].fill_(1)
+
     def forward(self, c: Float[Tensor, "B C"]) -> tuple[Tensor, ...]:
         """Return the vectors that modulate a block.
 
@@ -218,11 +238,12 @@ class Attention(nn.Module):
         width: Features of a position.
         heads: The number of attention heads.
         causal: Whether attention is causal.
+        normalize: Whether queries and keys are divided by their root mean square over a head.
     """
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, normalize: bool = False) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.normalize = heads, causal, normalize
         self.qkv = Dense(width, 3 * width, bias=False)
         self.out = Dense(width, width, bias=False)
 
@@ -259,10 +280,17 @@ class Attention(nn.Module):
                 q, k, v = joint(x, self.qkv.weight, cos, sin, self.heads, fused)
             else:
                 q, k, v = rotary(apply_layer(self.qkv, x, fused), cos, sin, self.heads)
+            q, k = self._normalized(q, k)
             mixed = scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=self.causal)
         else:
             mixed = self._extended(apply_layer(self.qkv, x, fused), cos, sin, cache, at)
         return apply_layer(self.out, mixed.transpose(1, 2).flatten(-2), fused)
+
+    def _normalized(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys with root mean square 1 over a head. A rotation does not change their norm."""
+        if not self.normalize:
+            return q, k
+        return rms_norm(q, q.shape[-1:]).to(q.dtype), rms_norm(k, k.shape[-1:]).to(k.dtype)
 
     def _extended(
         self,
@@ -275,6 +303,7 @@ class Attention(nn.Module):
         """Write keys and values of the positions `at` [B, n] into the cache, and attend causally from them."""
         turned = rotary(qkv.reshape(1, at.numel(), -1), cos, sin, self.heads)  # each site by an angle of its own
         q, k, v = [part.squeeze(0).unflatten(1, at.shape).transpose(0, 1) for part in turned]
+        q, k = self._normalized(q, k)
         index = at[:, None, :, None].expand_as(k)
         keys, values = cache[0].scatter_(2, index, k), cache[1].scatter_(2, index, v)
         seen = torch.arange(cache.shape[-2], device=at.device) <= at.unsqueeze(-1)
@@ -296,13 +325,15 @@ class Block(nn.Module):
         super().__init__()
         width = config.width
         self.norm1 = layer_norm(config)
-        self.attention = Attention(width, config.heads, config.causal)
+        self.attention = Attention(width, config.heads, config.causal, config.qk_norm)
         self.norm2 = layer_norm(config)
         self.mlp = nn.Sequential(Dense(width, 4 * width), nn.GELU(approximate="tanh"), Dense(4 * width, width))
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()  # at 0 a compiler would copy
         self.modulation = Modulation(config.condition_width, width, 6) if conditioned else None
-        if self.modulation is None:  # without gates that start at zero, the branches start at zero themselves
+        if self.modulation is None or config.gates == "one":  # without gates that start at zero, the branches start at zero
             zero_init(self.attention.out, self.mlp[2])
+        if self.modulation is not None and config.gates == "one":
+            self.modulation.set_to_one(2, 5)  # the gates of attention and MLP
 
     def forward(
         self,
@@ -371,7 +402,7 @@ class DiT(Pretrained):
         conditioned = config.time or config.classes is not None
         width = config.width
         self.embedding = nn.Embedding(config.rows, width)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.embedding.weight, std=config.embedding_std)
         self.condition = Condition(
             config.condition_width,
             FREQUENCIES,
@@ -392,6 +423,11 @@ class DiT(Pretrained):
     def padding_id(self) -> int | None:
         """The id that the network reads as padding; None where it has none."""
         return self.config.states if self.config.padding else None
+
+    def block_matrices(self) -> dict[str, int]:
+        """Return the parameters that Muon updates, by name, each with the number of matrices stacked in it."""
+        parts = {"attention.qkv.weight": 3, "attention.out.weight": 1, "mlp.0.weight": 1, "mlp.2.weight": 1}
+        return {f"blocks.{number}.{name}": count for number in range(len(self.blocks)) for name, count in parts.items()}
 
     def new_cache(self, samples: int, length: int) -> Float[Tensor, "depth 2 {samples} heads {length} head"] | None:
         """Return an empty cache of keys and values for all layers, in the dtype of the network.

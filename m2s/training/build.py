@@ -20,6 +20,7 @@ from m2s.process import Process
 from m2s.registry import option_types, parse_options
 from m2s.rng import derived_seed
 from m2s.training.config import Config, DataConfig, NetworkConfig
+from m2s.training.optimizer import block_matrices
 
 __all__ = [
     "describe_network",
@@ -32,7 +33,7 @@ __all__ = [
     "open_data",
 ]
 # Options of the network that change its function but not the shape of any tensor.
-INVISIBLE = ("heads", "causal", "label_after_silu", "groups", "sinusoids", "padding")
+INVISIBLE = ("heads", "causal", "label_after_silu", "groups", "sinusoids", "padding", "qk_norm")
 
 
 def open_data(config: DataConfig) -> Source:
@@ -145,7 +146,7 @@ def _sized_options(config: NetworkConfig, kind: str) -> dict[str, Any]:
         reason, hint = f"it is for a plugin's network, not for {kind}", f"give {config.options[0]} as an option"
         raise UserError(option="network.options", value=" ".join(config.options), reason=reason, hint=hint)
     names = {
-        "dit": ("depth", "heads", "label_after_silu", "norm_bias"),
+        "dit": ("depth", "heads", "label_after_silu", "norm_bias", "qk_norm", "gates", "embedding_std"),
         "unet": ("layers", "multipliers", "groups", "sinusoids"),
     }
     defaults, other = NetworkConfig(), "unet" if kind == "dit" else "dit"
@@ -223,6 +224,8 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.run.seed, "weights"))
         model = build(description)
+    if config.optimizer.kind == "muon":
+        block_matrices(model)  # raises an error before anything is written
     if config.head.curriculum == "duo":
         try:
             duo.check_duo(model, head)

@@ -87,6 +87,12 @@ class NetworkConfig:
     """dit with labels: condition on silu(time) + silu(label), as UDLM does, in place of silu(time + label)."""
     norm_bias: bool = False
     """dit: every LayerNorm has a bias, which is initialized to one (RADD's network)."""
+    qk_norm: bool = False
+    """dit: divide queries and keys by their root mean square over a head."""
+    gates: Literal["zero", "one"] = "zero"
+    """dit: initial gates of the residual branches. zero: adaLN-zero. one: the last projection of a branch starts at zero."""
+    embedding_std: float = 0.02
+    """dit: standard deviation of the initial token embeddings."""
     options: Options = ()
     """Options of a plugin's network, such as layers=3."""
 
@@ -109,8 +115,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer, AdamW, and the moving average of the weights."""
+    """The optimizer and the moving average of the weights."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw: AdamW for all parameters. muon: Muon for the matrices of a transformer's blocks, and AdamW for all others. The
+    updates of both have the same scale, so that one learning rate serves both."""
     lr: float = 1e-3
     """The largest learning rate."""
     warmup: int = 100
@@ -120,9 +129,9 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Weight decay, on every parameter."""
     beta1: float = 0.9
-    """Decay of the first moment."""
+    """AdamW: decay of the first moment."""
     beta2: float = 0.999
-    """Decay of the second moment."""
+    """AdamW: decay of the second moment."""
     clip: float = 1.0
     """The largest norm of the gradient; 0: no clipping."""
     ema: float = 0.9999
@@ -255,6 +264,9 @@ def resolve(config: Config) -> Config:
         _check_unread_process(config)
     _check_loss_options(config)
     _check_optimizer(config.optimizer)
+    if config.optimizer.kind == "muon" and config.run.parallel == "fsdp":
+        reason = "Muon needs complete matrices, and FSDP2 gives each process a part of them"
+        raise UserError(option="optimizer.kind", value="muon", reason=reason, hint="give --parallel ddp")
     return config
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from m2s.training.optimizer import Optimizer
+
 WARMUP_CALLS = 3  # calls before the recording, in which compilers autotune and libraries allocate their workspaces
 
 
@@ -98,7 +100,7 @@ class DirectBackward:
             positions: The number of all positions of a call.
         """
 
-    def start_step(self, optimizer: torch.optim.Optimizer, single: bool, soft: bool) -> Callable[..., Tensor]:
+    def start_step(self, optimizer: Optimizer, single: bool, soft: bool) -> Callable[..., Tensor]:
         """Clear the gradients of the last step.
 
         Args:
@@ -142,7 +144,7 @@ class GraphedBackward(DirectBackward):
             self.max_masked = masked_capacity(count, positions)
             self.plain = CUDAGraphRunner(functools.partial(self.backward, max_masked=self.max_masked))
 
-    def start_step(self, optimizer: torch.optim.Optimizer, single: bool, soft: bool) -> Callable[..., Tensor]:
+    def start_step(self, optimizer: Optimizer, single: bool, soft: bool) -> Callable[..., Tensor]:
         """Clear the gradients of the last step where a replay would not overwrite them, and return the graph."""
         chosen = self.soft if soft else self.plain
         graph = chosen if isinstance(chosen, CUDAGraphRunner) else None

@@ -32,11 +32,14 @@ class EMA:
         """
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
-    def weights_and_averages(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the weights and their averages, or this process's shards of them. They share memory with the originals."""
-        return [local_shard(weight.detach()) for weight in self.weights.values()], [
-            local_shard(value) for value in self.values.values()
-        ]
+    def weights_and_averages(self, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return weights and their averages, or this process's shards of them. They share memory with the originals.
+
+        Args:
+            names: The names of the parameters.
+        """
+        weights = [local_shard(self.weights[name].detach()) for name in names]
+        return weights, [local_shard(self.values[name]) for name in names]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -49,7 +49,7 @@ def tensors(trainer: Trainer) -> dict[str, Tensor]:
     for name, weight in trainer.model.named_parameters():
         found[f"model/{name}"] = weight.detach()
         found[f"ema/{name}"] = trainer.average.values[name]
-        found |= {f"optimizer.{key}/{name}": value for key, value in trainer.optimizer.state[weight].items()}
+        found |= {f"optimizer.{key}/{name}": value for key, value in trainer.optimizer.state(name).items()}
     # A resumed optimizer has its moments in another order. Sorted, the files of a state do not depend on that.
     return dict(sorted(found.items()))
 
@@ -99,9 +99,7 @@ def resume(trainer: Trainer) -> None:
     world.once(lambda: state.remove_old(run.out / "state", run.keep))
     weights = dict(trainer.model.named_parameters())
     described = found.describe()
-    _check_tensors(
-        found, {name: weight.shape for name, weight in weights.items()}, {k: size for k, (size, _) in described.items()}
-    )
+    _check_tensors(found, trainer, {key: size for key, (size, _) in described.items()})
     for key, (size, dtype) in described.items():
         kind, _, name = key.partition("/")
         if kind.startswith("optimizer."):  # a new optimizer has no moments: make tensors to load into
@@ -109,7 +107,7 @@ def resume(trainer: Trainer) -> None:
             empty = (
                 torch.zeros_like(weights[name], dtype=dtype) if moment else torch.zeros(size, dtype=dtype, device=world.device)
             )
-            trainer.optimizer.state[weights[name]][kind.removeprefix("optimizer.")] = empty
+            trainer.optimizer.state(name)[kind.removeprefix("optimizer.")] = empty
     found.load(tensors(trainer))
     for name in asdict(trainer.progress):
         setattr(trainer.progress, name, found.info[name])
@@ -124,10 +122,13 @@ def resume(trainer: Trainer) -> None:
         publish(trainer)
 
 
-def _check_tensors(found: state.State, weights: Mapping[str, torch.Size], sizes: Mapping[str, torch.Size]) -> None:
-    """Raise an error where the tensors of a state are not those of the network."""
-    kinds = {key.partition("/")[0] for key in sizes} | {"model", "ema"}
-    expected = {f"{kind}/{name}": size for kind in kinds for name, size in weights.items()}
+def _check_tensors(found: state.State, trainer: Trainer, sizes: Mapping[str, torch.Size]) -> None:
+    """Raise an error where the tensors of a state are not those of the network and its optimizer."""
+    has_moments = any(key.startswith("optimizer.") for key in sizes)  # not before the first step
+    expected: dict[str, torch.Size] = {}
+    for name, weight in trainer.model.named_parameters():
+        moments = trainer.optimizer.state_names(name) if has_moments else ()
+        expected |= {f"{kind}/{name}": weight.shape for kind in ("model", "ema", *(f"optimizer.{key}" for key in moments))}
     faults = [f"{key} is missing" for key in expected if key not in sizes]
     faults += [f"{key} is unexpected" for key in sizes if key not in expected]
     faults += [

@@ -20,7 +20,6 @@ from m2s.losses.registry import has_fused_form
 from m2s.losses.weighted_sum import skips_unmasked
 from m2s.methods.build import make_loss, nelbo_loss
 from m2s.ops import use_backend, uses_triton
-from m2s.ops.adamw import OptimizerStep
 from m2s.patches import AttributePatches
 from m2s.process import Process
 from m2s.process.chain import snap_times, time_interval
@@ -30,6 +29,7 @@ from m2s.training.config import Config, OptimizerConfig
 from m2s.training.cuda_graph import DirectBackward, GraphedBackward
 from m2s.training.curriculum import CURRICULA
 from m2s.training.ema import EMA
+from m2s.training.optimizer import Optimizer
 from m2s.training.parallel import accumulating, recompute, wrap
 
 
@@ -194,14 +194,7 @@ class Trainer:
             counts_masked = self.fused and skips_unmasked(self.loss, head)
             self.backward_pass = GraphedBackward(self.backward, counts_masked, config.head.curriculum != "none")
         self.average = EMA(self.model, optimizer.ema)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=optimizer.lr,
-            betas=(optimizer.beta1, optimizer.beta2),
-            weight_decay=optimizer.weight_decay,
-            fused=kind in ("cpu", "cuda"),
-        )
-        self.optimizer_step = OptimizerStep(self.optimizer)
+        self.optimizer = Optimizer(self.model, optimizer, self.average)
         self.start, self.end = time_interval(head.process, run.t_min)
         self.progress = Progress()
         self.validation: dict[str, float] = {}
@@ -362,12 +355,9 @@ class Trainer:
             numbers: The loss and the norm. Where one of them is not finite, the weights stay as they are.
 
         Returns:
-            A function that finishes the step (`m2s.ops.adamw.OptimizerStep.start`).
+            A function that finishes the step (`m2s.training.optimizer.Optimizer.start`).
         """
         config, step = self.config.optimizer, self.progress.step
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, self.config.run.steps)
+        self.optimizer.set_learning_rate(learning_rate(config, step, self.config.run.steps))
         with use_backend(self.config.run.kernels):
-            return self.optimizer_step.start(
-                *self.average.weights_and_averages(), norm, config.clip, self.average.new_weight_fraction(step), numbers
-            )
+            return self.optimizer.start(norm, config.clip, self.average.new_weight_fraction(step), numbers)

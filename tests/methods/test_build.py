@@ -45,6 +45,7 @@ def test_given_values_win_over_the_method() -> None:
 
 def test_the_loss_of_the_nelbo() -> None:
     expected = {"any-order": masked_cross_entropy, "gidd-clipped": score_entropy, "chain": chain_kl, "d3pm": chain_kl}
+    expected["noised"] = score_entropy
     for name, entry in LOSSES.items():
         if name in expected:
             assert entry.nelbo is expected[name]
@@ -54,7 +55,7 @@ def test_the_loss_of_the_nelbo() -> None:
 
 def test_which_losses_are_fused() -> None:
     uniform, mask = (METHODS[name].build(VOCAB).head for name in ("m2s", "md4"))
-    assert [name for name, entry in LOSSES.items() if entry.fused] == ["score-entropy", "masked"]
+    assert [name for name, entry in LOSSES.items() if entry.fused] == ["score-entropy", "masked", "noised"]
     assert has_fused_form(score_entropy, uniform) and has_fused_form(masked_cross_entropy, mask)
     assert not has_fused_form(score_entropy, METHODS["neural-ctmc"].build(VOCAB).head)
     assert not has_fused_form(LOSSES["udlm"].function, uniform)

@@ -138,6 +138,8 @@ NETWORKS = {
     "norm biases": {"norm_bias": True},
     "time-free, norm biases": {"time": False, "norm_bias": True},
     "dropout": {"dropout": 0.2},
+    "normalized queries and keys": {"qk_norm": True},
+    "gates of one": {"gates": "one"},
 }
 
 

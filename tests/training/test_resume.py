@@ -17,28 +17,9 @@ import m2s
 from m2s.errors import UserError
 from m2s.losses.objective import TrainingObjective
 from m2s.training import Diverged, loop, state, train
-from small_runs import InMemorySource, outcome, random_rows, small, tensors
+from small_runs import InMemorySource, die_before, outcome, random_rows, small, tensors
 
 FORK = multiprocessing.get_context("fork")
-
-
-class Stop(Exception):
-    """Stands for the end of the process: nothing after it runs."""
-
-
-def die_before(step: int, config, source) -> None:
-    """Run until just before step `step`, and end there."""
-    gradient = loop.Trainer.gradient
-
-    def ending(trainer, batch):
-        if trainer.progress.step == step:
-            raise Stop
-        return gradient(trainer, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "gradient", ending)
-        with pytest.raises(Stop):
-            train(config, source)
 
 
 @pytest.fixture(scope="module")

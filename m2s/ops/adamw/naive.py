@@ -6,14 +6,14 @@ from torch import Tensor
 
 @torch.no_grad()
 def step(
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     weights: list[Tensor],
     averages: list[Tensor],
     norm: Tensor,
     clip: float,
     average_weight: float,
 ) -> None:
-    """Make one step: g <- g min(1, clip / |g|), AdamW, average <- average + average_weight (weight - average).
+    """Make one step: g <- g min(1, clip / |g|), the optimizer, average <- average + average_weight (weight - average).
 
     Args:
         optimizer: The optimizer.

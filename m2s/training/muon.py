@@ -1,0 +1,98 @@
+"""Muon (Jordan et al. 2024): momentum of a matrix, replaced by the nearest semi-orthogonal matrix.
+
+All singular values of an update are then about 1, so that rare directions of the gradient are learned as fast as frequent
+ones. Matrices of one shape are orthogonalized together, in one batch of products.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+MOMENTUM = 0.95
+ITERATIONS = 5
+# A quintic polynomial that maps (0, 1] near 1 after five iterations, from Jordan et al.; torch.optim.Muon has the same.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+EPSILON = 1e-7
+RMS = 0.2  # root mean square of the entries of an update, about that of AdamW (Liu et al. 2025)
+
+
+def orthogonalize(matrices: Float[Tensor, "n R C"], dtype: torch.dtype = torch.bfloat16) -> Float[Tensor, "n R C"]:
+    """Approximate U V^T of each matrix U S V^T by Newton-Schulz iterations.
+
+    X <- a X + (b X X^T + c (X X^T)^2) X, from X = G / |G|. The singular values of the result are between 0.68 and 1.13,
+    except those that are very small in G.
+
+    Args:
+        matrices: The matrices G, [n, R, C].
+        dtype: Dtype of the products. The iteration tolerates bfloat16.
+
+    Returns:
+        The result, [n, R, C], in `dtype`.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrices.to(dtype)
+    wide = x.shape[-2] <= x.shape[-1]
+    if not wide:  # the smaller of the two Gram matrices
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.mT
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalized, with the scale of AdamW: W <- W - lr (0.2 sqrt(max(R, C)) O + decay W).
+
+    Args:
+        matrices: Parameters `[parts R, C]`, each with its number of `parts`: matrices that are stacked in one parameter, such
+            as queries, keys and values, and are orthogonalized one by one.
+        lr: The learning rate. The scale of an update makes AdamW's rates suitable.
+        weight_decay: Weight decay.
+        momentum: Decay of the momentum.
+        dtype: Dtype of the products of `orthogonalize`.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[tuple[nn.Parameter, int]],
+        lr: float,
+        weight_decay: float = 0.0,
+        momentum: float = MOMENTUM,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        matrices = list(matrices)
+        super().__init__([matrix for matrix, _ in matrices], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.parts = [parts for _, parts in matrices]
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Make one step with the gradients of the parameters.
+
+        Args:
+            closure: Not supported; None.
+        """
+        (group,) = self.param_groups
+        weights: list[Tensor] = group["params"]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        directions = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for index, (weight, parts) in enumerate(zip(weights, self.parts, strict=True)):
+            by_shape.setdefault((weight.shape[0] // parts, weight.shape[1]), []).append(index)
+        for (rows, columns), indices in by_shape.items():
+            stacked = torch.cat([directions[index].to(self.dtype).view(-1, rows, columns) for index in indices])
+            updates = orthogonalize(stacked, self.dtype).split([self.parts[index] for index in indices])
+            scale = -group["lr"] * RMS * max(rows, columns) ** 0.5
+            chosen = [weights[index] for index in indices]
+            changes = [update.reshape_as(weight).to(weight.dtype) for update, weight in zip(updates, chosen, strict=True)]
+            torch._foreach_add_(chosen, changes, alpha=scale)

@@ -1,0 +1,102 @@
+"""Muon against its definition by singular values, against torch.optim.Muon, and in a run."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from m2s.errors import UserError
+from m2s.training import train
+from m2s.training.config import DataConfig, NetworkConfig
+from m2s.training.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalize
+from small_runs import die_before, outcome, random_rows, small
+
+
+def polynomial(s):
+    """The singular values after all iterations, from those before."""
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4)])
+def test_orthogonalize_maps_singular_values_and_keeps_singular_vectors(shape):
+    torch.manual_seed(0)
+    matrices = torch.randn(2, *shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    expected = u @ torch.diag_embed(polynomial(s / s.norm(dim=-1, keepdim=True))) @ v
+    torch.testing.assert_close(orthogonalize(matrices, torch.float64), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_singular_values_of_updates_are_near_one():
+    torch.manual_seed(0)
+    updates = orthogonalize(torch.randn(3, 64, 128), torch.float32)
+    values = torch.linalg.svdvals(updates)
+    assert values.min() > 0.65
+    assert values.max() < 1.2
+
+
+def test_a_zero_gradient_changes_nothing():
+    weight = nn.Parameter(torch.ones(4, 6))
+    weight.grad = torch.zeros(4, 6)
+    Muon([(weight, 1)], lr=0.1).step()
+    assert torch.equal(weight, torch.ones(4, 6))
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
+def test_steps_are_those_of_torch_muon(shape):
+    torch.manual_seed(0)
+    start, gradients = torch.randn(shape), torch.randn(4, *shape)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizers = (
+        Muon([(ours, 1)], lr=0.01, weight_decay=0.1),
+        torch.optim.Muon([theirs], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    )
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    change = (theirs - start).norm()
+    assert (ours - theirs).norm() < 0.02 * change  # both round products to bfloat16, in another order
+
+
+def test_stacked_matrices_are_orthogonalized_one_by_one():
+    torch.manual_seed(0)
+    stacked = nn.Parameter(torch.zeros(12, 8))
+    stacked.grad = torch.randn(12, 8)
+    single = [nn.Parameter(torch.zeros(4, 8)) for _ in range(3)]
+    for weight, gradient in zip(single, stacked.grad.chunk(3), strict=True):
+        weight.grad = gradient.clone()
+    Muon([(stacked, 3)], lr=0.1, dtype=torch.float32).step()
+    Muon([(weight, 1) for weight in single], lr=0.1, dtype=torch.float32).step()
+    torch.testing.assert_close(stacked.detach(), torch.cat([weight.detach() for weight in single]))
+
+
+def with_muon(out, **changes):
+    """A small run with Muon."""
+    config = small(out, **changes)
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, kind="muon"))
+
+
+def test_a_run_with_muon_resumes_with_the_same_bits(tmp_path):
+    train(with_muon(tmp_path / "one"), random_rows())
+    die_before(7, with_muon(tmp_path / "two"), random_rows())
+    train(with_muon(tmp_path / "two"), random_rows())
+    assert outcome(tmp_path / "two") == outcome(tmp_path / "one")
+
+
+def test_a_state_of_adamw_is_not_a_state_of_muon(tmp_path):
+    die_before(7, small(tmp_path / "run"), random_rows())
+    with pytest.raises(UserError, match="optimizer"):
+        train(with_muon(tmp_path / "run"), random_rows())
+
+
+def test_muon_needs_a_network_that_names_its_matrices_and_holds_them_whole(tmp_path):
+    images = with_muon(tmp_path / "a", network=NetworkConfig(kind="unet", size="tiny"), data=DataConfig(name="digits"))
+    with pytest.raises(UserError, match="block_matrices"):
+        train(images)
+    with pytest.raises(UserError, match="ddp"):
+        train(with_muon(tmp_path / "b", parallel="fsdp"), random_rows())
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
