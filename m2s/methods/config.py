@@ -100,10 +100,9 @@ class HeadConfig:
     loss is then not an upper bound on the NLL; the validation loss is."""
     loss: Annotated[str, registered(LOSSES, AUTO)] = AUTO
     """The training loss. score-entropy: for every head. masked: the cross entropy of MD4 and MDLM, for a posterior over an
-    absorbing mask. any-order: RADD's weighting of it, for a network without time. noised: the cross entropy of
-    noised positions alone, for a posterior with the exact offset over uniform noise. gidd-clipped: GIDD's for training. chain,
-    d3pm: for a finite chain, without and with the auxiliary cross entropy. likelihood: for next-token. gidd, udlm, path-kl,
-    ct-elbo: as their authors write them, equal to score-entropy."""
+    absorbing mask. any-order: RADD's weighting of it, without time. noised: on noised positions, for the exact offset over
+    uniform noise. gidd-clipped: GIDD's for training. chain, d3pm: for a finite chain, without and with the auxiliary term.
+    likelihood: for next-token. gidd, udlm, path-kl, ct-elbo: as their authors write them, equal to score-entropy."""
     max_weight: float = 1.0
     """gidd-clipped: the largest weight of a position (w_max in GIDD's paper, loss.max_loss_weight in its code)."""
     options: Options = ()

@@ -67,7 +67,8 @@ def test_auto_is_the_only_spelling_of_a_default(capsys):
 
 def test_presets_are_the_papers_runs():
     assert PRESETS.keys() == SUMMARIES.keys()
-    parameters = {"cifar10": (256, (32, 32, 3), 28_427_520), "owt": (50_257, None, 169_697_920)}
+    parameters = {"cifar10": (256, (32, 32, 3), 28_427_520)}
+    parameters |= dict.fromkeys(("owt", "owt-fast"), (50_257, None, 169_697_920))
     for name, (vocab, shape, count) in parameters.items():
         config = resolve(PRESETS[name])
         source = InMemorySource(torch.zeros(1, 512, dtype=torch.long), vocab)
@@ -80,6 +81,7 @@ def test_presets_are_the_papers_runs():
     for words in (["mnist"], ["cifar10"], ["text8"], ["owt"]):  # the paper's head is one option away
         assert resolve(parse(["train", *words, "--method", "m2s"]).preset).head.offset == "none"
         assert resolve(parse(["train", *words]).preset).head.offset == "exact"
+    assert PRESETS["owt-fast"].data == PRESETS["owt"].data  # and the same number of parameters
     assert PRESETS["owt"].run.batch == 1584 and PRESETS["owt"].run.steps * 1584 * 512 == pytest.approx(131e9, rel=0.01)
 
 
@@ -177,7 +179,7 @@ def test_a_prepared_text_is_a_data_folder_not_a_preset(tmp_path, monkeypatch, ca
     (tmp_path / "book.txt").write_text("a word and another " * 50)
     prepare_text("book.txt", "packed", Bytes())
     said = user_error(capsys, "train", "packed", "--method", "mdlm")
-    assert "knows no 'packed': choose from digits, mnist, cifar10, text8, owt; packed is a prepared text: " in said
+    assert "knows no 'packed': choose from digits, mnist, cifar10, text8, owt, owt-fast; packed is a prepared text: " in said
     assert said.endswith(": m2s train owt --data.folder packed\n")
     assert parse(["train", "owt", "--data.folder", "packed"]).preset.data.folder == "packed"
     (tmp_path / "pictures").mkdir()
