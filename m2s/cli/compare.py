@@ -107,6 +107,7 @@ class Compare:
                 "count": len(reference.tokens),
                 "shape": list(reference.shape),
                 "file": REFERENCE,
+                "real": self._real_distance(reference),
             },
             "levels": reference.levels,
             "settings": {name: getattr(self, name) for name in ("n", "sampler", "grid", "seed", "micro_batch")},
@@ -193,6 +194,28 @@ class Compare:
         stacked = torch.stack(list(samples.values()))
         distances = pixel_distances(stacked, reference.tokens.long(), reference.levels, min(GROUPS, self.n // 2))
         return with_errors(distances, list(samples))
+
+    def _real_distance(self, reference: "ImageTokens") -> dict[str, Any] | None:
+        """The distance between n images of the data and its other images: about that of perfect samples.
+
+        None where the data has fewer than 2 n images.
+        """
+        import torch
+
+        from m2s.evaluation.comparison import with_errors
+        from m2s.evaluation.pixels import GROUPS, pixel_distances
+
+        tokens = reference.tokens.long()
+        if len(tokens) < 2 * self.n:
+            return None
+        tokens = tokens[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(self.seed))]
+        chosen, others = tokens[: self.n], tokens[self.n :]
+        distances = pixel_distances(chosen[None], others, reference.levels, min(GROUPS, self.n // 2))
+        return {
+            "images": len(chosen),
+            "against": len(others),
+            "distance": with_errors(distances, ["real"])["distances"]["real"],
+        }
 
     def _projection(self, arms: list[_Arm], reference: "ImageTokens", samples: "dict[str, Tensor]") -> dict[str, Any] | None:
         """What the projection of the first unconstrained score under uniform noise changes; None where there is none.

@@ -12,17 +12,18 @@ from m2s.errors import UserError, print_escaped
 from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "Mean-to-Score discrete diffusion on 8 x 8 digits"
-STORY = """Two networks learn the same digits from the same batches and the same noise. M2S predicts the posterior of the clean
-image. SEDD predicts a score: how much more likely each change would make the noisy image. Every posterior has a score, but not
-every score has a posterior. Repair replaces each score of SEDD by the nearest one that has a posterior. The method is that of
-the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy"."""
+STORY = """Three networks learn the same digits from the same batches and the same noise. M2S predicts the posterior of the clean
+image. SEDD predicts a score: the ratio of the probabilities of the noisy image with and without a change of one pixel. Every
+posterior has a score, but not every score has a posterior. Repair replaces each score of SEDD by the nearest one that has a
+posterior. M2S is the method of the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy". M2S
+offset is M2S with one addition, the exact offset, which needs fewer training steps and is the default of m2s train."""
 AUDITED = 8  # sampling steps of the audit: with many steps there are few negative weights
 
 
 @dataclass(frozen=True)
 @help_from_source
 class Demo:
-    """Train M2S and SEDD on 8 x 8 digits, sample, compare and audit them: one page in under three minutes on two cores.
+    """Train M2S, M2S with the exact offset and SEDD on 8 x 8 digits, sample, compare and audit them: one page in three minutes.
 
     Every step is a command of m2s, printed before it runs, and the page shows it below its result. The same command, given
     again, does not repeat finished training.
@@ -31,7 +32,7 @@ class Demo:
     """
 
     out: Path = Path("out/demo")
-    """The folder for both runs and the page, index.html."""
+    """The folder for the runs and the page, index.html."""
     steps: int = 600
     """Training steps of each network."""
     n: int = 512
@@ -65,33 +66,38 @@ class Demo:
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """Return each step as a title and the command that does it."""
-        ours, theirs, seed = str(self.out / "m2s"), str(self.out / "sedd"), ["--seed", str(self.seed)]
+        ours, paper, theirs = (str(self.out / name) for name in ("m2s-offset", "m2s", "sedd"))
+        seed = ["--seed", str(self.seed)]
         comparison, notes = f"{ours}/compare", " ".join(STORY.split())
         training = ["--steps", str(self.steps), "--log-every", "50", "--validate-every", "0", *seed]
         sampling = ["--sampler", "analytic", "--grid", "linear", *seed, "--overwrite"]
         return [
             (
-                "Train M2S: the network predicts the posterior of the clean image.",
+                "Train M2S with the exact offset: the network predicts the posterior of the clean image.",
                 ["train", "digits", "--method", "m2s-offset", *training, "--out", ours],
+            ),
+            (
+                "Train M2S as in the paper, without the offset, on the same batches and noise.",
+                ["train", "digits", "--method", "m2s", *training, "--out", paper],
             ),
             (
                 "Train SEDD on the same batches and noise: the network predicts an unconstrained score.",
                 ["train", "digits", "--method", "sedd", *training, "--out", theirs],
             ),
             (
-                "Sample SEDD, SEDD with repaired scores, and M2S on the same noise, with few and many steps.",
-                ["compare", theirs, ours, "--against", "digits:train", "--n", str(self.n), *sampling, "--out", comparison],
+                "Sample SEDD, SEDD with repaired scores, and both M2S on the same noise, with few and many steps.",
+                ["compare", theirs, paper, ours, "--against", "digits:train", "--n", str(self.n), *sampling, "--out", comparison],
             ),
             (
                 "Audit SEDD: does every score that the sampler uses have a posterior?",
                 ["audit", theirs, "--n", str(min(self.n, 64)), "--steps", str(AUDITED), *sampling, "--out", f"{theirs}/audit"],
             ),
             (
-                "Bound the likelihood of held-out images, for both on the same noise.",
+                "Bound the likelihood of held-out images, for M2S offset and SEDD on the same noise.",
                 ["evaluate", "bpd", ours, "--against", theirs, "--passes", "8", *seed, "--out", f"{ours}/bpd.json"],
             ),
             (
                 "Put everything on one page.",
-                ["report", ours, theirs, "--title", TITLE, "--notes", notes, "--overwrite", "--out", str(self.out / PAGE)],
+                ["report", ours, paper, theirs, "--title", TITLE, "--notes", notes, "--overwrite", "--out", str(self.out / PAGE)],
             ),
         ]

@@ -26,7 +26,8 @@ from m2s.report.style import (
 
 ComparisonResult = Mapping[str, Any]  # the content of compare.json
 KEYS = {"arms", "steps", "projection", "reference", "levels"}
-NAMES = {"m2s": "M2S", "sedd": "SEDD"}  # as the papers write them
+NAMES = {"m2s": "M2S", "m2s-offset": "M2S offset", "sedd": "SEDD"}  # as the papers write them
+EXACT = "offset='exact'"  # in the description of a head
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -37,10 +38,12 @@ def arm_label(arm: Mapping[str, Any]) -> str:
         arm: An entry of `arms` of the result.
 
     Returns:
-        The name, such as "SEDD" or "SEDD repaired".
+        The name, such as "SEDD" or "SEDD repaired". M2S with the exact offset is not the paper's head, so it has its own name.
     """
     name = str(arm["name"]).removesuffix("-repaired") if arm["project"] else str(arm["name"])
-    return f"{NAMES.get(name, name)} repaired" if arm["project"] else NAMES.get(name, name)
+    name = "m2s-offset" if name == "m2s" and EXACT in arm["head"] else name
+    label = NAMES.get(name, name)
+    return f"{label} repaired" if arm["project"] else label
 
 
 def distance_text(interval: Mapping[str, float]) -> str:
@@ -73,13 +76,15 @@ def format_table(result: ComparisonResult) -> list[str]:
     for row in result["steps"]:
         cells = " ".join(f"{distance_text(row['distances'][arm['name']]):>20}" for arm in arms)
         lines.append(f"{row['steps']:>6} {cells}")
+    if real := result["reference"].get("real"):
+        lines.append(f"{distance_text(real['distance'])} between {real['images']:,} real images and {real['against']:,} others")
     return lines
 
 
 def plot_distances(result: ComparisonResult) -> Figure:
     """Plot the distance to the data over the number of sampling steps, one line for each model, with standard errors.
 
-    Each line is labeled at its right end, so that there is no legend.
+    Each line is labeled at its right end, so that there is no legend. A dotted line is the distance between real images.
 
     Args:
         result: The content of compare.json.
@@ -98,6 +103,9 @@ def plot_distances(result: ComparisonResult) -> Figure:
         style: dict[str, Any] = {"color": color, "lw": 2.0, "marker": MARKERS[number % len(MARKERS)], "ms": 5.5, "capsize": 3}
         axes.errorbar(steps, values, errors, ls="--" if arm["project"] else "-", **style)
         ends.append((values[-1], arm_label(arm), color))
+    if real := result["reference"].get("real"):
+        axes.axhline(real["distance"]["value"], color=MUTED, lw=1.4, ls=":")
+        ends.append((real["distance"]["value"], "real images", MUTED))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(steps))
     axes.xaxis.set_minor_locator(NullLocator())

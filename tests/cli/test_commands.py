@@ -73,8 +73,8 @@ def test_demo_writes_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monk
     out = tmp_path / "demo"
     main(["demo", "--out", str(out), "--steps", "2", "--n", "4"])
     text, page = capsys.readouterr().out, (out / "index.html").read_text()
-    found = json.loads((out / "m2s" / "bpd.json").read_text())
-    compared = json.loads((out / "m2s" / "compare" / "compare.json").read_text())
+    found = json.loads((out / "m2s-offset" / "bpd.json").read_text())
+    compared = json.loads((out / "m2s-offset" / "compare" / "compare.json").read_text())
     audit = json.loads((out / "sedd" / "audit" / "audit.json").read_text())
     train = json.loads((out / "sedd" / "train.json").read_text())["starts"][0]
     for bits in (found["nelbo"], found["against"]["nelbo"], found["against"]["difference"]["nelbo"]):

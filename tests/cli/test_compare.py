@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from m2s.cli import main
 from m2s.provenance import command, recorded_command
+from m2s.report.comparison import arm_label
 
 QUICK = [
     "--steps",
@@ -116,3 +118,23 @@ def test_a_command_that_runs_others_records_theirs() -> None:
     with recorded_command(["m2s", "cite"]):
         assert command() == ["m2s", "cite"]
     assert command() != ["m2s", "cite"]
+
+
+def test_distance_between_real_images(runs: Path) -> None:
+    """The images and the others are disjoint and are all of the data."""
+    from m2s.data import load
+    from m2s.evaluation.pixels import pixel_distances
+
+    found = result(runs)["reference"]["real"]
+    tokens = load("digits").train.long()
+    assert (found["images"], found["against"]) == (8, len(tokens) - 8)
+    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))
+    distance = pixel_distances(tokens[order[:8]][None], tokens[order[8:]], 17, 4)[0, 0]
+    assert found["distance"]["value"] == pytest.approx(float(distance), rel=1e-9)
+
+
+def test_m2s_with_the_offset_is_named() -> None:
+    head = "Posterior(Uniform(17, Linear()), offset='{}')"
+    arms = [{"name": "m2s", "project": False, "head": head.format(offset)} for offset in ("exact", "none")]
+    arms.append({"name": "sedd-repaired", "project": True, "head": "LogScore(Uniform(17, Linear()))"})
+    assert [arm_label(arm) for arm in arms] == ["M2S offset", "M2S", "SEDD repaired"]

@@ -205,7 +205,9 @@ def _plot_negative_mass(axes: Axes, steps: list[Any], t: np.ndarray) -> None:
     ):
         mass = np.array([step["before"][key]["mean"] if step["before"][key] else 0.0 for step in steps])
         if (mass > ROUNDING).any():
-            axes.plot(t, np.where(mass > ROUNDING, mass, np.nan), color=color, lw=2.0, label=name, marker=".", ms=4)
+            # Markers are not cut off at the frame: at few steps a single one at its edge can be all that there is.
+            shown = np.where(mass > ROUNDING, mass, np.nan)
+            axes.plot(t, shown, color=color, lw=2.0, label=name, marker="o", ms=5, clip_on=False, zorder=3)
     if axes.lines:
         axes.set_yscale("log")
     else:

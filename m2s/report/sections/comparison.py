@@ -64,11 +64,12 @@ def _opening(run: TrainingRun, result: Result) -> dict[str, Any]:
     reference = value["reference"]
     sentence = f"With {row['steps']} sampling steps on the same noise, the distance to the data is {conjunction(distances)}."
     alt = f"Distance to the data over the number of sampling steps for {conjunction(map(arm_label, value['arms']))}"
-    settings = value["settings"]
+    settings, real = value["settings"], reference.get("real")
+    floor = f" Dotted: {real['images']:,} real images against the other {real['against']:,}." if real else ""
     caption = (
         f"Fréchet distance of pixels between {settings['n']:,} samples and {reference['count']:,} images of "
         f"{reference['name']}; lower is better; bars: 95% intervals. All models start from the same noise "
-        f"(sampler {settings['sampler']}, grid {settings['grid']}, seed {settings['seed']})."
+        f"(sampler {settings['sampler']}, grid {settings['grid']}, seed {settings['seed']}).{floor}"
     )
     return {
         "sentence": sentence,
@@ -142,7 +143,7 @@ def _projection(value: Mapping[str, Any]) -> dict[str, Any] | None:
     dropped = {row["steps"]: row for row in found["dropped"]}
     names = [name for name in found["mean_scores"][0] if name != "t"]
     of = NAMES.get(found["of"], found["of"])
-    labels = {"as it is": of, "projected": f"{of} repaired", **NAMES}
+    labels = {"as it is": of, "projected": f"{of} repaired", **{arm["name"]: arm_label(arm) for arm in value["arms"]}}
     rows = [(f"t = {row['t']}", *(format_number(row[name], 3) for name in names)) for row in found["mean_scores"]]
     parts = found["parts"]
     return {
