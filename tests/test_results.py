@@ -434,11 +434,12 @@ def test_distances_of_the_readme_are_those_of_the_demo() -> None:
     """The sentence below the plot, the plot itself, and the command are those of docs/demo.json."""
     text, result = (ROOT / "README.md").read_text(), load("docs/demo.json")
     rows = {row["steps"]: row["distances"] for row in result["steps"]}
-    few = [f"{rows[8][name]['value']:.3f}" for name in ("m2s", "sedd", "sedd-repaired")]
+    few = [f"{rows[8][name]['value']:.3f}" for name in ("m2s-offset", "m2s", "sedd", "sedd-repaired")]
+    few.append(f"{result['reference']['real']['distance']['value']:.3f}")
     many = [f"{rows[32][name]['value']:.3f}" for name in ("sedd-repaired", "sedd")]
-    found = re.search(
-        r"it is ([\d.]+) for M2S, ([\d.]+) for SEDD, and ([\d.]+) for.*?hurts, ([\d.]+)\s+against ([\d.]+),", text, re.S
-    )
+    number = r"([\d.]+\d)"
+    sentence = rf"it is {number} for M2S with .*?, {number} for M2S as .*?, {number} for SEDD, and {number} for.*?have {number}"
+    found = re.search(rf"{sentence}.*?hurts, {number}\s+against {number},", text, re.S)
     assert found is not None and list(found.groups()) == [*few, *many]
     assert result["projection"]["parts"]["differences"]["lowered - as it is"]["low"] > 0
     assert " ".join(result["command"]) in text

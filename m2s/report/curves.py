@@ -60,7 +60,7 @@ def _panel() -> tuple[Figure, Axes]:
 
 
 def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
-    """Plot the loss in bits per site over training steps.
+    """Plot the loss in bits per position over training steps.
 
     Pale: the records of the log. Strong: their running mean. Circles: the NELBO on held-out data with standard errors.
 
@@ -89,7 +89,7 @@ def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
             plotted.append(nelbo)
     if not plotted:
         return None
-    format_axes(axes, "step", "bits per site", plotted)
+    format_axes(axes, "step", "bits per position", plotted)
     return figure
 
 

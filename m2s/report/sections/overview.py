@@ -56,7 +56,7 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any]:
         `table` of the runs, and `diverged`: run, step, loss and gradient norm of each run that diverged.
     """
     rows = [problems.attempt(run.path / "train.json", partial(_row, run)) for run in runs]
-    head = ("run", "method", "network", "data", "steps", "held-out NELBO, bits per site", "time", "device")
+    head = ("run", "method", "network", "data", "steps", "held-out NELBO, bits per position", "time", "device")
     return {
         "table": Table(head, [row for row in rows if row], (4, 5, 6)),
         "diverged": problems.each_result(runs, "diverged", _divergence),

@@ -32,7 +32,7 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any] |
         figure = plot(runs)
         return None if figure is None else figure_picture(figure, f"{what} over the steps of {names}")
 
-    loss = problems.attempt(Path("log.jsonl"), partial(show, plot_loss, "Loss in bits per site"))
+    loss = problems.attempt(Path("log.jsonl"), partial(show, plot_loss, "Loss in bits per position"))
     norm = problems.attempt(Path("log.jsonl"), partial(show, plot_gradient_norm, "Norm of the gradient"))
     if loss is None and norm is None:
         return None
