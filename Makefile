@@ -1,6 +1,6 @@
 # make demo   trains M2S and SEDD on digits, samples, compares and audits them: out/demo/index.html
 # make test   style, types and every test but those of make test-docs
-# make test-docs   tests of the documentation and of pages in a browser; they fail where there is no chromium
+# make test-docs   the recipes of examples/, and pages in a browser; those fail where there is no chromium
 # All three set up .venv by themselves; they need Python 3.11 or newer (PYTHON=python3.12 chooses one). `make test
 # EXTRAS=test,triton` also runs the kernels, in Triton's interpreter where there is no GPU (a GB to install).
 # make faults kills, failing calls, damaged and hostile input, for FAULTS_MINUTES=30; given again, it continues

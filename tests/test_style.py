@@ -10,7 +10,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "expe
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names what was renamed
 PAGES += [ROOT / "pyproject.toml", ROOT / "Makefile", *sorted((ROOT / ".github").rglob("*.md"))]
 PAGES += sorted((ROOT / "m2s" / "report" / "templates").glob("*.jinja"))
-CODE = python_files("m2s", "tests", "experiments", "benchmarks", "scripts")
+CODE = python_files("m2s", "tests", "examples", "experiments", "benchmarks", "scripts")
 HERE = (Path(__file__), ROOT / "tests" / "style.py")
 
 

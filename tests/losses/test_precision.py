@@ -419,3 +419,21 @@ def test_unmasked_sites_have_zero_loss_and_gradient(head: str) -> None:
     loss.sum().backward()
     assert (loss[0, ::2] == 0).all() and (output.grad[0, ::2] == 0).all()
     assert (loss[0, 1::2] > 0).all() and output.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("method", sorted(m2s.methods.METHODS))
+def test_autocast_around_the_objective_reaches_only_the_network(method: str) -> None:
+    """Frameworks put the module that they wrap under autocast. Corruption, loss and gradient are those of the same output."""
+    parts = m2s.methods.METHODS[method].build(vocab=7)
+    x_0 = torch.randint(7, (16, 12))
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        output = torch.randn(16, 12, parts.head.process.states).requires_grad_()
+        objective = m2s.Objective(lambda x_t, t, output=output: output, parts.head, parts.loss)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (torch.bfloat16 if enabled else torch.float32)
+            loss = objective(x_0)
+        loss.sum().backward()
+        found.append((loss, output.grad))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

@@ -1,0 +1,164 @@
+"""The recipes in examples/ train a network, with and without several processes, as an exact computation by hand does."""
+
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from doc_pages import ROOT
+
+import m2s
+from m2s.cli import main
+from m2s.models import DiT, DiTConfig
+from m2s.rng import derived_seed
+from recorded_recipe import cut_digits
+
+pytestmark = pytest.mark.docs
+
+RECIPES = ("pytorch_loop", "accelerate_loop", "lightning_module", "transformers_trainer")
+SEED, STEPS, BATCH, ACCUMULATE = 3, 6, 8, 2
+RECORDER = ROOT / "tests" / "docs" / "recorded_recipe.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(*words: object) -> str:
+    """Run Python in a process of its own and return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def initial_network() -> DiT:
+    """The network of the recipes before training."""
+    torch.manual_seed(SEED)
+    return DiT(DiTConfig(17, width=64, depth=2, heads=4, classes=10, padding=True, label_dropout=0.0))
+
+
+def bits(model: torch.nn.Module, head: m2s.Head) -> float:
+    """The NELBO of half of the test digits in bits per pixel, with fixed times and noise."""
+    images = m2s.data.load("digits")
+    found = m2s.Checkpoint(model, head).evaluate(images.test[:128], labels=images.test_labels[:128], seed=0)
+    return float(found.nats.sum() / found.sites.sum()) / math.log(2)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_and_its_checkpoint_can_be_sampled(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ("--steps", 80, "--batch-size", 32, "--bf16", "--seed", SEED, "--out", "run")
+    printed = run(ROOT / "examples" / f"{recipe}.py", *flags)
+    model, head = checkpoint = m2s.load("run", verify=True)
+    assert checkpoint.config["extra"] == {"step": 80, "seed": SEED}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    trained = bits(model, head)
+    assert trained < bits(initial_network(), head) - 0.7
+    reported = float(re.search(r"(?:images: |pixel\s+│\s+)(\d\.\d+)", printed)[1])
+    assert reported == pytest.approx(trained, abs=0.5)  # of other times and noise; the standard error is 0.1
+    assert main(["sample", "run", "--n", "4", "--steps", "8", "--labels", "3", "5", "--out", "drawn.png"]) in (None, 0)
+    with np.load("drawn.npz") as drawn:
+        assert drawn["tokens"].shape == (4, 64) and Path("drawn.png").is_file()
+    assert sorted(path.name for path in Path().iterdir() if path.name != "run") == ["drawn.npz", "drawn.png"]
+
+
+class Reference:
+    """Training by hand: every example alone and without padding, one mean over all examples of a training step."""
+
+    def __init__(self, processes: int) -> None:
+        self.model, self.average = initial_network(), []
+        self.head = m2s.Posterior(m2s.Uniform(17, m2s.Linear()), offset="exact")
+        self.noise = [torch.Generator().manual_seed(derived_seed(SEED, "noise", rank)) for rank in range(processes)]
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.0)
+
+    def losses(self, rank: int, x_0: torch.Tensor, weight: torch.Tensor, label: torch.Tensor) -> list[torch.Tensor]:
+        """The losses of the examples of a batch."""
+        t = m2s.stratified_times(len(x_0), 1e-3, 1 - 1e-3, self.noise[rank])
+        x_t = self.head.process.corrupt(x_0, t, self.noise[rank])
+        found = []
+        for i, length in enumerate(weight.sum(1).long()):
+            here, given = slice(i, i + 1), (x_0[i : i + 1, :length], x_t[i : i + 1, :length])
+            output = self.model(given[1], t[here].float(), label[here])
+            found.append(m2s.score_entropy(self.head, output, *given, t[here]).sum())
+        return found
+
+    def step(self, batches: list[list[tuple[torch.Tensor, ...]]]) -> None:
+        """A training step on the batches of each process."""
+        losses = [loss for rank, local in enumerate(batches) for batch in local for loss in self.losses(rank, *batch)]
+        self.optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        norm = torch.stack([weight.grad.norm() for weight in self.model.parameters()]).norm()
+        for weight in self.model.parameters():
+            weight.grad.mul_(min(1.0, 1.0 / (float(norm) + 1e-6)))
+        self.optimizer.step()
+        weights = [weight.detach().clone() for weight in self.model.parameters()]
+        old = self.average or weights
+        self.average = [0.98 * average + 0.02 * weight for average, weight in zip(old, weights, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[list[list], m2s.Checkpoint]]:
+    """Runs a recipe on cut digits, once. Returns the batches of each process in each training step, and the checkpoint."""
+
+    @functools.cache
+    def of(recipe: str, processes: int) -> tuple[list[list], m2s.Checkpoint]:
+        folder = tmp_path_factory.mktemp(recipe)
+        flags = ("--steps", STEPS, "--batch-size", BATCH, "--accumulate", ACCUMULATE, "--seed", SEED, "--out", folder / "run")
+        devices = ("--devices", processes) if recipe == "lightning_module" else ()
+        launcher = TORCHRUN if processes > 1 and not devices else ()
+        run(*launcher, RECORDER, ROOT / "examples" / f"{recipe}.py", folder / "record", *flags, *devices)
+        assert len(list((folder / "record").iterdir())) == processes
+        return [torch.load(folder / "record" / f"{rank}.pt") for rank in range(processes)], m2s.load(folder / "run")
+
+    return of
+
+
+@pytest.mark.parametrize(("recipe", "processes"), [*((name, 1) for name in RECIPES), *((name, 2) for name in RECIPES[1:])])
+def test_weights_are_those_of_training_by_hand(recipe: str, processes: int, recorded: Callable) -> None:
+    """With padding, micro-batches, epochs that end between two training steps, and other noise in each process."""
+    records, checkpoint = recorded(recipe, processes)
+    reference, sizes = Reference(processes), set()
+    cut = cut_digits()
+    data = {(int(label), *image.tolist()) for image, label in zip(cut.train, cut.train_labels, strict=True)}
+    assert {len(steps) for steps in records} == {STEPS}
+    for batches in zip(*records, strict=True):
+        for together in zip(*batches, strict=True):  # a training step may span two epochs, a micro-batch does not
+            examples = [tuple(row[row >= 0].tolist()) for batch in together for row in unpadded(*batch)]
+            assert len(set(examples)) == len(examples) == processes * BATCH and data.issuperset(examples)
+        sizes.add(len(batches[0]))
+        reference.step(list(batches))
+    # Trainer ends an epoch with a smaller training step, and divides its loss by the number of its micro-batches.
+    assert sizes == ({1, ACCUMULATE} if recipe == "transformers_trainer" else {ACCUMULATE})
+    expected = dict(zip(dict(reference.model.named_parameters()), reference.average, strict=True))
+    torch.testing.assert_close(dict(checkpoint.model.named_parameters()), expected, rtol=1e-4, atol=2e-6)
+
+
+def unpadded(x_0: torch.Tensor, weight: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Labels and tokens of a batch, -1 at padding."""
+    return torch.cat([label[:, None], x_0.masked_fill(weight == 0, -1)], 1)
+
+
+def test_accelerate_in_one_process_is_the_plain_loop_bit_for_bit(recorded: Callable) -> None:
+    found = [recorded(recipe, 1)[1].model.state_dict() for recipe in RECIPES[:2]]
+    assert list(found[0]) == list(found[1])
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_lightning_has_the_batches_of_the_plain_loop_in_the_first_epoch(recorded: Callable) -> None:
+    loop, lightning = ([batch for step in recorded(recipe, 1)[0][0] for batch in step] for recipe in RECIPES[::2])
+    first = len(cut_digits().train) // BATCH // ACCUMULATE * ACCUMULATE
+    for ours, theirs in zip(loop[:first], lightning[:first], strict=True):
+        assert torch.equal(unpadded(*ours), unpadded(*theirs))
+
+
+def test_the_page_links_every_recipe() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*RECIPES}
+    page = (ROOT / "docs" / "python.md").read_text()
+    for recipe in RECIPES:
+        assert f"](../examples/{recipe}.py)" in page
