@@ -7,7 +7,7 @@ Every JSON file with numbers that a command of m2s writes has the fields of `pro
 | `command` | the words that were typed, without the path of the program | the result can be made again |
 | `device` | the device and its name, such as "cuda:0 (NVIDIA H200)" | times and low-order digits depend on it |
 | `versions.m2s` | version of the package | tells releases apart |
-| `versions.git` | revision of the source, with + where files were changed; null outside a repository | tells commits apart |
+| `versions.git` | revision of the source, with + where files were changed; null where none tracks it | tells commits apart |
 | `versions.torch`, `numpy`, `python` | versions | results may change with them |
 | `versions.PACKAGE` | other packages that the result depends on, such as triton or transformers | the same |
 
@@ -98,10 +98,13 @@ def revision() -> str | None:
     """Return the git revision of the source of m2s.
 
     Returns:
-        The hash, with + where files of the package were changed; None where the package is not in a repository.
+        The hash, with + where files of the package were changed; None where no repository tracks the package. An environment
+        inside a repository of the user, such as .venv, is not tracked by it.
     """
     package = Path(__file__).parent
     try:
+        tracked = ["git", "ls-files", "--error-unmatch", "__init__.py"]
+        subprocess.run(tracked, cwd=package, capture_output=True, check=True)
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, check=True)
         changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=package, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
