@@ -74,15 +74,25 @@ class Prepare:
         try:
             tokenizer = make_tokenizer(self.tokenizer, None if self.merges is None else str(self.merges), self.alphabet)
         except UserError as error:
-            if self.tokenizer == "gpt2" and isinstance(error.__cause__, FileNotFoundError):
-                hint = "--merges FILE says where the merges are; --tokenizer bytes needs none"
-                raise UserError(f"{error}. {hint}") from error
-            raise
+            raise UserError(self._about_tokenizer(error)) from error
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_fraction, self.test, self.shard_tokens, self.text_field
         )
         print("\n".join(format_counts(meta)))
         print_escaped(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
+
+    def _about_tokenizer(self, error: UserError) -> str:
+        """The message of an error of the tokenizer. A source that is not on this machine comes first."""
+        from m2s.data.hub import HUB_TEXTS
+
+        text = str(error)
+        if self.tokenizer == "gpt2" and isinstance(error.__cause__, FileNotFoundError):
+            text += ". --merges FILE says where the merges are; --tokenizer bytes needs none"
+        elif self.tokenizer == "gpt2" and isinstance(error.__cause__, ImportError):
+            text += "; --tokenizer bytes needs no package"
+        if self.source in HUB_TEXTS or Path(self.source).expanduser().exists():
+            return text
+        return f"there is no folder or file {self.source}; if you mean the data set of the Hugging Face hub: {text}"
 
 
 @dataclass(frozen=True)
