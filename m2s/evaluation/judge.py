@@ -28,6 +28,7 @@ from m2s.devices import resolve_device
 from m2s.errors import UserError, print_escaped
 from m2s.evaluation.gguf import gguf_values
 from m2s.network import why_unreachable
+from m2s.progress import Progress
 
 DEFAULT_JUDGE = "HuggingFaceTB/SmolLM2-135M"
 """A small judge (270 MB, Apache-2.0) that runs on a CPU and that anyone can download."""
@@ -151,17 +152,15 @@ class Judge:
         Raises:
             UserError: A sequence is too long for the judge, or has an unknown token.
         """
-        from tqdm import tqdm  # imported late: it is needed by this method alone
-
         self._check(sequences)
         result = [np.zeros(0) for _ in sequences]
         order = sorted((i for i, ids in enumerate(sequences) if len(ids) > 1), key=lambda i: -len(sequences[i]))
-        with tqdm(total=len(order), desc="judging", unit="sequence") as bar:
+        with Progress(len(order), "judging", "sequence") as progress:
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 for row, values in zip(rows, self._batch([sequences[i] for i in rows]), strict=True):
                     result[row] = values
-                bar.update(len(rows))
+                progress.update(len(rows))
         return result
 
     def _check(self, sequences: Sequence[Sequence[int]]) -> None:

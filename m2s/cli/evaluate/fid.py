@@ -1,6 +1,7 @@
 """`m2s evaluate fid SAMPLES`: the Fréchet and kernel distances between samples and data."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
 from m2s.errors import UserError, print_escaped
 from m2s.io import output_file, write_json
+from m2s.progress import Progress
 
 if TYPE_CHECKING:
     from m2s.evaluation.fid import Kid, Statistics
@@ -117,16 +119,15 @@ class Fid:
             print_escaped(f"written to {out}")
 
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
-        """The kernel distance, with a progress bar."""
-        from tqdm import tqdm
-
+        """The kernel distance."""
         from m2s.evaluation.fid import kid
 
         device = "cpu" if network.device.type == "mps" else network.device  # mps has no float64
         size = min(1000, len(ours.rows) // 2, len(theirs.rows) // 2)
 
-        def progress(subsets: range) -> Any:
-            return tqdm(subsets, desc="KID", unit="subset")
+        def progress(subsets: range) -> Iterator[int]:
+            with Progress(len(subsets), "KID", "subset") as shown:
+                yield from shown.over(subsets)
 
         return kid(ours.rows.to(device), theirs.rows.to(device), size=size, seed=self.seed, progress=progress)
 
