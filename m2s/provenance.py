@@ -18,6 +18,7 @@ that results can be published.
 
 import contextlib
 import hashlib
+import json
 import platform
 import subprocess
 import sys
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from m2s.io import read_regular
 from m2s.version import __version__
 
 
@@ -76,6 +78,22 @@ def recorded_command(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _RUNNING.reset(token)
+
+
+def is_rerun(result: Path) -> bool:
+    """Return whether a file is the result of this same command, inside `recorded_command`.
+
+    A command that runs others, such as `m2s demo`, may replace its own results when it is given again.
+
+    Args:
+        result: A .json of a result.
+    """
+    if _RUNNING.get() is None or not result.is_file():
+        return False
+    try:
+        return json.loads(read_regular(result))["command"] == command()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def command() -> list[str]:

@@ -397,7 +397,9 @@ def test_invalid_input_is_rejected(digits, speaker, tmp_path, monkeypatch, capsy
     assert "does not say what it was trained on" in error_line(capsys, digits)
 
     assert "is a model of text, but digits holds images" in error_line(capsys, speaker, "--data", "digits")
-    assert "no-such-file: check the path, or give a data set of the Hugging Face hub" in error_line(capsys, speaker, "--data", tmp_path / "no-such-file")
+    assert "no-such-file: check the path, or give a data set of the Hugging Face hub" in error_line(
+        capsys, speaker, "--data", tmp_path / "no-such-file"
+    )
     (tmp_path / "short.txt").write_text("short")
     assert "short.txt holds 6 tokens, too few" in error_line(capsys, speaker, "--data", tmp_path / "short.txt")
     assert "leave out --split" in error_line(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")

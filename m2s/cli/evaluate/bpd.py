@@ -12,8 +12,9 @@ from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
 from m2s.errors import UserError, print_escaped
-from m2s.io import atomic_write, output_file, write_json
+from m2s.io import atomic_write, output_file, require_absent, write_json
 from m2s.patches import AttributePatches
+from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,6 +100,8 @@ class Bpd:
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result and everything it depends on as .json, and the curve of the loss over t beside it as .png; by default
     the result is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Estimate the NELBO, print it and write it to --out."""
@@ -129,6 +132,7 @@ class Bpd:
         started = time.monotonic()
         out = None
         if self.out is not None and world.first:
+            require_absent([self.out], self.overwrite or is_rerun(self.out))
             out = output_file(self.out, (".json",))
             output_file(out.with_suffix(".png"), (".png",))
         setup = self._set_up(world)

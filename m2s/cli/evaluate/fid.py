@@ -13,8 +13,9 @@ from m2s.cli.evaluate.statistics import statistics
 from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
 from m2s.errors import UserError, print_escaped
-from m2s.io import output_file, write_json
+from m2s.io import output_file, require_absent, write_json
 from m2s.progress import Progress
+from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
     from m2s.evaluation.fid import Kid, Statistics
@@ -80,6 +81,8 @@ class Fid:
     """cpu, cuda, cuda:1 or mps; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result and everything it depends on as .json; by default it is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Compute the distances, print them and write them to --out.
@@ -91,6 +94,8 @@ class Fid:
         from m2s.evaluation.fid import frechet
 
         started = time.monotonic()
+        if self.out is not None:
+            require_absent([self.out], self.overwrite or is_rerun(self.out))
         if self.batch_size is not None and self.batch_size < 1:
             raise UserError(option="--batch-size", value=self.batch_size, expected="at least 1")
         protocol = find_protocol(self.protocol, self.against, self.limit)
