@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.cli.next_step import next_command
+from m2s.cli.next_step import next_command, next_preset_command
 from m2s.errors import UserError, print_escaped, suggest
 from m2s.training.config import Number
 
@@ -131,8 +131,8 @@ class Get:
         except DownloadError:
             print("\n".join(data.manual()))
             raise
-        command = data.next_command.format(root=shlex.quote(str(root())))
-        print(f"{self.name} is {'now' if new else 'already'} in {root()}, verified. Next:\n{command}")
+        command = data.next_command.format(root=shlex.quote(str(root()))) or next_preset_command(self.name)
+        print_escaped(f"{self.name} is {'now' if new else 'already'} in {root()}, verified. Next:\n{command}")
 
 
 @contextlib.contextmanager

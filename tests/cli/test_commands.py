@@ -149,7 +149,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], ", ".join(COMMANDS)),
+        (["--seed", "1"], "m2s needs a command before any option: demo, data, train, sample, evaluate, audit"),
         (["bogus"], ", ".join(COMMANDS)),
         (["trian"], "did you mean train?"),
         (["figrue", "toy", "--out", "x.png"], "did you mean figure?"),
