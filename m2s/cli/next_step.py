@@ -1,5 +1,6 @@
 """The command to train on a prepared text or on downloaded data, sized to the machine and to the data."""
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from m2s.data.files import root
 
 if TYPE_CHECKING:
+    from m2s.data.image_set import ImageSet
+    from m2s.data.source import Source
     from m2s.training.config import Config
 
 EPOCHS = 10  # how often a run reads a small text
@@ -62,21 +65,35 @@ def next_preset_command(name: str) -> str:
     """
     import torch
 
+    from m2s.data import image_sets
     from m2s.data.tokens import read_meta
     from m2s.presets import PRESETS
     from m2s.training.build import open_data
 
     preset, device = PRESETS[name], torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        options: dict[str, int | str] = {}
-    elif preset.data.name == "text":
-        folder = root() / name
-        return next_command(folder, read_meta(folder))
-    else:
+    options: dict[str, int | str] = {}
+    if preset.data.name == "text":
+        if device.type == "cpu":
+            return next_command(root() / name, read_meta(root() / name))
         source = open_data(preset.data)
-        options = _image_options(source.vocab * source.length, _cores())
-    options |= _micro_batch(preset, options, device)
+    else:
+        source = _blank_images(image_sets()[name], preset.run.validation_samples)
+        if device.type == "cpu":
+            options = _image_options(source.vocab * source.length, _cores())
+    options |= _micro_batch(preset, options, device, source)
     return " ".join(filter(None, [f"m2s train {name}", _words(options)]))
+
+
+def _blank_images(entry: "ImageSet", count: int) -> "Source":
+    """Images of the sizes of a data set, without its files: reading them takes time, and only sizes matter here."""
+    import torch
+
+    from m2s.data.images import ImageDataset
+    from m2s.data.source import ImageSource
+
+    images = torch.zeros(count, math.prod(entry.shape), dtype=torch.uint8)
+    labels = torch.zeros(count, dtype=torch.long)
+    return ImageSource(ImageDataset(entry.name, images, labels, images, labels, entry.shape, entry.vocab))
 
 
 def _words(options: dict[str, int | str]) -> str:
@@ -129,7 +146,9 @@ def _options(vocab: int, tokens: dict[str, int], device: Any, cores: int) -> dic
     return options
 
 
-def _micro_batch(config: "Config", options: dict[str, int | str], device: Any) -> dict[str, int | str]:
+def _micro_batch(
+    config: "Config", options: dict[str, int | str], device: Any, source: "Source | None" = None
+) -> dict[str, int | str]:
     """The option --micro-batch, where all examples of a step at once would take too much of the memory."""
     from m2s.distributed import World
     from m2s.training.build import open_data
@@ -138,7 +157,7 @@ def _micro_batch(config: "Config", options: dict[str, int | str], device: Any) -
 
     for name, value in options.items():
         config = replace(config, name.replace("-", "_"), value)
-    found = estimate(resolve(config), open_data(config.data), World(0, 1, device))
+    found = estimate(resolve(config), source or open_data(config.data), World(0, 1, device))
     limit = float("inf") if found.available is None else MEMORY * found.available
     sizes = (size for size in range(found.examples, 0, -1) if found.examples % size == 0)
     size = next((size for size in sizes if found.of(size).total <= limit), 1)

@@ -26,7 +26,7 @@ from m2s.data.source import ImageSource
 from m2s.data.tokenizer import Bytes, Characters
 from m2s.distributed import World
 from m2s.presets import PRESETS
-from m2s.training import build, estimate
+from m2s.training import estimate
 from m2s.training.config import resolve
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -81,23 +81,17 @@ def test_micro_batches_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
     assert run.micro_batch is not None and run.micro_batch < run.batch and run.batch % run.micro_batch == 0
 
 
-def fake_images(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    """Let every image data set have this shape and 256 levels, without files."""
-    images, labels = torch.zeros(8, *shape, dtype=torch.uint8).flatten(1), torch.zeros(8, dtype=torch.long)
-    source = ImageSource(ImageDataset("fake", images, labels, images, labels, shape, 256))
-    monkeypatch.setattr("m2s.training.build.open_data", lambda config: source)
-
-
 @pytest.mark.parametrize(("name", "shape"), [("mnist", (28, 28)), ("cifar10", (32, 32, 3))])
-def test_images_on_a_cpu(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_on_a_cpu(name: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset itself needs a terabyte of memory, or days."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**34)
-    fake_images(monkeypatch, shape)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))  # sizes are known without the files
     words = next_preset_command(name).split()
     assert words[:3] == ["m2s", "train", name]
     config = parse(words[1:]).preset
-    source = build.open_data(config.data)
+    images, labels = torch.zeros(64, *shape, dtype=torch.uint8).flatten(1), torch.zeros(64, dtype=torch.long)
+    source = ImageSource(ImageDataset(name, images, labels, images, labels, shape, 256))
     assert config.network.size == "tiny" and config.run.steps == CPU_IMAGE_STEPS < PRESETS[name].run.steps
     assert config.run.batch < PRESETS[name].run.batch and config.optimizer.warmup < config.run.steps
     found = estimate.estimate(resolve(config), source, World(0, 1, CPU))
@@ -112,10 +106,10 @@ def test_batches_of_images_on_a_cpu(cores: int) -> None:
         assert 1 <= batch <= CPU_BATCH and (batch == 1 or batch * logits <= cores * CPU_IMAGE_LOGITS)
 
 
-def test_images_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset, in micro-batches where the memory is small."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    fake_images(monkeypatch, (28, 28))
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))
     monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**40)
     assert next_preset_command("mnist") == "m2s train mnist"
     monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**32)
