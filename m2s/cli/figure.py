@@ -63,7 +63,7 @@ class Figure:
         """
         if self.name not in FIGURES:
             raise UserError(f"there is no figure {self.name!r}: {suggest(self.name, list(FIGURES))}")
-        files = [self.out, *([self.out.with_suffix(".json")] if self.name == "toy" else [])]
+        files = [self.out, *([self.out.with_suffix(".json")] if self.name == "toy" and self.out.suffix else [])]
         require_absent([path for path in files if path.is_file()], self.overwrite)
         print_escaped(f"{FIGURES[self.name](self)} written")
 
