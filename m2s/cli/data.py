@@ -11,7 +11,7 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.next_step import next_command, next_preset_command
-from m2s.errors import UserError, print_escaped, suggest
+from m2s.errors import UserError, counted, print_escaped, suggest
 from m2s.training.config import Number
 
 
@@ -253,7 +253,8 @@ def format_counts(meta: dict[str, Any]) -> list[str]:
     kind, end = meta["tokenizer"]["kind"], meta["end"]
     after = "no token between documents" if end is None else f"token {end} after each document"
     lines.append(
-        f"{len(meta['sources'])} sources, {blank} blank documents left out; tokenizer {kind}, {meta['vocab']:,} tokens, {after}"
+        f"{counted(len(meta['sources']), 'source')}, {counted(blank, 'blank document')} left out; tokenizer {kind}, "
+        f"{meta['vocab']:,} tokens, {after}"
     )
     return lines
 

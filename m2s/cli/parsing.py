@@ -112,7 +112,9 @@ def _check(words: list[str], known: dict[str, Any]) -> None:
     try:
         check_arguments(command, words[len(path) :])
     except UnknownOptionError as error:
-        advice = _elsewhere(error.name, path[0]) or suggestion(error.name, error.known) or f"see {called} --help"
+        section = error.name.partition(".")[0]  # --data.folder of m2s train is --data of m2s evaluate bpd
+        closest = f"did you mean {section}?" if section in error.known else ""
+        advice = _elsewhere(error.name, path[0]) or closest or suggestion(error.name, error.known) or f"see {called} --help"
         raise UserError(f"{error}: {advice}") from None
     except UserError as error:
         raise UserError(f"{error} (see {called} --help)") from None

@@ -153,7 +153,8 @@ class Sample(SamplingArgs):
         from m2s.data.tokenizer import check_tokenizer
 
         if self.out.suffix == ".png" and (checkpoint.data or {}).get("kind") != "image":
-            raise UserError(f"{self.checkpoint} is not a model of images: write .txt or .npz")
+            others = ".npz" if checkpoint.tokenizer is None else ".txt or .npz"
+            raise UserError(f"{self.checkpoint} is not a model of images: write {others}")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
             raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
         if self.prompt and checkpoint.tokenizer is None:

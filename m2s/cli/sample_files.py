@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from m2s.cli.sampling_args import SamplingArgs
-from m2s.errors import UserError, print_escaped
+from m2s.errors import UserError, counted, print_escaped
 from m2s.io import atomic_write
 from m2s.progress import Progress
 
@@ -94,7 +94,7 @@ def write_picture_or_text(out: Path, tokens: "Tensor", checkpoint: "Checkpoint",
         assert checkpoint.tokenizer is not None
         write_text(out, tokens, checkpoint.tokenizer, settings["start"])
     beside = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
-    print_escaped(f"{len(tokens)} samples in {out}{beside}")
+    print_escaped(f"{counted(len(tokens), 'sample')} in {out}{beside}")
 
 
 def read_finished(path: Path, settings: dict[str, Any]) -> "Tensor":

@@ -1,16 +1,19 @@
 """The errors that a new user meets first name the cause, and not a consequence of it."""
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import m2s
+import m2s.hub
 from m2s.cli import main
-from m2s.errors import UserError
+from m2s.errors import UserError, counted
 from m2s.hub import load
 from m2s.io import is_likely_local
 from m2s.models import DiT, DiTConfig
@@ -134,6 +137,61 @@ def test_a_file_is_no_checkpoint(tmp_path, monkeypatch, capsys) -> None:
             assert advice == "the folder of a run, such as runs/digits (m2s train makes one)"
         else:
             assert advice == (str(tmp_path) if name == "model.safetensors" else "run")
+
+
+def test_a_text_is_no_data_set_of_images(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "packed").mkdir()
+    said = error_line(capsys, "train", "digits", "--data.folder", "packed", "--out", "run")
+    assert said.endswith(f"leave out --data.folder ({Path(m2s.data.__file__).parent} has them)") and "install" not in said
+    (tmp_path / "packed" / "meta.json").write_text("{}")
+    said = error_line(capsys, "train", "digits", "--data.folder", "packed", "--out", "run")
+    assert said.endswith(
+        "digits is a data set of images, but packed is a text that m2s data prepare made: train on it with "
+        "m2s train owt --data.folder packed"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_samples_that_no_judge_can_read(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    said = error_line(capsys, "evaluate", "genppl", "run")
+    assert "run is a folder, but samples are a file" in said and "m2s sample run --n 1024 --out samples.npz" in said
+    settings = json.dumps({"data": {"kind": "image", "shape": [2, 3], "levels": 4}})
+    np.savez(tmp_path / "a.npz", tokens=np.zeros((4, 6), np.int32), settings=settings)
+    for options in ([], ["--tokenizer", "bytes"]):
+        said = error_line(capsys, "evaluate", "genppl", "a.npz", *options)
+        assert said == "m2s: a.npz holds images, which a judge cannot read: measure them with m2s evaluate fid a.npz"
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["evaluate", "bpd", "run", "--data.folder", "x"], "there is no option --data.folder: did you mean --data?"),
+        (["train", "digits", "--folder", "x"], "there is no option --folder: did you mean --data.folder?"),
+    ],
+)
+def test_the_option_of_another_command(words, advice, capsys) -> None:
+    assert error_line(capsys, *words) == f"m2s: {advice}"
+
+
+def test_a_model_of_tokens_without_a_tokenizer_writes_npz(tmp_path, capsys) -> None:
+    head = m2s.Posterior(PROCESSES["uniform"])
+    model = DiT(DiTConfig(states=4, width=16, depth=1, heads=2, length=6))
+    for tokenizer, endings in ((None, ".npz"), (m2s.data.Characters("abcd"), ".txt or .npz")):
+        m2s.hub.save(tmp_path / "run", model, head, {"kind": "text", "length": 6}, tokenizer=tokenizer)
+        said = error_line(capsys, "sample", str(tmp_path / "run"), "--out", str(tmp_path / "a.png"))
+        assert said.endswith(f"run is not a model of images: write {endings}")
+
+
+def test_numbers_agree_with_their_nouns(tmp_path, monkeypatch, capsys) -> None:
+    assert [counted(n, "sample") for n in (0, 1, 2, 2000)] == ["0 samples", "1 sample", "2 samples", "2,000 samples"]
+    assert [counted(n, "pass") for n in (1, 3)] == ["1 pass", "3 passes"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("a text " * 100)
+    main(["data", "prepare", "book.txt", "--out", "packed", "--tokenizer", "bytes"])
+    assert "\n1 source, 0 blank documents left out; " in capsys.readouterr().out
 
 
 def test_paths_and_names_of_the_hub(tmp_path, monkeypatch) -> None:

@@ -300,7 +300,7 @@ def test_digits_through_the_command(digits, tmp_path, capsys):
     assert len(result["curve"]) == 5 and result["data"]["split"] == "test" and result["options"]["seed"] == 4
     assert "perplexity" not in result["nelbo"] and result["checkpoint"]["head"]["offset"] == "exact"
     main(["evaluate", "bpd", str(digits), "--limit", "3", "--passes", "1", "--split", "train"])
-    assert "digits (train): 3 images of 8 x 8, 1 passes" in capsys.readouterr().out
+    assert "digits (train): 3 images of 8 x 8, 1 pass\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("allowed", [True, False])

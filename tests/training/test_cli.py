@@ -25,6 +25,7 @@ def test_train_digits_then_load_it_and_resume(tmp_path, capsys):
     main(command)
     said = capsys.readouterr()
     assert "3 steps, upper bound on the NLL of held-out data" in said.out and "validation_bits" in said.err
+    assert said.out.endswith(" bits per dimension\n")
     checkpoint = m2s.load(tmp_path / "run")
     assert isinstance(checkpoint.head, m2s.LogScore) and checkpoint.data == {"kind": "image", "shape": [8, 8], "levels": 17}
     main(command)

@@ -11,7 +11,7 @@ import tyro
 from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same_data
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
-from m2s.errors import UserError, print_escaped
+from m2s.errors import UserError, counted, print_escaped
 from m2s.io import atomic_write, output_file, require_absent, write_json
 from m2s.patches import AttributePatches
 from m2s.provenance import is_rerun
@@ -214,9 +214,10 @@ class Bpd:
     def _heading(self, setup: _Setup) -> list[str]:
         """What is evaluated on which data."""
         held_out, shape = setup.held_out, (setup.checkpoint.data or {}).get("shape")
-        what = f"images of {' x '.join(map(str, shape))}" if shape else f"windows of {held_out.sites} tokens"
-        passes = "" if setup.checkpoint.head.exact else f", {self.passes} passes"
-        lines = [f"{self.checkpoint} on {held_out}: {len(held_out.rows):,} {what}{passes}"]
+        number = counted(len(held_out.rows), "image" if shape else "window")
+        what = " x ".join(map(str, shape)) if shape else f"{held_out.sites} tokens"
+        passes = "" if setup.checkpoint.head.exact else f", {counted(self.passes, 'pass')}"
+        lines = [f"{self.checkpoint} on {held_out}: {number} of {what}{passes}"]
         if held_out.labels is not None:
             lines.append("the network is given the labels: this bounds the likelihood given the label")
         if held_out.left_out:
