@@ -244,6 +244,17 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     return suggestion(name, known) or f"choose from {', '.join(known)}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 pass", "2,000 passes".
+
+    Args:
+        count: The number.
+        noun: The noun in the singular.
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def printable(text: str, newlines: bool = False) -> str:
     """Escape control characters, so that text from a file cannot move the cursor, change colors or hide other output.
 

@@ -1,7 +1,6 @@
 """Files: output paths that are checked before anything is computed, writes that are atomic, and JSON that may be damaged."""
 
 import contextlib
-import difflib
 import errno
 import hashlib
 import io
@@ -97,18 +96,13 @@ def is_likely_local(name: str | Path) -> bool:
         name: The path or name, as it was given.
 
     Returns:
-        True where its folder exists, a similar file or folder exists, or the name begins like that of a folder for results.
+        True where its folder exists, its ending is that of a file, or it begins like a path or with a folder for results. Other
+        names in the current folder do not matter.
     """
     path = Path(name).expanduser()
     if path.is_absolute() or path.parts[:1] in ((".",), ("..",)) or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
         return True
-    if len(path.parts) < 2:
-        return False
-    if path.parent.is_dir() or path.parts[0] in LOCAL_FOLDERS:
-        return True
-    with contextlib.suppress(OSError):
-        return bool(difflib.get_close_matches(path.parts[0], [entry.name for entry in Path().iterdir()], cutoff=0.6))
-    return False
+    return len(path.parts) > 1 and (path.parent.is_dir() or path.parts[0] in LOCAL_FOLDERS)
 
 
 @contextlib.contextmanager

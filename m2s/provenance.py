@@ -7,7 +7,7 @@ Every JSON file with numbers that a command of m2s writes has the fields of `pro
 | `command` | the words that were typed, without the path of the program | the result can be made again |
 | `device` | the device and its name, such as "cuda:0 (NVIDIA H200)" | times and low-order digits depend on it |
 | `versions.m2s` | version of the package | tells releases apart |
-| `versions.git` | revision of the source, with + where files were changed; null outside a repository | tells commits apart |
+| `versions.git` | revision of the source, with + where files were changed; null where none tracks it | tells commits apart |
 | `versions.torch`, `numpy`, `python` | versions | results may change with them |
 | `versions.PACKAGE` | other packages that the result depends on, such as triton or transformers | the same |
 
@@ -18,6 +18,7 @@ that results can be published.
 
 import contextlib
 import hashlib
+import json
 import platform
 import subprocess
 import sys
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from m2s.io import read_regular
 from m2s.version import __version__
 
 
@@ -78,6 +80,22 @@ def recorded_command(words: Sequence[str]) -> Iterator[None]:
         _RUNNING.reset(token)
 
 
+def is_rerun(result: Path) -> bool:
+    """Return whether a file is the result of this same command, inside `recorded_command`.
+
+    A command that runs others, such as `m2s demo`, may replace its own results when it is given again.
+
+    Args:
+        result: A .json of a result.
+    """
+    if _RUNNING.get() is None or not result.is_file():
+        return False
+    try:
+        return json.loads(read_regular(result))["command"] == command()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def command() -> list[str]:
     """Return the words of the command line, with the name of the program in the place of its path.
 
@@ -98,10 +116,13 @@ def revision() -> str | None:
     """Return the git revision of the source of m2s.
 
     Returns:
-        The hash, with + where files of the package were changed; None where the package is not in a repository.
+        The hash, with + where files of the package were changed; None where no repository tracks the package. An environment
+        inside a repository of the user, such as .venv, is not tracked by it.
     """
     package = Path(__file__).parent
     try:
+        tracked = ["git", "ls-files", "--error-unmatch", "__init__.py"]
+        subprocess.run(tracked, cwd=package, capture_output=True, check=True)
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=package, capture_output=True, text=True, check=True)
         changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=package, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):

@@ -41,16 +41,19 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
     except OSError as error:  # such as a name that is too long
         raise FileNotFoundError(f"there is no folder {str(path)[:100]}: {error.strerror}") from None
     if there:
-        raise NotADirectoryError(f"{path} is a file, but a checkpoint is a folder: give {path.parent}")
+        holds = path.name in files or any((path.parent / name).is_file() for name in files)
+        folder = path.parent.resolve() if path.parent == Path() else path.parent
+        advice = f"give {folder}" if holds else "give the folder of a run, such as runs/digits (m2s train makes one)"
+        raise NotADirectoryError(f"{path} is a file, but a checkpoint is a folder: {advice}")
     repo, missing = str(path_or_repo), f"there is no folder {path}{_beside(path)}"
     if not REPOSITORY.fullmatch(repo):
         raise FileNotFoundError(f'{missing}, and "{repo}" is not the name of a repository "owner/name"')
     try:
-        hub = _hub(f"{missing}, and looking for the repository {repo}")
+        hub = _hub("a repository")
     except ImportError:
         if is_likely_local(repo):
             raise FileNotFoundError(f"{missing}: check the path") from None
-        raise
+        raise ImportError(f"{missing}; {if_on_the_hub('repository', repo, 'huggingface_hub')}") from None
     try:
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
     except Exception as error:  # its classes differ between versions of huggingface_hub
@@ -63,6 +66,17 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
             f"{missing}, and the repository {repo} could not be downloaded from the Hugging Face hub "
             f"({type(error).__name__}): check the name, the connection, and HF_TOKEN where the repository is private"
         ) from error
+
+
+def if_on_the_hub(kind: str, name: str, package: str) -> str:
+    """Return the end of an error message about OWNER/NAME that is no path, where a package for the hub is not installed.
+
+    Args:
+        kind: What the hub may have, such as "repository".
+        name: OWNER/NAME.
+        package: The package to install, as pip takes it.
+    """
+    return f"if you mean the {kind} {name} of the Hugging Face hub: pip install {package}"
 
 
 def is_offline(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "m2s"
 
 # Each layer may import from the layers before it; names on one line may not import each other.
 LAYERS = [
-    ["version", "startup", "errors", "rng", "dtypes", "modes", "transforms", "patches"],
+    ["version", "startup", "errors", "rng", "dtypes", "modes", "transforms", "patches", "progress"],
     ["io"],
     ["npz", "validation", "registry", "devices", "heartbeat", "network", "remote"],
     ["provenance", "distributed"],

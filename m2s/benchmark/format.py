@@ -58,9 +58,9 @@ def format_bar(bar: dict[str, Any]) -> str:
         bar: What `Comparison.bar` returned.
 
     Returns:
-        met, MISSED or unjudged, the claim, its number and the limit.
+        met, MISSED or not checked, the claim, its number and the limit.
     """
-    state = {True: "met     ", False: "MISSED  ", None: "unjudged"}[bar["met"]]
+    state = {True: "met        ", False: "MISSED     ", None: "not checked"}[bar["met"]]
     limit = f"at most {bar['at_most']:g}" if "at_most" in bar else f"at least {bar['at_least']:g}"
     return f"{state}  {bar['claim']}: {_cell(bar['measured'], '{:.4g}')} ({limit})"
 

@@ -20,7 +20,7 @@ from m2s.cli.evaluate import Evaluate
 from m2s.cli.failures import INVALID, Interrupts, exit_after, how_to_resume
 from m2s.cli.figure import Figure
 from m2s.cli.options import command_options, find_command
-from m2s.cli.parsing import COMMANDS, commands, parse
+from m2s.cli.parsing import COMMANDS, asks_for_help, commands, parse
 from m2s.cli.plugins import take_plugins
 from m2s.cli.repair import Repair
 from m2s.cli.report import Report
@@ -80,7 +80,10 @@ def _run_and_report(given: list[str]) -> None:
         print(f"m2s: {error}", file=sys.stderr)
         raise SystemExit(INVALID) from None
     except (Exception, KeyboardInterrupt) as error:
-        raise SystemExit(exit_after(error, *_described(given))) from None
+        path, options, plugins = _described(given)
+        if asks_for_help(take_plugins(given)[0]):
+            path = []  # nothing was started that resumes: `m2s train digits --help | head` ends without a message
+        raise SystemExit(exit_after(error, path, options, plugins)) from None
 
 
 def run(arguments: list[str]) -> None:

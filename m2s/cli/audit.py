@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from m2s.cli.help_text import help_from_source
-from m2s.cli.sample_files import BAR, advance, settings
+from m2s.cli.sample_files import advance, settings
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, output_file, output_folder, read_regular, require_absent, write_json
 from m2s.methods.config import AutoInt
+from m2s.progress import Progress
 
 if TYPE_CHECKING:
     from m2s.hub import Checkpoint
@@ -74,13 +75,13 @@ class AuditArgs(SamplingArgs):
         return SampleShards(out, self.n, options.shape[1], size, settings(self, checkpoint, options))
 
     def audit(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", title: str) -> dict[str, Any]:
-        """Draw and audit the samples that are missing, with a progress bar.
+        """Draw and audit the samples that are missing, and show the progress.
 
         Args:
             checkpoint: The model.
             options: The options of all samples together.
             parts: Where samples and counts are saved, batch by batch.
-            title: The title of the progress bar.
+            title: The title of the progress.
 
         Returns:
             The content of audit.json.
@@ -88,8 +89,6 @@ class AuditArgs(SamplingArgs):
         Raises:
             UserError: A shard is damaged, or the network or the sampler fails.
         """
-        from tqdm import tqdm
-
         from m2s.evaluation.audit import audit_parts
         from m2s.ops import use_backend
         from m2s.provenance import provenance
@@ -99,9 +98,8 @@ class AuditArgs(SamplingArgs):
         try:
             if done := parts.open(self.overwrite):
                 print(f"resuming: {done} of {parts.n} samples were drawn before")
-            bar = tqdm(total=float(parts.n - done), desc=title, unit="sample", bar_format=BAR)
-            with use_backend(self.kernels), bar:
-                found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(bar, step, windows))
+            with use_backend(self.kernels), Progress(float(parts.n - done), title, "sample") as progress:
+                found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(progress, step, windows))
         except CorruptShardError as error:
             raise UserError(str(error)) from error
         except (ValueError, TypeError) as error:

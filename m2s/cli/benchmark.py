@@ -10,7 +10,7 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import flag
-from m2s.errors import UserError, suggest
+from m2s.errors import UserError, print_escaped, suggest
 from m2s.io import output_file, require_absent, write_json
 from m2s.methods import METHODS
 from m2s.training.config import Count, Number
@@ -50,7 +50,8 @@ class Benchmark:
     device: str = ""
     """cpu or cuda; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.json")] = None
-    """Write all numbers as .json; by default they are only printed."""
+    """Write all numbers as .json; by default they are only printed. Until all parts are measured they are in
+    FILE.partial.json."""
     overwrite: bool = False
     """Replace a finished result."""
     quick: bool = False
@@ -84,9 +85,16 @@ class Benchmark:
         measured = self._measure(setting, chosen)
         failed = [name for name, part in measured["parts"].items() if "failed" in part]
         if self.out is not None:
-            print(f"\n{self.out} written")
+            write_json(self.out, measured)
+            self._partial(self.out).unlink(missing_ok=True)
+            print_escaped(f"\n{self.out} written")
         if failed:
             raise SystemExit(1)
+
+    @staticmethod
+    def _partial(out: Path) -> Path:
+        """Where the parts are that an interrupted run has measured. No other run reads them."""
+        return out.with_name(f"{out.stem}.partial.json")
 
     def _setting(self) -> "Setting":
         """The sizes to measure. UserError where an option is invalid."""
@@ -113,7 +121,7 @@ class Benchmark:
         return Setting.of(device, self.quick, **{name: getattr(self, name) for name in names})
 
     def _measure(self, setting: "Setting", chosen: tuple[str, ...]) -> dict[str, Any]:
-        """The results of all parts. Each is printed and written as soon as it is measured; a part that fails stops no other."""
+        """The results of all parts. Each is printed as soon as it is measured, and saved until all are; none stops another."""
         from m2s.benchmark import PARTS
         from m2s.benchmark.comparison import error_summary, release
         from m2s.benchmark.format import format_bar, format_part
@@ -141,7 +149,7 @@ class Benchmark:
             results["parts"][name] = found
             results["bars"] += [{"part": name, **bar} for bar in found["bars"]]
             if self.out is not None:
-                write_json(self.out, results)
+                write_json(self._partial(self.out), results)
             release()
         if results["bars"] and setting.full:
             print("\nbars")

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.cli.next_step import next_command
-from m2s.errors import UserError, print_escaped, suggest
+from m2s.cli.next_step import next_command, next_preset_command
+from m2s.errors import UserError, counted, print_escaped, suggest
 from m2s.training.config import Number
 
 
@@ -74,15 +74,25 @@ class Prepare:
         try:
             tokenizer = make_tokenizer(self.tokenizer, None if self.merges is None else str(self.merges), self.alphabet)
         except UserError as error:
-            if self.tokenizer == "gpt2" and isinstance(error.__cause__, FileNotFoundError):
-                hint = "--merges FILE says where the merges are; --tokenizer bytes needs none"
-                raise UserError(f"{error}. {hint}") from error
-            raise
+            raise UserError(self._about_tokenizer(error)) from error
         meta = prepare_text(
             self.source, self.out, tokenizer, self.validation_fraction, self.test, self.shard_tokens, self.text_field
         )
         print("\n".join(format_counts(meta)))
         print_escaped(f"{self.out} holds the tokens and meta.json. Next:\n{next_command(self.out, meta)}")
+
+    def _about_tokenizer(self, error: UserError) -> str:
+        """The message of an error of the tokenizer. A source that is not on this machine comes first."""
+        from m2s.data.hub import HUB_TEXTS
+
+        text = str(error)
+        if self.tokenizer == "gpt2" and isinstance(error.__cause__, FileNotFoundError):
+            text += ". --merges FILE says where the merges are; --tokenizer bytes needs none"
+        elif self.tokenizer == "gpt2" and isinstance(error.__cause__, ImportError):
+            text += "; --tokenizer bytes needs no package"
+        if self.source in HUB_TEXTS or Path(self.source).expanduser().exists():
+            return text
+        return f"there is no folder or file {self.source}; if you mean the data set of the Hugging Face hub: {text}"
 
 
 @dataclass(frozen=True)
@@ -121,8 +131,8 @@ class Get:
         except DownloadError:
             print("\n".join(data.manual()))
             raise
-        command = data.next_command.format(root=shlex.quote(str(root())))
-        print(f"{self.name} is {'now' if new else 'already'} in {root()}, verified. Next:\n{command}")
+        command = data.next_command.format(root=shlex.quote(str(root()))) or next_preset_command(self.name)
+        print_escaped(f"{self.name} is {'now' if new else 'already'} in {root()}, verified. Next:\n{command}")
 
 
 @contextlib.contextmanager
@@ -243,7 +253,8 @@ def format_counts(meta: dict[str, Any]) -> list[str]:
     kind, end = meta["tokenizer"]["kind"], meta["end"]
     after = "no token between documents" if end is None else f"token {end} after each document"
     lines.append(
-        f"{len(meta['sources'])} sources, {blank} blank documents left out; tokenizer {kind}, {meta['vocab']:,} tokens, {after}"
+        f"{counted(len(meta['sources']), 'source')}, {counted(blank, 'blank document')} left out; tokenizer {kind}, "
+        f"{meta['vocab']:,} tokens, {after}"
     )
     return lines
 

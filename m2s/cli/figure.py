@@ -9,7 +9,7 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError, print_escaped, suggest
-from m2s.io import atomic_write, output_file
+from m2s.io import atomic_write, output_file, require_absent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -52,6 +52,8 @@ class Figure:
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """toy: draw the data distribution at random from this seed; by default the example of the documentation. film: seed of the
     samples; by default 0."""
+    overwrite: bool = False
+    """Replace a figure that is there already."""
 
     def run(self) -> None:
         """Draw the figure.
@@ -61,6 +63,8 @@ class Figure:
         """
         if self.name not in FIGURES:
             raise UserError(f"there is no figure {self.name!r}: {suggest(self.name, list(FIGURES))}")
+        files = [self.out, *([self.out.with_suffix(".json")] if self.name == "toy" and self.out.suffix else [])]
+        require_absent([path for path in files if path.is_file()], self.overwrite)
         print_escaped(f"{FIGURES[self.name](self)} written")
 
     def sources(self, what: str, most: int | None = None) -> list[Path]:

@@ -31,6 +31,8 @@ OTHER_COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
 }
 
+CHOICES = {"train": "preset", "evaluate": "metric"}  # what follows a command that has subcommands; else a "command"
+
 DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair models; draw the paper's figures.
 
 Start with `m2s demo`: it trains and measures two models and writes one page, in a few minutes on two cores. `m2s COMMAND
@@ -57,16 +59,26 @@ def parse(arguments: list[str]) -> Any:
 
     Raises:
         UserError: A command or option does not exist, or a value is not of its type. The message offers similar names.
-        SystemExit: `--help` was given, or tyro found an error that the check of `m2s.cli.options` does not cover.
+        SystemExit: A help page was printed, or tyro found an error that the check of `m2s.cli.options` does not cover.
     """
     words, plugins = take_plugins(arguments)
     load_plugins(plugins)
     known = commands()
-    if {"-h", "--help"} & set(words):
+    if asks_for_help(words):
+        words = [*words[words[:1] == ["help"] :], "--help"]
         _print_overview(words, known)
     else:
         _check(words, known)
     return tyro.extras.subcommand_cli_from_dict(known, prog="m2s", description=DESCRIPTION, args=words)
+
+
+def asks_for_help(words: list[str]) -> bool:
+    """Return whether a command line asks for a help page, which needs no command to run.
+
+    Args:
+        words: The command line without plugins. `m2s` alone and `m2s help COMMAND` ask for help, too.
+    """
+    return words[:1] in ([], ["help"]) or bool({"-h", "--help"} & set(words))
 
 
 def commands() -> dict[str, Any]:
@@ -91,14 +103,18 @@ def _check(words: list[str], known: dict[str, Any]) -> None:
     called = " ".join(["m2s", *path])
     if command is None:
         choices = list(_choices(path, known))
+        kind = CHOICES.get(path[0] if path else "", "command")
         word = words[len(path)] if len(words) > len(path) else "-"
         if word.startswith("-"):
-            raise UserError(f"{called} needs one of these before any option: {', '.join(choices)}")
-        raise UserError(f"{called} knows no {word!r}: {_advice(word, path, choices)}")
+            raise UserError(f"{called} needs a {kind}{' before any option' * bool(word[1:])}: {', '.join(choices)}")
+        of = f" of {called}" if path and kind == "command" else ""
+        raise UserError(f"unknown {kind} {word!r}{of}; {_advice(word, path, choices)}")
     try:
         check_arguments(command, words[len(path) :])
     except UnknownOptionError as error:
-        advice = _elsewhere(error.name, path[0]) or suggestion(error.name, error.known) or f"see {called} --help"
+        section = error.name.partition(".")[0]  # --data.folder of m2s train is --data of m2s evaluate bpd
+        closest = f"did you mean {section}?" if section in error.known else ""
+        advice = _elsewhere(error.name, path[0]) or closest or suggestion(error.name, error.known) or f"see {called} --help"
         raise UserError(f"{error}: {advice}") from None
     except UserError as error:
         raise UserError(f"{error} (see {called} --help)") from None

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from m2s.cli.help_text import help_from_source
-from m2s.cli.sample_files import BAR, advance, read_finished, settings, write_picture_or_text, write_samples
+from m2s.cli.sample_files import advance, read_finished, settings, write_picture_or_text, write_samples
 from m2s.cli.sampling_args import SamplingArgs
 from m2s.errors import UserError
 from m2s.io import output_file, require_absent
+from m2s.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +153,8 @@ class Sample(SamplingArgs):
         from m2s.data.tokenizer import check_tokenizer
 
         if self.out.suffix == ".png" and (checkpoint.data or {}).get("kind") != "image":
-            raise UserError(f"{self.checkpoint} is not a model of images: write .txt or .npz")
+            others = ".npz" if checkpoint.tokenizer is None else ".txt or .npz"
+            raise UserError(f"{self.checkpoint} is not a model of images: write {others}")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
             raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
         if self.prompt and checkpoint.tokenizer is None:
@@ -239,8 +241,6 @@ class Sample(SamplingArgs):
         self, checkpoint: "Checkpoint", parts: "SampleShards", options: "SamplingOptions", shard: tuple[int, int]
     ) -> None:
         """Draw the batches of this shard that are missing, and save each."""
-        from tqdm import tqdm
-
         import m2s
         from m2s.ops import use_backend
 
@@ -248,7 +248,7 @@ class Sample(SamplingArgs):
         windows, network = len(list(options.windows())), self.network(checkpoint)
         with (
             use_backend(self.kernels),
-            tqdm(total=float(sum(count for _, count in missing)), desc="sampling", unit="sample", bar_format=BAR) as bar,
+            Progress(float(sum(count for _, count in missing)), "sampling", "sample") as progress,
         ):
             for first, count in missing:
                 rows = slice(first, first + count)
@@ -260,4 +260,4 @@ class Sample(SamplingArgs):
                     condition=None if options.condition is None else options.condition[rows],
                 )
                 given = {field.name: getattr(batch, field.name) for field in fields(batch)}
-                parts.write(first, m2s.sample(network, callback=lambda step: advance(bar, step, windows), **given))
+                parts.write(first, m2s.sample(network, callback=lambda step: advance(progress, step, windows), **given))

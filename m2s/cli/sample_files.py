@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from m2s.cli.sampling_args import SamplingArgs
-from m2s.errors import UserError, print_escaped
+from m2s.errors import UserError, counted, print_escaped
 from m2s.io import atomic_write
+from m2s.progress import Progress
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from tqdm import tqdm
 
     from m2s.hub import Checkpoint
     from m2s.samplers import StepEvent
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Fields of SamplingOptions on which a sample depends, besides the head, the sampler, clamped tokens and labels.
 FIELDS = ("steps", "grid", "seed", "start", "guidance", "guide", "temperature", "top_p", "top_k", "on")
-BAR = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 REPLACE = "give another --out, or --overwrite to replace it"
 
 
@@ -95,7 +94,7 @@ def write_picture_or_text(out: Path, tokens: "Tensor", checkpoint: "Checkpoint",
         assert checkpoint.tokenizer is not None
         write_text(out, tokens, checkpoint.tokenizer, settings["start"])
     beside = "" if out.suffix == ".npz" else f", tokens in {out.with_suffix('.npz')}"
-    print_escaped(f"{len(tokens)} samples in {out}{beside}")
+    print_escaped(f"{counted(len(tokens), 'sample')} in {out}{beside}")
 
 
 def read_finished(path: Path, settings: dict[str, Any]) -> "Tensor":
@@ -127,12 +126,12 @@ def read_finished(path: Path, settings: dict[str, Any]) -> "Tensor":
     return tokens
 
 
-def advance(bar: "tqdm[Any]", step: "StepEvent", windows: int) -> None:
-    """Move a progress bar that counts samples by one step of some of them.
+def advance(progress: Progress, step: "StepEvent", windows: int) -> None:
+    """Count one step of some samples, where progress counts samples.
 
     Args:
-        bar: The progress bar.
+        progress: The progress.
         step: The step that was taken.
         windows: How many windows a sample is filled in.
     """
-    bar.update(min(len(step.samples) / step.steps / windows, bar.total - bar.n))
+    progress.update(len(step.samples) / step.steps / windows)

@@ -131,7 +131,7 @@ class SamplingArgs:
         if not length:
             raise UserError(f"{self.checkpoint} does not say how long its sequences are: give --length")
         if (checkpoint.data or {}).get("kind") == "image" and length != trained:
-            raise UserError(option="length", value=length, reason=f"the images of {self.checkpoint} have {trained} sites")
+            raise UserError(option="length", value=length, reason=f"the images of {self.checkpoint} have {trained} dimensions")
         return length
 
     def options(self, checkpoint: "Checkpoint", project: bool = False, **more: Any) -> "SamplingOptions":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from m2s.cli.failures import CommandFailure, is_out_of_memory
-from m2s.errors import print_escaped
+from m2s.errors import counted, print_escaped
 from m2s.methods import METHODS
 from m2s.presets import PRESETS, SUMMARIES
 from m2s.training.config import Config, resolve
@@ -38,6 +38,7 @@ class Train:
         Raises:
             CommandFailure: The run diverged, or the memory is too small.
         """
+        from m2s.data import image_sets
         from m2s.training.loop import Diverged, train  # imports torch.distributed, which takes time
 
         config = self.preset
@@ -57,6 +58,6 @@ class Train:
             return
         bits, spread = (result.validation[f"validation_{name}"] for name in ("bits", "error"))
         what = "exact NLL of" if resolve(config).head.kind == "next-token" else "upper bound on the NLL of"
-        print_escaped(
-            f"{config.run.out}: {result.step} steps, {what} held-out data {bits:.4f} ± {spread:.4f} bits per position"
-        )
+        unit = "dimension" if config.data.name in image_sets() else "token" if config.data.name == "text" else "position"
+        steps = counted(result.step, "step")
+        print_escaped(f"{config.run.out}: {steps}, {what} held-out data {bits:.4f} ± {spread:.4f} bits per {unit}")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from m2s.data.files import BadData, sha256
-from m2s.data.hub import HUB_TEXTS, HubSplit, hub_splits
+from m2s.data.hub import HUB_TEXTS, PACKAGE, HubSplit, hub_splits, is_installed
 from m2s.errors import UserError
 from m2s.io import is_likely_local
+from m2s.remote import if_on_the_hub
 
 SEPARATOR = b"<|endoftext|>"
 TEXT = "text"  # the default field of a document
@@ -70,7 +71,7 @@ def require_source(source: Path | str) -> None:
         source: A folder, a file, or the name of a hub data set. The hub is not asked.
 
     Raises:
-        UserError: There is no such file or folder, and it is no name of a data set.
+        UserError: There is no such file or folder, and it is no name of a data set, or the package to ask the hub is missing.
         BadData: The file has another ending than those of text, or the folder has no text.
     """
     path = Path(source).expanduser()
@@ -82,9 +83,11 @@ def require_source(source: Path | str) -> None:
             raise BadData(f"{path} must end in {', '.join(READERS)}, or be a folder of such files")
     elif not _is_hub_name(str(source)):
         raise UserError(
-            f"source {str(source)!r} is neither a file or folder here nor a data set of the hub: "
-            f"give a path, {', '.join(HUB_TEXTS)}, or OWNER/NAME"
+            f"there is no folder or file {source}: check the path, or give a data set of the Hugging Face hub "
+            f"({', '.join(HUB_TEXTS)}, or any OWNER/NAME)"
         )
+    elif str(source) not in HUB_TEXTS and not is_installed():
+        raise UserError(f"there is no folder or file {source}; {if_on_the_hub('data set', str(source), PACKAGE)}")
 
 
 def _is_hub_name(name: str) -> bool:

@@ -69,7 +69,7 @@ class Download:
         is_complete: Whether a folder has the complete data, verified.
         finish: Checks the files in the folder, and unpacks them where that is needed.
         checked: How the contents are checked, in words.
-        next_command: What to run next; "{root}" is replaced.
+        next_command: What to run next; "{root}" is replaced. Empty: train the preset of the same name.
         unpacked: The SHA-256 of the files after unpacking, by name.
         listed: Whether the only file is a list of addresses.
     """
@@ -81,7 +81,7 @@ class Download:
     is_complete: Callable[[Path], bool]
     finish: Callable[[Path], None]
     checked: str
-    next_command: str
+    next_command: str = ""
     unpacked: Mapping[str, str] = field(default_factory=dict)
     listed: bool = False
 
@@ -328,7 +328,6 @@ DOWNLOADS: dict[str, Download] = {
         is_complete=_verified(MNIST),
         finish=_finish_mnist,
         checked="the SHA-256 of the decompressed files is compared",
-        next_command="m2s train mnist",
         unpacked=MNIST.sha256,
     ),
     "cifar10": Download(
@@ -339,7 +338,6 @@ DOWNLOADS: dict[str, Download] = {
         is_complete=_verified(CIFAR10),
         finish=_finish_cifar10,
         checked="the archive is unpacked, and the SHA-256 of its six batches is compared",
-        next_command="m2s train cifar10",
         unpacked={f"{name}.bin": digest for name, digest in CIFAR10.sha256.items()},
     ),
     "text8": Download(
@@ -350,7 +348,6 @@ DOWNLOADS: dict[str, Download] = {
         is_complete=lambda folder: (root() / "text8" / "meta.json").is_file(),
         finish=_finish_text8,
         checked="the archive must hold 100,000,000 characters, a to z and spaces",
-        next_command="m2s train text8",
     ),
     "openwebtext": Download(
         name="openwebtext",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +30,20 @@ class HubText:
     revision: str | None = None
 
 
+PACKAGE = "'datasets>=4'"
+"""The package that reads data sets of the hub, as pip takes it."""
 HUB_TEXTS = {
     "openwebtext": HubText("Skylion007/openwebtext", revision="refs/convert/parquet"),
     "lm1b": HubText("billion-word-benchmark/lm1b", revision="refs/convert/parquet"),
     "text8": HubText("afmck/text8"),
 }
+
+
+def is_installed() -> bool:
+    """Return whether the package `datasets` is installed."""
+    if "datasets" in sys.modules:
+        return sys.modules["datasets"] is not None
+    return importlib.util.find_spec("datasets") is not None
 
 
 def load_splits(repository: str, config: str | None = None, revision: str | None = None) -> Any:
@@ -53,7 +64,7 @@ def load_splits(repository: str, config: str | None = None, revision: str | None
     try:
         import datasets
     except ImportError as error:
-        raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install 'datasets>=4'") from error
+        raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install {PACKAGE}") from error
     # Before version 4 a data set could be a script. Later versions have no such argument.
     scripts = {} if _major(datasets) >= 4 else {"trust_remote_code": False}
     try:

@@ -130,6 +130,15 @@ class ImageSet:
             BadData: A file is missing.
         """
         missing = self.missing(folder)
+        if missing and (folder / "meta.json").is_file():
+            raise BadData(
+                f"{self.name} is a data set of images, but {folder} is a text that m2s data prepare made: train on it with "
+                f"m2s train owt --data.folder {folder}"
+            )
+        if missing and folder != self.folder and not self.missing(self.folder):
+            raise BadData(
+                f"{self.name}: {folder} has no {', '.join(missing)}: leave out --data.folder ({self.folder} has them)"
+            )
         if missing:
             hub = f', or from the hub (--data.hub, or m2s.data.load("{self.name}", hub=True))' if self.hub else ""
             way = f"{'or ' if self.downloadable else ''}get them from {self.origin}{hub}"

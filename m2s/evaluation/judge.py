@@ -10,6 +10,8 @@ import copy
 import importlib
 import importlib.util
 import json
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +25,17 @@ from torch import Tensor
 
 from m2s.data.files import root
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, print_escaped
 from m2s.evaluation.gguf import gguf_values
 from m2s.network import why_unreachable
+from m2s.progress import Progress
 
 DEFAULT_JUDGE = "HuggingFaceTB/SmolLM2-135M"
 """A small judge (270 MB, Apache-2.0) that runs on a CPU and that anyone can download."""
 END = "<|endoftext|>"  # the end of a document in a text
 LOGITS = 2**26  # greatest number of logits in memory at once: 256 MiB in float32
+EXTRA = "'m2s-diffusion[judge]'"  # the packages that judges need, as pip takes them
+SAME_WEIGHTS = ("", "bf16", "f16", "fp16", "f32", "fp32")  # parts of the name of a file that say nothing else about the model
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -147,17 +152,15 @@ class Judge:
         Raises:
             UserError: A sequence is too long for the judge, or has an unknown token.
         """
-        from tqdm import tqdm  # imported late: it is needed by this method alone
-
         self._check(sequences)
         result = [np.zeros(0) for _ in sequences]
         order = sorted((i for i, ids in enumerate(sequences) if len(ids) > 1), key=lambda i: -len(sequences[i]))
-        with tqdm(total=len(order), desc="judging", unit="sequence") as bar:
+        with Progress(len(order), "judging", "sequence") as progress:
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 for row, values in zip(rows, self._batch([sequences[i] for i in rows]), strict=True):
                     result[row] = values
-                bar.update(len(rows))
+                progress.update(len(rows))
         return result
 
     def _check(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -267,6 +270,8 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
         UserError: It cannot be loaded. The message says how to get it.
     """
     place, options = _locate(name)
+    if variant := _variant(name):
+        print_escaped(variant, file=sys.stderr)
     if importlib.util.find_spec("transformers") is None:
         _transformers()  # which raises the error
     if place == name and not Path(name).expanduser().exists():
@@ -276,8 +281,10 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
         raise UserError(f"the dtype is {dtype!r}, but it must be one of {', '.join(DTYPES)}")
     device = resolve_device(device)
     precision = getattr(torch, dtype) if dtype else torch.float32 if torch.device(device).type == "cpu" else "auto"
-    level = transformers.logging.get_verbosity()
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=precision, trust_remote_code=False, **options)
@@ -285,6 +292,8 @@ def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
         raise UserError(f"the judge {name} could not be loaded ({_first_line(error)}); {download_hint(name)}") from error
     finally:
         transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer of the judge {name} has no character offsets: choose another judge")
     model = model.to(device).eval()
@@ -322,7 +331,7 @@ def _transformers() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise UserError(f"a judge needs the package transformers ({error}): pip install transformers") from error
+        raise UserError(f"a judge needs the package transformers ({error}): pip install {EXTRA}") from error
 
 
 def _locate(name: str) -> tuple[str, dict[str, str]]:
@@ -350,9 +359,9 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
             f"{path} is not a judge: give a folder with config.json, a .gguf file, or a name on the Hugging Face hub"
         )
     gguf_values(path)
-    missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
+    missing = [package for package in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
-        raise UserError(f"reading {path} needs: pip install {' '.join(missing)}")
+        raise UserError(f"reading {path} needs {', '.join(missing)}: pip install {EXTRA}")
     return str(path.parent), {"gguf_file": path.name}
 
 
@@ -369,6 +378,22 @@ def _find(name: str) -> Path | None:
     found = [path for path in folder.glob("*") if path.name.lower().startswith(start)]
     found = [path for path in found if path.suffix == ".gguf" or (path / "config.json").is_file()]
     return min(found, key=lambda path: (len(path.name), path.name), default=None) if _on_the_hub(name) else None
+
+
+def _variant(name: str) -> str:
+    """A line that says what the model in $M2S_DATA/judges is, where it was found for a name that is not its own.
+
+    It is empty where it is the model of that name, also in another file format that keeps the weights.
+    """
+    start, path = Path(name).name.lower(), _find(name)
+    if path is None or not path.name.lower().startswith(start) or Path(name).expanduser().exists():
+        return ""
+    words = re.split(r"[-.]", path.name.lower().removesuffix(".gguf").removeprefix(start).strip("-._"))
+    bits = {word: re.match(r"i?q(\d)", word) for word in words}
+    others = [f"{found[1]}-bit weights" if (found := bits[word]) else word for word in words if word not in SAME_WEIGHTS]
+    if not others:
+        return ""
+    return f"the judge is {path}, which is not the base model {name} but a variant of it: {', '.join(others)}"
 
 
 def _require_download(name: str) -> None:

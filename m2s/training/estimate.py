@@ -435,12 +435,24 @@ def advice(config: Config, source: Source, world: World) -> str:
                 option = "--recompute " if recomputed and not config.run.recompute else ""
                 return (
                     f"give {option}--micro-batch {size}, which needs about {format_bytes(part.total)}; the batch stays the same"
+                    f"{_least_time(found, changed, world.device)}"
                 )
     shorter = " or shorter examples (--data.length)" if config.data.name == "text" else ""
     return (
         f"give a smaller network (--network.size tiny, or --network.width){shorter}: --recompute --micro-batch 1 still needs "
         f"about {format_bytes(found.of(1).total)}"
     )
+
+
+def _least_time(found: Estimate, config: Config, device: torch.device) -> str:
+    """The least time of a step and of a run, as the end of an advice; empty where it is unknown."""
+    if not found.operations:
+        return ""
+    again = 4 / 3 if config.run.recompute else 1.0  # the backward pass makes the forward pass again
+    seconds = again * found.operations / matrix_speed(device, is_bf16(config, device))
+    run = f"the run of {config.run.steps:,} steps at least {format_seconds(seconds * config.run.steps)}"
+    less = "fewer --steps, a smaller --batch and --network.size tiny take less"
+    return f" (a step then takes at least {format_seconds(seconds)}, {run}: {less})"
 
 
 def format_bytes(count: float) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from m2s.data import batch_indices
 from m2s.data.source import ImageSource, Source, TextSource
 from m2s.distributed import World
-from m2s.errors import UserError, print_escaped
+from m2s.errors import UserError, counted, print_escaped
 from m2s.io import write_json
 from m2s.ops import probe_triton, use_backend, why_unavailable
 from m2s.training.build import make_objects, open_data
@@ -179,7 +179,7 @@ def start_message(trainer: Trainer) -> str:
     text = (
         f"{config.method}: {config.network.kind} {config.network.size} ({parameters:,} parameters), {device}, "
         f"{'bf16' if trainer.bf16 else 'float32'}; {data} ({source.size:,} examples of {source.length:,}); "
-        f"{config.run.steps:,} steps of {config.run.batch:,} into {config.run.out}"
+        f"{counted(config.run.steps, 'step')} of {config.run.batch:,} into {config.run.out}"
     )
     if trainer.unfused_loss:
         text += (

@@ -178,6 +178,12 @@ def test_kernels_are_tuned_over_blocks_and_warps(tmp_path, monkeypatch, capsys):
     assert "posterior_entropy: median ms by block (rows) and warps (columns)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("met", "word"), [(True, "met"), (False, "MISSED"), (None, "not checked")])
+def test_a_target_is_met_missed_or_not_checked(met, word):
+    bar = {"met": met, "claim": "time over copies", "measured": 1.25, "at_most": 2.0}
+    assert format_bar(bar) == f"{word:11s}  time over copies: 1.25 (at most 2)"
+
+
 def test_part_that_fails_does_not_stop_the_others(tmp_path, bare, monkeypatch, capsys):
     def broken(_):
         raise RuntimeError("out of luck\nand more")

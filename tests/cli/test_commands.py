@@ -56,7 +56,7 @@ def test_figure_writes_a_picture_and_its_numbers(tmp_path, capsys):
 def test_figure_seed_changes_the_distribution_and_replaces_the_file(tmp_path):
     out = tmp_path / "toy.svg"
     out.write_text("old")
-    main(["figure", "toy", "--out", str(out), "--seed", "1"])
+    main(["figure", "toy", "--out", str(out), "--seed", "1", "--overwrite"])
     assert "<svg" in out.read_text()
     assert json.loads(out.with_suffix(".json").read_text())["distribution"] == list(toy.random_distribution(1))
 
@@ -149,7 +149,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], ", ".join(COMMANDS)),
+        (["--seed", "1"], "m2s needs a command before any option: demo, data, train, sample, evaluate, audit"),
         (["bogus"], ", ".join(COMMANDS)),
         (["trian"], "did you mean train?"),
         (["figrue", "toy", "--out", "x.png"], "did you mean figure?"),

@@ -119,6 +119,16 @@ def test_closed_pipe(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert ("closed the pipe; the same command resumes" in text and text.count("\n") == 1) if name in RESUMED else text == ""
 
 
+@pytest.mark.parametrize("words", [["train", "digits", "--help"], ["demo", "--help"], ["help", "sample"]], ids=" ".join)
+def test_help_into_a_closed_pipe_is_silent(words: list[str]) -> None:
+    """Nothing was started that could resume."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "m2s.cli", *words], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 1 and done.stderr == ""
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_traceback_on_request(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fails(monkeypatch, LINES[name], OSError(errno.ENOSPC, "No space left on device", FILE))

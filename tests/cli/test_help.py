@@ -49,6 +49,35 @@ def test_overview_has_a_summary_of_each_command(words: list[str], capsys: pytest
         assert f"\n  {name} " in text and summary[:20] in text
 
 
+@pytest.mark.parametrize("path", [[], ["data"], ["evaluate"], ["data", "check"], ["train", "digits"]], ids=" ".join)
+def test_help_is_also_a_command(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`m2s help COMMAND` is `m2s COMMAND --help`, and `m2s` alone prints the commands."""
+    pages = []
+    for words in (["help", *path], [*path, "--help"], *([[]] if not path else [])):
+        with pytest.raises(SystemExit) as exit_:
+            main(words)
+        pages.append(capsys.readouterr().out)
+        assert exit_.value.code == 0
+    assert len(set(pages)) == 1 and pages[0].startswith(f"usage: {' '.join(['m2s', *path])}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["train", "digit"], "unknown preset 'digit'; did you mean digits?"),
+        (["evaluate", "bdp"], "unknown metric 'bdp'; did you mean bpd?"),
+        (["data", "prepar"], "unknown command 'prepar' of m2s data; did you mean prepare?"),
+        (["data"], "m2s data needs a command: download, prepare, check, list"),
+        (["train", "--steps", "3"], "m2s train needs a preset before any option: digits, mnist, cifar10, text8, owt"),
+    ],
+)
+def test_unknown_words_are_named_by_what_they_are(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    assert exit_.value.code == 2 and capsys.readouterr().err == f"m2s: {said}\n"
+
+
 def test_sampler_options_are_generated_from_the_samplers() -> None:
     for name in ("sample", "audit", "repair"):
         options = command_options(commands()[name])

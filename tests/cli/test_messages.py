@@ -296,7 +296,7 @@ def test_run_given_as_judge(ar, tmp_path, capsys, monkeypatch):
     said = error_line(capsys, "evaluate", "genppl", str(tmp_path / "samples.jsonl"), "--judge", ar)
     assert "no judge" in said and "m2s evaluate bpd RUN --data FILE" in said and "hf download" not in said
     (Path(ar) / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(UserError, match="pip install transformers"):
+    with pytest.raises(UserError, match=r"pip install 'm2s-diffusion\[judge\]'$"):
         load_judge(ar)
 
 

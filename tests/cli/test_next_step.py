@@ -7,11 +7,27 @@ import pytest
 import torch
 
 from m2s.cli import main, parse
-from m2s.cli.next_step import CPU_BATCH, CPU_LENGTH, CPU_LOGITS, CPU_STEPS, EPOCHS, _options, next_command
+from m2s.cli.next_step import (
+    CPU_BATCH,
+    CPU_IMAGE_LOGITS,
+    CPU_IMAGE_STEPS,
+    CPU_LENGTH,
+    CPU_LOGITS,
+    CPU_STEPS,
+    EPOCHS,
+    _image_options,
+    _options,
+    next_command,
+    next_preset_command,
+)
 from m2s.data import prepare_text
-from m2s.data.tokenizer import Bytes
+from m2s.data.images import ImageDataset
+from m2s.data.source import ImageSource
+from m2s.data.tokenizer import Bytes, Characters
+from m2s.distributed import World
 from m2s.presets import PRESETS
 from m2s.training import estimate
+from m2s.training.config import resolve
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 GPT2 = 50_257
@@ -63,3 +79,48 @@ def test_micro_batches_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
     command = next_command(tmp_path / "packed", meta)
     run = parse(command.split()[1:]).preset.run
     assert run.micro_batch is not None and run.micro_batch < run.batch and run.batch % run.micro_batch == 0
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mnist", (28, 28)), ("cifar10", (32, 32, 3))])
+def test_images_on_a_cpu(name: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset itself needs a terabyte of memory, or days."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**34)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))  # sizes are known without the files
+    words = next_preset_command(name).split()
+    assert words[:3] == ["m2s", "train", name]
+    config = parse(words[1:]).preset
+    images, labels = torch.zeros(64, *shape, dtype=torch.uint8).flatten(1), torch.zeros(64, dtype=torch.long)
+    source = ImageSource(ImageDataset(name, images, labels, images, labels, shape, 256))
+    assert config.network.size == "tiny" and config.run.steps == CPU_IMAGE_STEPS < PRESETS[name].run.steps
+    assert config.run.batch < PRESETS[name].run.batch and config.optimizer.warmup < config.run.steps
+    found = estimate.estimate(resolve(config), source, World(0, 1, CPU))
+    assert found.total < 0.5 * 2**34
+    assert found.operations < 0.05 * estimate.estimate(resolve(PRESETS[name]), source, World(0, 1, CPU)).operations
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8, 64])
+def test_batches_of_images_on_a_cpu(cores: int) -> None:
+    for logits in (784 * 256, 3072 * 256):
+        batch = int(_image_options(logits, cores)["batch"])
+        assert 1 <= batch <= CPU_BATCH and (batch == 1 or batch * logits <= cores * CPU_IMAGE_LOGITS)
+
+
+def test_images_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset, in micro-batches where the memory is small."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))
+    monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**40)
+    assert next_preset_command("mnist") == "m2s train mnist"
+    monkeypatch.setattr(estimate, "available_memory", lambda device: 2.0**32)
+    words = next_preset_command("mnist").split()
+    assert words[:4] == ["m2s", "train", "mnist", "--micro-batch"] and len(words) == 5
+    assert PRESETS["mnist"].run.batch % int(words[4]) == 0
+
+
+def test_text8_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path))
+    (tmp_path / "book.txt").write_text("a text of words " * 5_000)
+    meta = prepare_text(str(tmp_path / "book.txt"), tmp_path / "text8", Characters(), 0.05)
+    assert next_preset_command("text8") == next_command(tmp_path / "text8", meta)

@@ -145,7 +145,7 @@ def test_metric_of_a_plugin(metrics, tmp_path, capsys, monkeypatch):
     assert "reference  " in capsys.readouterr().out
     capsys.readouterr()
     for arguments, said in (
-        (["distint", source], "m2s evaluate knows no 'distint': did you mean distinct?"),
+        (["distint", source], "unknown metric 'distint'; did you mean distinct?"),
         (["distinct", source, "--length", "two"], "--length is 'two', but it must be a whole number"),
         (["distinct", str(tmp_path / "b.npz")], "b.npz is no .npz with an array `tokens`"),
         (["distinct", source, "--reference", "some text"], "give --checkpoint too"),

@@ -61,6 +61,12 @@ def draw(checkpoint: str, out: Path, *more: str) -> np.ndarray:
         return file["tokens"]
 
 
+def test_no_bar_without_a_terminal(images, free, tmp_path, capsys):
+    draw(images, tmp_path / "a.npz", "--n", "2")
+    main(["audit", free, "--n", "2", "--steps", "2", "--out", str(tmp_path / "audit")])
+    assert capsys.readouterr().err == ""
+
+
 def error_line(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
     """Run a command that must fail and write nothing, and return its one line on stderr."""
     before = sorted(folder.rglob("*"))

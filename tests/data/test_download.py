@@ -20,6 +20,7 @@ import pytest
 
 import m2s.data
 from m2s.cli import main
+from m2s.cli.next_step import next_preset_command
 from m2s.data import BadData, download, files, image_set
 from m2s.data.download import DOWNLOADS, DownloadError, RemoteFile, fetch
 
@@ -182,7 +183,12 @@ def test_mnist(server, data, monkeypatch, capsys) -> None:
     contents = {f"{name}.gz": gzip.compress(idx(array)) for name, array in arrays.items()}
     serve(monkeypatch, server, "mnist", contents, is_complete=download._verified(small))
     code, out, err = run(capsys, "data", "download", "mnist")
-    assert code == 0 and err == "" and f"mnist is now in {data}, verified" in out and out.splitlines()[-1] == "m2s train mnist"
+    assert (
+        code == 0
+        and err == ""
+        and f"mnist is now in {data}, verified" in out
+        and out.splitlines()[-1] == next_preset_command("mnist")
+    )
     assert np.array_equal(small.load().train.numpy(), arrays["train-images-idx3-ubyte"].reshape(5, -1))
     requests = len(server.requests)
     assert "already" in run(capsys, "data", "download", "mnist")[1] and len(server.requests) == requests
@@ -225,7 +231,8 @@ def test_text8_is_prepared_with_the_standard_split(server, data, monkeypatch, ca
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("text8", text)
     serve(monkeypatch, server, "text8", {"text8.zip": packed.getvalue()})
-    assert run(capsys, "data", "download", "text8")[1].splitlines()[-1] == "m2s train text8"
+    printed = run(capsys, "data", "download", "text8")[1].splitlines()[-1]
+    assert printed == next_preset_command("text8")
     ids = {c: i for i, c in enumerate(" abcdefghijklmnopqrstuvwxyz")}
     for split, part in (("train", text[:9000]), ("validation", text[9000:9500]), ("test", text[9500:])):
         stored = np.fromfile(data / "text8" / f"{split}-00000.bin", "<u2").tolist()

@@ -300,7 +300,7 @@ def test_digits_through_the_command(digits, tmp_path, capsys):
     assert len(result["curve"]) == 5 and result["data"]["split"] == "test" and result["options"]["seed"] == 4
     assert "perplexity" not in result["nelbo"] and result["checkpoint"]["head"]["offset"] == "exact"
     main(["evaluate", "bpd", str(digits), "--limit", "3", "--passes", "1", "--split", "train"])
-    assert "digits (train): 3 images of 8 x 8, 1 passes" in capsys.readouterr().out
+    assert "digits (train): 3 images of 8 x 8, 1 pass\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -397,7 +397,9 @@ def test_invalid_input_is_rejected(digits, speaker, tmp_path, monkeypatch, capsy
     assert "does not say what it was trained on" in error_line(capsys, digits)
 
     assert "is a model of text, but digits holds images" in error_line(capsys, speaker, "--data", "digits")
-    assert "neither a file or folder here nor a data set" in error_line(capsys, speaker, "--data", tmp_path / "no-such-file")
+    assert "no-such-file: check the path, or give a data set of the Hugging Face hub" in error_line(
+        capsys, speaker, "--data", tmp_path / "no-such-file"
+    )
     (tmp_path / "short.txt").write_text("short")
     assert "short.txt holds 6 tokens, too few" in error_line(capsys, speaker, "--data", tmp_path / "short.txt")
     assert "leave out --split" in error_line(capsys, speaker, "--data", tmp_path / "short.txt", "--split", "test")

@@ -99,6 +99,26 @@ def test_of_several_copies_the_shortest_name_is_taken(offline) -> None:
     assert judge._find("gpt2-large") is None and judge._find("./smollm2") is None
 
 
+@pytest.mark.parametrize(
+    ("file", "variant"),
+    [
+        ("smollm2-135m-instruct-q4_1", "instruct, 4-bit weights"),
+        ("SmolLM2-135M.Q8_0", "8-bit weights"),
+        ("SmolLM2-135M-Instruct", "instruct"),
+        ("SmolLM2-135M-f16", ""),
+        ("SmolLM2-135M", ""),
+    ],
+)
+def test_a_model_that_is_not_the_base_model_is_named(offline, folders, capsys, file, variant) -> None:
+    """A file of weights with fewer bits, or of an instruct model, is taken for the base model, but not silently."""
+    shutil.copytree(folders["llama"], offline / file)
+    load_judge(DEFAULT_JUDGE, "cpu")
+    said = f"the judge is {offline / file}, which is not the base model {DEFAULT_JUDGE} but a variant of it: {variant}\n"
+    assert capsys.readouterr().err == (said if variant else "")
+    load_judge(str(offline / file), "cpu")
+    assert capsys.readouterr().err == ""  # the model that was asked for
+
+
 def test_missing_samples_are_reported_before_tokenizer_and_judge(offline, tmp_path, capsys) -> None:
     said = error(capsys, "evaluate", "genppl", tmp_path / "nothing.npz", "--tokenizer", "gpt2")
     assert "there is no file" in said and "nothing.npz" in said
@@ -119,5 +139,5 @@ def test_differences_name_the_judge(offline, folders, samples, capsys, tmp_path)
 def test_without_transformers_the_package_is_named(offline, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="pip install transformers"):
+    with pytest.raises(UserError, match=r"pip install 'm2s-diffusion\[judge\]'$"):
         load_judge(DEFAULT_JUDGE)

@@ -354,7 +354,7 @@ def samples(name: str, tokens: np.ndarray, **settings: object) -> None:
 
 
 def run(*arguments: str) -> dict:
-    tyro.cli(Fid, args=[*arguments, "--out", "fid.json"]).run()
+    tyro.cli(Fid, args=[*arguments, "--out", "fid.json", "--overwrite"]).run()
     return json.loads(Path("fid.json").read_text())
 
 

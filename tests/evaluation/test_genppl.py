@@ -166,7 +166,7 @@ def test_sedd_scores_the_tokens_themselves(folders: dict[str, Path], judges: dic
         ("a.npz", np.zeros((2, 3)), "float64 of shape"),
         ("a.npz", np.full((2, 3), 99), "sample 0 .* holds the token 99 at 0, but Characters has 0..27"),
         ("a.npz", np.array([[0, 1], [2, -1]]), "sample 1 .* holds the token -1 at 1"),
-        ("a.npz", np.zeros((1, 3), np.int64), "gives 1 samples"),
+        ("a.npz", np.zeros((1, 3), np.int64), "gives 1 sample, but"),
         ("a.npz", b"PK\x03\x04 no", "damaged"),
         ("a.txt", b"once upon a time", "does not begin with a line like --- sample 0 ---"),
         ("a.txt", b"--- sample 0 ---\na\n\n--- sample 2 ---\nb\n", "not numbered consecutively"),

@@ -112,7 +112,7 @@ def test_samples_name_their_tokenizer(folders: dict[str, Path], tmp_path: Path, 
     run(*files, *more)
     apart = {}
     for file in files:
-        run(file, *more, "--out", tmp_path / "one.json")
+        run(file, *more, "--out", tmp_path / "one.json", "--overwrite")
         (apart[str(file)],) = json.loads((tmp_path / "one.json").read_text())["results"]
     together = {result["file"]: result for result in json.loads((tmp_path / "all.json").read_text())["results"]}
     assert {name: result["nats_per_token"] for name, result in together.items()} == {
@@ -120,7 +120,7 @@ def test_samples_name_their_tokenizer(folders: dict[str, Path], tmp_path: Path, 
     }
     first, second = (apart[str(file)]["nats_per_token"]["value"] for file in files)
     assert first != second
-    run(files[1], *more, "--tokenizer", "chars")
+    run(files[1], *more, "--tokenizer", "chars", "--overwrite")
     (given,) = json.loads((tmp_path / "all.json").read_text())["results"]
     assert given["nats_per_token"]["value"] == pytest.approx(first)
     for tokenizer, printed in (

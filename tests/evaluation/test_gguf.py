@@ -29,7 +29,7 @@ def test_invalid_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             load_judge(str(file))
     file.write_bytes(b"GGUF\3\0\0\0" + bytes(16))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs: pip install gguf accelerate"):
+    with pytest.raises(UserError, match=r"needs transformers, gguf, accelerate: pip install 'm2s-diffusion\[judge\]'$"):
         load_judge(str(file))
 
 

@@ -123,5 +123,5 @@ def test_missing_weights(folders: dict[str, Path], tmp_path: Path, monkeypatch: 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"needs the package transformers .*: pip install transformers"):
+    with pytest.raises(UserError, match=r"needs the package transformers .*: pip install 'm2s-diffusion\[judge\]'$"):
         load_judge("gpt2-large")

@@ -432,7 +432,7 @@ def test_missing_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FileNotFoundError, match=r"there is no folder /no/where/at/all"):
         hub.load("/no/where/at/all")
-    with pytest.raises(ImportError, match=r"no folder no/where, .* pip install huggingface_hub"):
+    with pytest.raises(ImportError, match=r"no folder no/where; if you mean .*: pip install huggingface_hub"):
         hub.load("no/where")
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(NotADirectoryError, match=f"is a file, but a checkpoint is a folder: give {tmp_path}"):

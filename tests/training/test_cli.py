@@ -25,6 +25,7 @@ def test_train_digits_then_load_it_and_resume(tmp_path, capsys):
     main(command)
     said = capsys.readouterr()
     assert "3 steps, upper bound on the NLL of held-out data" in said.out and "validation_bits" in said.err
+    assert said.out.endswith(" bits per dimension\n")
     checkpoint = m2s.load(tmp_path / "run")
     assert isinstance(checkpoint.head, m2s.LogScore) and checkpoint.data == {"kind": "image", "shape": [8, 8], "levels": 17}
     main(command)
@@ -86,7 +87,7 @@ def test_presets_are_the_papers_runs():
 
 
 def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
-    assert "m2s train knows no 'digts': did you mean digits?" in user_error(capsys, "train", "digts")
+    assert "unknown preset 'digts'; did you mean digits?" in user_error(capsys, "train", "digts")
     assert "did you mean digits?" in user_error(capsys, "train", "digts", "--steps", "3")
     assert "one of these before any option: digits, mnist" in user_error(capsys, "train", "--steps", "3", "digits")
     assert "no option --stpes: did you mean --steps?" in user_error(capsys, "train", "digits", "--stpes", "3")
@@ -179,7 +180,7 @@ def test_a_prepared_text_is_a_data_folder_not_a_preset(tmp_path, monkeypatch, ca
     (tmp_path / "book.txt").write_text("a word and another " * 50)
     prepare_text("book.txt", "packed", Bytes())
     said = user_error(capsys, "train", "packed", "--method", "mdlm")
-    assert "knows no 'packed': choose from digits, mnist, cifar10, text8, owt, owt-fast; packed is a prepared text: " in said
+    assert "unknown preset 'packed'; choose from digits, mnist, cifar10, text8, owt, owt-fast; packed is a prepared text: " in said
     assert said.endswith(": m2s train owt --data.folder packed\n")
     assert parse(["train", "owt", "--data.folder", "packed"]).preset.data.folder == "packed"
     (tmp_path / "pictures").mkdir()
@@ -190,6 +191,6 @@ def test_a_prepared_text_is_a_data_folder_not_a_preset(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize("word", ["ppl", "perplexity", "ppl_eval"])
 def test_perplexity_as_a_measure_names_the_commands_that_compute_it(word, capsys):
     said = user_error(capsys, "evaluate", word, "runs/book")
-    assert f"m2s evaluate knows no {word!r}: the perplexity of a model on text is in m2s evaluate bpd" in said
+    assert f"unknown metric {word!r}; the perplexity of a model on text is in m2s evaluate bpd" in said
     assert "did you mean genppl?" in user_error(capsys, "evaluate", "gnppl")
     assert "evaluate" not in user_error(capsys, "train", word)

@@ -187,6 +187,19 @@ def test_the_advice_fits(available, gib):
     assert larger is not None and not estimate(replace(changed, "micro_batch", larger), OWT, CPU).total <= 0.9 * gib * GIB
 
 
+def test_the_advice_names_the_least_time(available, monkeypatch):
+    """The matrix products of all steps, at a speed of a teraflop per second."""
+    available(8 * GIB)
+    monkeypatch.setattr("m2s.training.estimate.matrix_speed", lambda device, bf16: 1e12)
+    config = preset("owt", network__size="tiny", data__length=512, steps=100)
+    found = estimate(config, OWT, CPU)
+    text = advice(config, OWT, CPU)
+    again = 4 / 3 if "--recompute" in text else 1
+    seconds = again * found.operations / 1e12
+    assert f"(a step then takes at least {format_seconds(seconds)}, the run of 100 steps at least " in text
+    assert f"at least {format_seconds(100 * seconds)}: fewer --steps" in text
+
+
 def test_advice_where_no_micro_batch_fits(available):
     available(1 * GIB)
     text = advice(preset("owt"), OWT, CPU)

@@ -126,7 +126,7 @@ def test_a_run_opens_with_method_network_device_data_and_folder(tmp_path, capsys
     main(["train", "digits", "--method", "sedd", "--steps", "1", "--out", str(out), *QUICK])
     parameters = sum(p.numel() for p in m2s.load(out).model.parameters())
     said = capsys.readouterr().err.splitlines()
-    at = f"unet tiny ({parameters:,} parameters), cpu, float32; digits (1,541 examples of 64); 1 steps of 8 into {out}"
+    at = f"unet tiny ({parameters:,} parameters), cpu, float32; digits (1,541 examples of 64); 1 step of 8 into {out}"
     assert said[0] == f"sedd: {at}"
     train(small(tmp_path / "own"), random_rows())
     assert "; InMemorySource (64 examples of 4); 12 steps of 8 into" in capsys.readouterr().err.splitlines()[0]

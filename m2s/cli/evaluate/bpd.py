@@ -11,9 +11,10 @@ import tyro
 from m2s.cli.evaluate.held_out import SPLITS, HeldOut, HeldOutSource, check_same_data
 from m2s.cli.help_text import help_from_source
 from m2s.cli.sampling_args import load_checkpoint
-from m2s.errors import UserError, print_escaped
-from m2s.io import atomic_write, output_file, write_json
+from m2s.errors import UserError, counted, print_escaped
+from m2s.io import atomic_write, output_file, require_absent, write_json
 from m2s.patches import AttributePatches
+from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,6 +100,8 @@ class Bpd:
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result and everything it depends on as .json, and the curve of the loss over t beside it as .png; by default
     the result is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Estimate the NELBO, print it and write it to --out."""
@@ -129,6 +132,7 @@ class Bpd:
         started = time.monotonic()
         out = None
         if self.out is not None and world.first:
+            require_absent([self.out], self.overwrite or is_rerun(self.out))
             out = output_file(self.out, (".json",))
             output_file(out.with_suffix(".png"), (".png",))
         setup = self._set_up(world)
@@ -210,9 +214,10 @@ class Bpd:
     def _heading(self, setup: _Setup) -> list[str]:
         """What is evaluated on which data."""
         held_out, shape = setup.held_out, (setup.checkpoint.data or {}).get("shape")
-        what = f"images of {' x '.join(map(str, shape))}" if shape else f"windows of {held_out.sites} tokens"
-        passes = "" if setup.checkpoint.head.exact else f", {self.passes} passes"
-        lines = [f"{self.checkpoint} on {held_out}: {len(held_out.rows):,} {what}{passes}"]
+        number = counted(len(held_out.rows), "image" if shape else "window")
+        what = " x ".join(map(str, shape)) if shape else f"{held_out.sites} tokens"
+        passes = "" if setup.checkpoint.head.exact else f", {counted(self.passes, 'pass')}"
+        lines = [f"{self.checkpoint} on {held_out}: {number} of {what}{passes}"]
         if held_out.labels is not None:
             lines.append("the network is given the labels: this bounds the likelihood given the label")
         if held_out.left_out:

@@ -1,6 +1,7 @@
 """`m2s evaluate fid SAMPLES`: the Fréchet and kernel distances between samples and data."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,9 @@ from m2s.cli.evaluate.statistics import statistics
 from m2s.cli.help_text import help_from_source
 from m2s.devices import resolve_device
 from m2s.errors import UserError, print_escaped
-from m2s.io import output_file, write_json
+from m2s.io import output_file, require_absent, write_json
+from m2s.progress import Progress
+from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
     from m2s.evaluation.fid import Kid, Statistics
@@ -78,6 +81,8 @@ class Fid:
     """cpu, cuda, cuda:1 or mps; by default cuda where there is a GPU, otherwise cpu."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result and everything it depends on as .json; by default it is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Compute the distances, print them and write them to --out.
@@ -89,6 +94,8 @@ class Fid:
         from m2s.evaluation.fid import frechet
 
         started = time.monotonic()
+        if self.out is not None:
+            require_absent([self.out], self.overwrite or is_rerun(self.out))
         if self.batch_size is not None and self.batch_size < 1:
             raise UserError(option="--batch-size", value=self.batch_size, expected="at least 1")
         protocol = find_protocol(self.protocol, self.against, self.limit)
@@ -117,16 +124,15 @@ class Fid:
             print_escaped(f"written to {out}")
 
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
-        """The kernel distance, with a progress bar."""
-        from tqdm import tqdm
-
+        """The kernel distance."""
         from m2s.evaluation.fid import kid
 
         device = "cpu" if network.device.type == "mps" else network.device  # mps has no float64
         size = min(1000, len(ours.rows) // 2, len(theirs.rows) // 2)
 
-        def progress(subsets: range) -> Any:
-            return tqdm(subsets, desc="KID", unit="subset")
+        def progress(subsets: range) -> Iterator[int]:
+            with Progress(len(subsets), "KID", "subset") as shown:
+                yield from shown.over(subsets)
 
         return kid(ours.rows.to(device), theirs.rows.to(device), size=size, seed=self.seed, progress=progress)
 

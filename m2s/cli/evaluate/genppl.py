@@ -1,5 +1,6 @@
 """`m2s evaluate genppl SAMPLES ...`: generative perplexity, and the entropy of the samples."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,8 @@ import tyro
 
 from m2s.cli.help_text import help_from_source
 from m2s.errors import UserError, print_escaped
-from m2s.io import atomic_write, output_file, write_json
+from m2s.io import atomic_write, output_file, require_absent, write_json
+from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
     from m2s.data import Tokenizer
@@ -65,6 +67,8 @@ class GenPPL:
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result as .json, or a figure of the frontier as .png, .pdf or .svg with the .json beside it; by default the
     result is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Score the samples, print the table and write it to --out.
@@ -85,6 +89,9 @@ class GenPPL:
         from m2s.evaluation.judge import load_judge
 
         protocol = self._protocol()
+        if self.out is not None:
+            numbers = self.out.with_suffix(".json")
+            require_absent([self.out, numbers], self.overwrite or is_rerun(numbers))
         out = None if self.out is None else output_file(self.out, (".json", *PICTURES))
         files = self._files()
         for path in files:  # before the files of the tokenizer: a mistyped path is the more likely error
@@ -162,10 +169,11 @@ class GenPPL:
         from m2s.provenance import provenance
 
         numbers = out.with_suffix(".json")
-        write_json(numbers, {"results": results, "differences": gaps, **provenance(judge.device, "transformers")})
-        if out != numbers:
-            with atomic_write(out) as temporary:
-                plot_frontier(results).savefig(temporary, dpi=200)
+        found = {"results": results, "differences": gaps, **provenance(judge.device, "transformers")}
+        with contextlib.ExitStack() as stack:  # the figure is drawn before either file gets its name
+            if out != numbers:
+                plot_frontier(results).savefig(stack.enter_context(atomic_write(out)), dpi=200)
+            write_json(numbers, found)
         print_escaped(f"{out}{'' if out == numbers else f' and {numbers}'} written")
 
 

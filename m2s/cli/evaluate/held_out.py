@@ -186,12 +186,13 @@ class HeldOutSource:
 
     def _text(self, length: int) -> HeldOut:
         """Windows of a prepared text, or of text that is tokenized now."""
-        from m2s.data.documents import find_sources
+        from m2s.data.documents import find_sources, require_source
         from m2s.evaluation.bpd import token_windows
 
         name, path = self.data, Path(self.data).expanduser()
         if (path / "meta.json").exists() or (path / "plan.json").exists():
             return self._prepared(length, path)
+        require_source(name)  # a mistyped path is the more likely error
         if self.checkpoint.tokenizer is None:
             raise UserError(
                 f"{self.place} has no tokenizer to read {name} with: give a folder that m2s data prepare made with its "

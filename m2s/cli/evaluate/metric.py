@@ -11,7 +11,7 @@ import tyro
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import flag
 from m2s.errors import UserError, print_escaped
-from m2s.io import output_file, write_json
+from m2s.io import output_file, require_absent, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,8 @@ class MetricArgs:
     text that m2s evaluate bpd --data accepts."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the result as .json; by default it is only printed."""
+    overwrite: bool = False
+    """Replace a finished result."""
 
     def run(self) -> None:
         """Compute the metric, print it and write it to --out.
@@ -49,8 +51,10 @@ class MetricArgs:
             UserError: The metric does not use an option that is given, or it fails.
         """
         from m2s.cli.sampling_args import load_checkpoint
-        from m2s.provenance import command
+        from m2s.provenance import command, is_rerun
 
+        if self.out is not None:
+            require_absent([self.out], self.overwrite or is_rerun(self.out))
         out = None if self.out is None else output_file(self.out, (".json",))
         samples = read_tokens(Path(self.samples)) if self.samples else None
         checkpoint = load_checkpoint(self.checkpoint) if self.checkpoint else None

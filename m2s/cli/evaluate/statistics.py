@@ -1,4 +1,4 @@
-"""Statistics of Inception features for FID: computed with a progress bar, and cached for the splits of data sets."""
+"""Statistics of Inception features for FID: computed, and cached for the splits of data sets."""
 
 import hashlib
 import sys
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from m2s.cli.evaluate.images import ImageTokens, is_split
 from m2s.errors import UserError, print_escaped
 from m2s.io import output_folder
+from m2s.progress import Progress
 
 if TYPE_CHECKING:
     from m2s.evaluation.fid import Statistics
@@ -52,19 +53,17 @@ def statistics(images: ImageTokens, network: "Network", batch_size: int | None =
 
 def _compute(images: ImageTokens, network: "Network", batch_size: int | None) -> "Statistics":
     """The statistics, computed batch by batch."""
-    from tqdm import tqdm
-
     from m2s.evaluation.fid import Statistics, stored_features
     from m2s.evaluation.inception import features
 
     size = batch_size or (16 if network.device.type == "cpu" else 256)
     found, rows = Statistics.empty(network.width), stored_features(len(images.tokens))
-    with tqdm(total=len(images.tokens), desc=images.name, unit="image") as bar:
+    with Progress(len(images.tokens), images.name, "image") as progress:
         for batch in features(network, images.tokens, images.shape, images.levels, size):
             first = found.count
             try:
                 found.update(batch, rows[(rows >= first) & (rows < first + len(batch))] - first)
             except ValueError as error:
                 raise UserError(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
-            bar.update(len(batch))
+            progress.update(len(batch))
     return found

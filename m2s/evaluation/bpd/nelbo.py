@@ -29,6 +29,7 @@ from m2s.losses.noise import corrupt_by_counter, sample_times
 from m2s.losses.objective import Model
 from m2s.modes import evaluation_mode
 from m2s.ops import probe_triton
+from m2s.progress import Progress
 from m2s.rng import derived_seed, draw_seed
 
 SINGLE_PROCESS = World(0, 1, torch.device("cpu"))
@@ -178,8 +179,6 @@ def dataset_nelbo(
     Raises:
         ValueError: An argument is out of range, or a token is invalid.
     """
-    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
-
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     validation.positive_int("passes", passes)
     seed = _shared_seed(seed, world)
@@ -198,8 +197,7 @@ def dataset_nelbo(
     first_times = terms.first_times(count)
     integral, reconstruction = torch.zeros(2, passes, count, dtype=torch.float64, device=device)
     prior = torch.zeros(count, dtype=torch.float64, device=device)
-    bar = tqdm(total=count * passes, desc="NELBO", unit="example", disable=None if world.first else True)
-    with evaluation_mode(model), bar:
+    with evaluation_mode(model), Progress(count * passes, "NELBO", "example", quiet=not world.first) as progress:
         for first in range(world.rank * batch_size, count, world.size * batch_size):
             indices = everyone[first : first + batch_size]
             at, first_time = indices.to(device), first_times[indices].to(device)
@@ -214,7 +212,7 @@ def dataset_nelbo(
 
                 x_t = corrupt_by_counter(process, x_0, first_time, at, seeds[1], number)
                 reconstruction[number, at] = -terms.log_likelihood(x_0, x_t, first_time, label).double().sum(-1)
-                bar.update(len(indices))
+                progress.update(len(indices))
     integral, reconstruction, prior = (world.sum(term).cpu() for term in (integral, reconstruction, prior))
     return DatasetNelbo(t, weight, integral, reconstruction, prior, rows[everyone[:1]].shape[1], low, end, head.exact, seed)
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from m2s.errors import counted
 from m2s.evaluation.bootstrap import bootstrap, error_bars, paired_bootstrap
 from m2s.evaluation.genppl.scores import STATISTICS, Scores
 
@@ -67,7 +68,7 @@ def protocol_departures(scores: Scores) -> list[str]:
     if Path(scores.judge["name"]).name.lower() != Path(protocol.judge).name.lower():
         found.append(f"the judge is {scores.judge['name']}, not {protocol.judge}")
     if protocol.samples not in (None, count):
-        found.append(f"{count} samples, not {protocol.samples}")
+        found.append(f"{counted(count, 'sample')}, not {protocol.samples}")
     tokens = scores.samples.tokens
     if tokens is None and protocol.tokens is not None:
         found.append(f"the file holds no tokens: texts are cut at {protocol.tokens} tokens of the judge instead of the sample")
@@ -178,7 +179,9 @@ def format_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
         where = "" if len(names) == len(results) else f" ({', '.join(names)})"
         lines.append(f"not as in the protocol{where}: {found}")
     lines += [
-        f"{Path(one['file']).name}: {one['unscored']} samples have no token to score" for one in results if one["unscored"]
+        f"{Path(one['file']).name}: no token to score in {counted(one['unscored'], 'sample')}"
+        for one in results
+        if one["unscored"]
     ]
     return lines
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from m2s.data.tokenizer import Tokenizer
-from m2s.errors import UserError
+from m2s.errors import UserError, counted
 from m2s.evaluation.genppl.protocol import Protocol
 from m2s.evaluation.judge import END
 from m2s.npz import read_npz
@@ -51,6 +51,11 @@ def require_file(path: Path) -> None:
     Raises:
         UserError: There is no such file.
     """
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder, but samples are a file: draw some first, such as m2s sample {path} --n 1024 --out "
+            "samples.npz, and give that file"
+        )
     if not path.is_file():
         raise UserError(f"there is no file {path}: give samples as .npz or .txt of `m2s sample`, or .jsonl with a field text")
 
@@ -86,7 +91,7 @@ def read_samples(path: Path, protocol: Protocol, tokenizer: Tokenizer | None = N
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(samples) < 2:
-        raise UserError(f"{path} gives {len(samples)} samples, but an interval needs at least 2")
+        raise UserError(f"{path} gives {counted(len(samples), 'sample')}, but an interval needs at least 2")
     return samples
 
 
@@ -104,6 +109,9 @@ def _read_npz(path: Path, protocol: Protocol, tokenizer: Tokenizer | None, limit
         raise UserError(
             f"tokens in {path} are {tokens.dtype} of shape {list(tokens.shape)}, expected integers [samples, length]"
         )
+    data = settings.get("data")
+    if isinstance(data, dict) and data.get("kind") == "image":
+        raise UserError(f"{path} holds images, which a judge cannot read: measure them with m2s evaluate fid {path}")
     if tokenizer is None:
         raise UserError(f"{path} holds tokens, and nothing says how to decode them: give --checkpoint RUN or --tokenizer NAME")
     tokens = tokens[:limit, : protocol.tokens].astype(np.int64)
