@@ -14,8 +14,9 @@ from m2s.devices import resolve_device
 from m2s.errors import UserError
 from m2s.methods.config import AUTO
 from m2s.rng import draw_seed
-from m2s.training.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
+from m2s.training.config import RECORD, Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
 from m2s.training.loop import train
+from m2s.training.run_folder import read_record
 
 
 def fit(
@@ -55,7 +56,8 @@ def fit(
         lr: The largest learning rate.
         size: The size of the transformer: "tiny", "small" or "medium".
         out: The folder of the run. The same call, given again, resumes it. None: nothing is kept on the disk.
-        seed: Of weights, order, times and noise. None: drawn from torch's global CPU generator. The checkpoint records it:
+        seed: Of weights, order, times, noise and the choice of held-out examples. None: that of the run in `out` where there
+            is one, otherwise drawn from torch's global CPU generator. The checkpoint records it:
             `checkpoint.config["extra"]["seed"]`.
         device: "cpu", "cuda", or "auto": a GPU where there is one.
         progress: Report the progress: a bar on a terminal and in a notebook, lines elsewhere.
@@ -75,7 +77,7 @@ def fit(
         >>> checkpoint.sample(4).shape
         torch.Size([4, 16])
     """
-    seed = draw_seed() if seed is None else seed
+    seed = _seed(out) if seed is None else seed
     validation.positive_int("seed", seed, 0)
     source = x if isinstance(x, Source) else Sequences(x, vocab, labels, None, validation_x, validation_labels, seed=seed)
     if source is x and not (vocab is None and labels is None and validation_x is None):
@@ -94,6 +96,14 @@ def fit(
             kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
             raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None
         return hub.load(folder, resolve_device("" if device == AUTO else device))
+
+
+def _seed(out: str | Path | None) -> int:
+    """The seed of the run that the folder holds, so that the same call resumes it; otherwise a drawn one."""
+    if out is None or not (Path(out) / RECORD).is_file() or (Path(out) / RECORD).stat().st_size == 0:
+        return draw_seed()
+    recorded = read_record(Path(out), "give another out").get("config", {}).get("run", {}).get("seed")
+    return recorded if isinstance(recorded, int) else draw_seed()
 
 
 def _config(

@@ -3,6 +3,8 @@
 import inspect
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -146,21 +148,39 @@ def test_errors_come_before_anything_is_written(given: dict, message: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_ctrl_c_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def interrupted_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C while the update of a step is computed."""
     from m2s.training.trainer import Trainer
 
     original = Trainer.update_weights
 
     def interrupt(self: Trainer, *given: object) -> object:
-        if self.progress.step == 1:
+        if self.progress.step == step:
             signal.raise_signal(signal.SIGINT)
         return original(self, *given)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "update_weights", interrupt)
-        with pytest.raises(KeyboardInterrupt, match="the same call resumes"):
-            fit(out=tmp_path / "run")
+        yield
+
+
+def test_ctrl_c_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupted_at(1, monkeypatch), pytest.raises(KeyboardInterrupt, match="the same call resumes"):
+        fit(out=tmp_path / "run")
     assert equal(fit(out=tmp_path / "run"), fit())
+
+
+def test_the_same_call_without_a_seed_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drawn seed is read from the folder: the held-out examples, the weights and the noise are those of the first call."""
+    first = fit(out=tmp_path / "done", seed=None)
+    assert equal(first, fit(out=tmp_path / "done", seed=None))
+    with interrupted_at(1, monkeypatch), pytest.raises(KeyboardInterrupt, match="the same call resumes"):
+        fit(out=tmp_path / "stopped", seed=None)
+    seed = json.loads((tmp_path / "stopped" / "train.json").read_text())["config"]["run"]["seed"]
+    resumed = fit(out=tmp_path / "stopped", seed=None)
+    assert resumed.config["extra"]["seed"] == seed != first.config["extra"]["seed"]
+    assert equal(resumed, fit(seed=seed))
 
 
 def test_it_is_a_function_with_annotations() -> None:
