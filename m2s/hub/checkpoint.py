@@ -52,6 +52,8 @@ class Checkpoint:
         tokenizer: The tokenizer of a text model, or None.
         data: A description of the data, such as {"kind": "text", "length": 128}, or None.
         config: The contents of `config.json`.
+        run_files: The record and the log of the run that `m2s.fit` made, by file name. `save` writes them too, so that
+            `m2s report` and `m2s evaluate` find what the network was trained on. Empty for a checkpoint that was loaded.
     """
 
     model: nn.Module
@@ -59,6 +61,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     data: dict[str, Any] | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    run_files: dict[str, bytes] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the model and the head."""
@@ -150,10 +153,19 @@ class Checkpoint:
         Raises:
             TypeError: The class of the network, head or process is not registered. Nothing is written.
         """
+        place = self._save(folder)
+        if not (place / "state").exists():  # the folder of a run keeps the record and the log that belong to its states
+            for name, content in self.run_files.items():
+                with atomic_write(place / name) as temporary:
+                    temporary.write_bytes(content)
+        return place
+
+    def _save(self, folder: str | Path) -> Path:
+        """Save the network with everything that is needed to sample from it."""
         return save(folder, self.model, self.head, self.data, self.tokenizer, self.config.get("extra"))
 
     def save_pretrained(self, folder: str | Path, command: str | None = None) -> Path:
-        """Save the checkpoint with a model card, README.md.
+        """Save the checkpoint with a model card, README.md, and without the record of its run, which names the machine.
 
         Args:
             folder: Where to write; created if it does not exist.
@@ -162,7 +174,7 @@ class Checkpoint:
         Returns:
             The folder.
         """
-        place = self.save(folder)
+        place = self._save(folder)
         with atomic_write(place / CARD) as temporary:
             temporary.write_text(model_card(self.model, self.head, self.data, self.config, command), encoding="utf-8")
         return place

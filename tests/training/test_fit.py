@@ -187,3 +187,66 @@ def test_it_is_a_function_with_annotations() -> None:
     signature = inspect.signature(m2s.fit)
     assert signature.parameters["method"].default == "m2s-offset" and signature.return_annotation is m2s.Checkpoint
     assert m2s.fit is m2s.training.fit and "fit" in dir(m2s) and "fit" in dir(m2s.training)
+
+
+@pytest.fixture(scope="module")
+def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the images of digits, saved without a folder of its run."""
+    options = {"network.width": 8, "network.multipliers": (1,), "network.layers": 1}
+    checkpoint = fit(m2s.data.load("digits"), steps=2, options=options)
+    return checkpoint.save(tmp_path_factory.mktemp("fit") / "digits")
+
+
+def test_a_data_set_is_described_as_m2s_train_describes_it(digits_folder: Path) -> None:
+    digits = m2s.data.load("digits")
+    checkpoint, record = m2s.load(digits_folder), json.loads((digits_folder / "train.json").read_text())
+    assert checkpoint.data == digits.description == {"kind": "image", "shape": [8, 8], "levels": 17}
+    assert record["config"]["data"]["name"] == "digits"
+    assert record["data"]["rows"] == len(digits.train) == 1541 and record["data"]["sha256"] == digits.fingerprint
+    assert isinstance(checkpoint.model, m2s.models.UNet) and checkpoint.config["model"]["classes"] is None
+    steps = [json.loads(line)["step"] for line in (digits_folder / "log.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 2]  # each step, and the validation
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("sample {run} --n 2 --steps 2 --out {out}/a.png", "a.png"),
+        ("evaluate bpd {run} --limit 16 --passes 1 --out {out}/bpd.json", "bpd.json"),
+        ("figure film --source {run} --out {out}/film.png", "film.png"),
+        ("compare {run} --against digits:train --n 8 --steps 2 --out {out}/compare", "compare/compare.json"),
+        ("report {run} --out {out}/report.html", "report.html"),
+    ],
+)
+def test_the_commands_read_a_saved_checkpoint_of_a_data_set(
+    command: str, written: str, digits_folder: Path, tmp_path: Path
+) -> None:
+    from m2s.cli import main
+
+    main(command.format(run=digits_folder, out=tmp_path).split())
+    assert (tmp_path / written).stat().st_size > 0
+
+
+def test_a_saved_record_does_not_replace_that_of_a_run(tmp_path: Path) -> None:
+    fit(out=tmp_path / "run")
+    before = (tmp_path / "run" / "train.json").read_bytes()
+    other = fit(seed=4)
+    other.save(tmp_path / "run")
+    assert (tmp_path / "run" / "train.json").read_bytes() == before != other.run_files["train.json"]
+    assert not (other.save_pretrained(tmp_path / "shared") / "train.json").exists()  # it names the machine
+
+
+def test_labels_of_a_data_set_are_used_on_request() -> None:
+    digits = m2s.data.load("digits")
+    options = {"network.width": 8, "network.multipliers": (1,), "network.layers": 1}
+    found = fit(digits, steps=1, labels=True, options=options)
+    assert found.config["model"]["classes"] == 10
+    with pytest.raises(UserError, match="labels=True"):
+        fit(digits, steps=1, labels=digits.train_labels)
+
+
+def test_images_that_a_u_net_cannot_halve_get_a_transformer() -> None:
+    images = torch.randint(0, 3, (12, 35), dtype=torch.uint8)
+    labels = torch.zeros(12, dtype=torch.int64)
+    odd = m2s.data.ImageDataset("odd", images[:8], labels[:8], images[8:], labels[8:], (5, 7), 3)
+    assert isinstance(fit(odd, steps=1, options=SMALL).model, m2s.models.DiT)
