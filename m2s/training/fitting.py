@@ -90,13 +90,21 @@ def fit(
     if progress and getattr(source, "inferred", False):
         text = f"m2s.fit: {source.vocab} tokens, inferred from the greatest one; give vocab= if there are more"
         print(text, file=sys.stderr, flush=True)
+    if progress:
+        which = (
+            ", chosen at random; give validation_x= to choose them"
+            if isinstance(source, Sequences) and source is not x and validation_x is None
+            else ""
+        )
+        text = f"m2s.fit: {source.size:,} examples for training, {source.held_out:,} held out for validation"
+        print(text + which, file=sys.stderr, flush=True)
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m2s-fit-")))
         config = _config(source, labels, folder, method, steps, batch, lr, size, seed, device)
         for name, value in (options or {}).items():
             config = _replace(config, name, value)
         try:
-            train(config, source, quiet=not progress)
+            train(config, source, quiet=not progress, temporary=out is None)
         except SystemExit:
             kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
             raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None

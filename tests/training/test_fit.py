@@ -123,8 +123,20 @@ def test_nothing_is_left_behind_and_the_vocabulary_is_reported(
     fit(progress=True)
     said = capsys.readouterr().err
     assert "m2s.fit: 5 tokens, inferred" in said and "step 4" in said
-    fit(progress=True, vocab=7)
-    assert "inferred" not in capsys.readouterr().err
+    assert "54 examples for training, 6 held out for validation, chosen at random; give validation_x=" in said
+    fit(progress=True, vocab=7, validation_x=CYCLES[:9])
+    said = capsys.readouterr().err
+    assert "inferred" not in said and "60 examples for training, 9 held out for validation\n" in said
+
+
+def test_nothing_is_printed_without_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the time per step, which is known after some steps, nor that a run resumes."""
+    monkeypatch.setattr("m2s.training.estimate.Pace.SECONDS", 0.0)
+    fit(steps=8, out=tmp_path / "run")
+    fit(steps=8, out=tmp_path / "run")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +181,15 @@ def test_ctrl_c_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with interrupted_at(1, monkeypatch), pytest.raises(KeyboardInterrupt, match="the same call resumes"):
         fit(out=tmp_path / "run")
     assert equal(fit(out=tmp_path / "run"), fit())
+
+
+def test_ctrl_c_without_a_folder_does_not_promise_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with interrupted_at(1, monkeypatch), pytest.raises(KeyboardInterrupt, match="give out= to be able to resume"):
+        fit(progress=True)
+    said = capsys.readouterr().err
+    assert "saved" not in said and "resumes" not in said
 
 
 def test_the_same_call_without_a_seed_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
