@@ -33,7 +33,7 @@ def fit(
     validation_labels: Any = None,
     steps: int = 1000,
     batch: int = 64,
-    lr: float = 1e-3,
+    lr: float | None = None,
     size: str = "tiny",
     out: str | Path | None = None,
     seed: int | None = None,
@@ -59,7 +59,7 @@ def fit(
         validation_labels: A class for each of them.
         steps: Training steps.
         batch: Examples of a step.
-        lr: The largest learning rate.
+        lr: The largest learning rate. None: 1e-3 for the transformer, 2e-3 for the U-Net.
         size: The size of the network. The transformer has "tiny", "small" and "medium". A data set of images gets a U-Net of
             size "tiny", "mnist" or "md4", and the transformer for the other sizes.
         out: The folder of the run. The same call, given again, resumes it. None: nothing is kept on the disk.
@@ -161,7 +161,7 @@ def _config(
     method: str,
     steps: int,
     batch: int,
-    lr: float,
+    lr: float | None,
     size: str,
     seed: int,
     device: str,
@@ -183,9 +183,10 @@ def _config(
     )
     # As `m2s train`, a data set of images is learned without its labels unless they are asked for.
     labeled = source.classes is not None and not isinstance(source, ImageSource) if labels is None else labels is not False
-    # The moving average must forget the first weights within a short run.
-    optimizer = OptimizerConfig(lr=lr, warmup=max(1, min(100, steps // 10)), ema=0.995)
     network = _network(source, size, labeled)
+    rate = (2e-3 if network.kind == "unet" else 1e-3) if lr is None else lr
+    # The moving average must forget the first weights within a short run.
+    optimizer = OptimizerConfig(lr=rate, warmup=max(1, min(100, steps // 10)), ema=0.995)
     return Config(run=run, method=method, network=network, data=_data(source), optimizer=optimizer)
 
 
