@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from m2s import remote, validation
 from m2s.data import tokenizer as tokenizers
 from m2s.data.encode import tokenizer_description
-from m2s.data.sequences import read_labels, read_sequences, weights
+from m2s.data.examples import choose_labels, read_examples, read_labels, weights
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.heads import Head
@@ -125,10 +125,12 @@ class Checkpoint:
             UserTypeError: `x` does not hold integers.
         """
         validation.positive_int("batch_size", batch_size)
-        tokens, counted = read_sequences("x", x, None)
+        examples = read_examples("x", x)
+        tokens, counted = examples.tokens, examples.lengths
         if lengths is not None:
-            counted = read_labels("lengths", lengths, len(tokens))
-        given = None if labels is None else read_labels("labels", labels, len(tokens))
+            counted = read_labels("lengths", lengths, len(tokens), "lengths")
+        contained = examples.labels if self.config["model"].get("classes") is not None else None
+        given = choose_labels(labels, contained, len(tokens))
         seed = draw_seed() if seed is None else seed
         device, found = next(self.model.parameters()).device, []
         for first in range(0, len(tokens), batch_size):
