@@ -13,13 +13,14 @@ from m2s.data.images import ImageDataset
 from m2s.data.sequences import Sequences
 from m2s.data.source import ImageSource, Source, TextSource
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, suggestion
 from m2s.methods.config import AUTO
 from m2s.models import dit, unet
 from m2s.rng import draw_seed
 from m2s.training.config import RECORD, Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
 from m2s.training.log import NAME as LOG
 from m2s.training.loop import train
+from m2s.training.python_options import for_python, option_kinds
 from m2s.training.run_folder import read_record
 
 
@@ -105,6 +106,8 @@ def fit(
             config = _replace(config, name, value)
         try:
             train(config, source, quiet=not progress, temporary=out is None)
+        except UserError as error:
+            raise for_python(error, options or ()) from error.__cause__
         except SystemExit:
             kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
             raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None
@@ -195,5 +198,6 @@ def _replace(config: Config, name: str, value: Any) -> Config:
     try:
         return replace(config, name, value)
     except (AttributeError, TypeError):
+        closest = suggestion(name, list(option_kinds()))
         hint = "names are those of m2s train --help without dashes, such as network.width or process.kind"
-        raise UserError(option="options", value=name, reason="there is no such value", hint=hint) from None
+        raise UserError(option="options", value=name, reason="there is no such value", hint=closest or hint) from None

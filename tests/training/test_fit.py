@@ -109,8 +109,10 @@ def test_a_run_in_a_folder_resumes(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "train.json").read_text())
     assert record["config"]["run"]["steps"] == 4
     assert equal(first, fit(out=tmp_path / "run"))
-    with pytest.raises(UserError, match="other data"):
+    with pytest.raises(UserError, match=r'other data.*another out, or options=."other_data": True. to continue'):
         fit((CYCLES + 1) % 5, out=tmp_path / "run")
+    with pytest.raises(UserError, match=r'seed was 3 and is now 4. Give another out, with options=."init": .*run". to start'):
+        fit(seed=4, out=tmp_path / "run")
 
 
 def test_nothing_is_left_behind_and_the_vocabulary_is_reported(
@@ -149,8 +151,14 @@ def test_nothing_is_printed_without_progress(
         ({"method": "m3s"}, "m3s"),
         ({"size": "huge"}, "huge"),
         ({"vocab": 2}, "vocab is 2"),
-        ({"options": {"network.widht": 3}}, "network.widht"),
+        ({"options": {"network.widht": 3}}, "options is 'network.widht'.*did you mean network.width"),
         ({"options": {"nothing": 3}}, "nothing"),
+        ({"options": {"micro_batch": 7}}, "micro_batch is 7, but it must be a divisor of batch = 8"),
+        ({"lr": -1.0}, "^lr is -1.0"),
+        ({"options": {"optimizer.lr": -1.0}}, "^optimizer.lr is -1.0"),
+        ({"size": "huge"}, "^size is 'huge'"),
+        ({"options": {"optimizer.kind": "muon", "parallel": "fsdp"}}, r'give options=."parallel": "ddp".$'),
+        ({"x": CYCLES[:1]}, "Or give validation_x"),
         ({"device": "tpu"}, "tpu"),
         ({"seed": -1}, "seed is -1"),
         ({"x": Sequences(CYCLES), "vocab": 5}, "has its own vocabulary"),
@@ -160,6 +168,30 @@ def test_errors_come_before_anything_is_written(given: dict, message: str, tmp_p
     with pytest.raises((UserError, TypeError), match=message):
         fit(**{"out": tmp_path / "run", **given})
     assert not (tmp_path / "run").exists()
+
+
+def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m2s.training.estimate.available_memory", lambda device: 2**20)
+    with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts all the same') as raised:
+        fit(batch=512)
+    assert "--" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("give --micro-batch 8, which fits", 'give options={"micro_batch": 8}, which fits'),
+        ("(--network.size tiny, or --network.width)", """(size='tiny', or options["network.width"])"""),
+        ("--recompute --micro-batch 1 still", 'options={"recompute": True} options={"micro_batch": 1} still'),
+        ("give an --out on a file system with locks", "give an out on a file system with locks"),
+        ("give a --t-min of at most that", 'give a options["t_min"] of at most that'),
+        ("--unknown 3 stays", "--unknown 3 stays"),
+    ],
+)
+def test_options_in_messages(text: str, expected: str) -> None:
+    from m2s.training.python_options import rewrite_options
+
+    assert rewrite_options(text) == expected
 
 
 @contextmanager
