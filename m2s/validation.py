@@ -178,8 +178,14 @@ def instance(name: str, value: object, kind: type, example: str) -> None:
     Raises:
         UserTypeError: `value` is not an instance of `kind`.
     """
-    if not isinstance(value, kind):
-        raise UserTypeError(option=name, expected=f"{example}, not {value!r}")
+    if isinstance(value, kind):
+        return
+    network = isinstance(value, torch.nn.Module)
+    shown = type(value).__name__ if network or isinstance(value, Tensor) else repr(value)
+    swapped = (network and name == "head") or (name == "model" and hasattr(value, "log_score"))
+    given = "a network" if network else "a head"
+    hint = f"this is {given}: the network comes first and the head second, (model, head, ...)" if swapped else None
+    raise UserTypeError(option=name, expected=f"{example}, not {shown}", hint=hint)
 
 
 def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:

@@ -50,7 +50,7 @@ def for_python(error: UserError, given: Collection[str] = ()) -> UserError:
         return type(error)(rewrite_options(str(error)), option=error.option)
     option = error.option if error.option in given else ARGUMENTS.get(error.option, error.option)
     parts = {name: getattr(error, name) for name in ("expected", "reason", "hint")}
-    texts = {name: None if text is None else rewrite_options(text) for name, text in parts.items()}
+    texts: dict[str, Any] = {name: None if text is None else rewrite_options(text) for name, text in parts.items()}
     return type(error)(option=option, value=error.value, **texts)
 
 
