@@ -23,6 +23,7 @@ from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.rng import derived_seed, permute
 
+MOST_TOKENS = 100_000_000  # the embedding of so many, 128 numbers wide, takes 256 GB in training
 FEW = 100_000  # with fewer tokens a tenth is held out, otherwise a hundredth
 
 
@@ -102,6 +103,10 @@ class Sequences:
         if vocab is not None:
             validate_vocab(vocab, most)
         self.vocab = max(2, most) if vocab is None else vocab
+        if self.vocab > MOST_TOKENS:
+            reason = f"more than {MOST_TOKENS:,} tokens do not fit into memory"
+            hint = "give each token that occurs a number: np.unique(x, return_inverse=True)[1]"
+            raise UserError(option="vocab", value=self.vocab, reason=reason, hint=hint)
         self.length, self.size, self.held_out = self._train.shape[1], len(self._train), len(self._held_out)
         every = [value for value in (self._labels, self._held_out_labels) if value is not None]
         self.classes = 1 + max(int(value.max()) for value in every) if every else None

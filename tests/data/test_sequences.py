@@ -167,6 +167,8 @@ def test_given_validation_is_used() -> None:
         ({"examples": RAGGED, "labels": list("abcde")}, "labels holds strings such as 'a'.*np.unique"),
         ({"examples": RAGGED, "labels": [0, 1, -1, 0, 0]}, "labels holds -1, but labels are numbered from 0 on$"),
         ({"examples": RAGGED, "labels": True}, "labels is True, but x has no labels"),
+        ({"examples": RAGGED, "vocab": 9_000_000_000}, "vocab is 9000000000.*np.unique"),
+        ({"examples": [[0, 9_000_000_000], [1, 2]]}, "vocab is 9000000001.*np.unique"),
         ({"examples": torch.arange(5)}, r"shape \[5\].*x\[None\]"),
         ({"examples": iter([[1]])}, "has no length"),
         ({"examples": [[1, 2]]}, "at least 2 are needed"),
