@@ -88,7 +88,7 @@ class AuditArgs(SamplingArgs):
         Raises:
             UserError: A shard is damaged, or the network or the sampler fails.
         """
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         from m2s.evaluation.audit import audit_parts
         from m2s.ops import use_backend

@@ -239,7 +239,7 @@ class Sample(SamplingArgs):
         self, checkpoint: "Checkpoint", parts: "SampleShards", options: "SamplingOptions", shard: tuple[int, int]
     ) -> None:
         """Draw the batches of this shard that are missing, and save each."""
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         import m2s
         from m2s.ops import use_backend

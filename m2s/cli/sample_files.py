@@ -11,7 +11,7 @@ from m2s.io import atomic_write
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     from m2s.hub import Checkpoint
     from m2s.samplers import StepEvent

@@ -147,7 +147,7 @@ class Judge:
         Raises:
             UserError: A sequence is too long for the judge, or has an unknown token.
         """
-        from tqdm import tqdm  # imported late: it is needed by this method alone
+        from tqdm.auto import tqdm  # imported late: it is needed by this method alone
 
         self._check(sequences)
         result = [np.zeros(0) for _ in sequences]

@@ -118,7 +118,7 @@ class Fid:
 
     def _kid(self, ours: "Statistics", theirs: "Statistics", network: "Network") -> "Kid":
         """The kernel distance, with a progress bar."""
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         from m2s.evaluation.fid import kid
 

@@ -52,7 +52,7 @@ def statistics(images: ImageTokens, network: "Network", batch_size: int | None =
 
 def _compute(images: ImageTokens, network: "Network", batch_size: int | None) -> "Statistics":
     """The statistics, computed batch by batch."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     from m2s.evaluation.fid import Statistics, stored_features
     from m2s.evaluation.inception import features
