@@ -74,13 +74,14 @@ def first_index(where: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in where.nonzero()[0])
 
 
-def tokens(name: str, x: Tensor, states: int) -> None:
+def tokens(name: str, x: Tensor, states: int, what: str = "tokens") -> None:
     """Check that `x` holds integers in [0, states).
 
     Args:
         name: Name of the argument, for the error message.
         x: Tokens of any shape.
         states: Number of states.
+        what: What the integers are, for the error message.
 
     Raises:
         UserTypeError: `x` is not a tensor of integers.
@@ -95,7 +96,7 @@ def tokens(name: str, x: Tensor, states: int) -> None:
         bad = (wide < 0) | (wide >= states)
         if bad.any():
             at = first_index(bad)
-            message = f"{name}{list(at)} is {int(x[at])}, but tokens must lie in 0..{states - 1}"
+            message = f"{name}{list(at)} is {int(x[at])}, but {what} must lie in 0..{states - 1}"
             raise UserError(message, option=name)
 
 

@@ -94,6 +94,55 @@ def test_labels() -> None:
     assert found.evaluate(CYCLES[:4], labels=CYCLES[:4, 0], passes=1).nats.shape == (4,)
 
 
+def test_samples_are_drawn_by_label() -> None:
+    """`labels` has the word of `fit` and `evaluate`, and draws what `condition` of `m2s.sample` draws."""
+    found = fit(labels=CYCLES[:, 0])
+    drawn = found.sample(3, steps=2, seed=1, condition=torch.tensor([0, 4, 2]))
+    for labels in ([0, 4, 2], np.array([0, 4, 2]), torch.tensor([0, 4, 2])):
+        assert torch.equal(found.sample(3, labels=labels, steps=2, seed=1), drawn)
+        assert torch.equal(found.sample(labels=labels, steps=2, seed=1), drawn)
+    assert torch.equal(
+        found.sample(2, labels=4, steps=2, seed=1), found.sample(2, steps=2, seed=1, condition=torch.tensor([4, 4]))
+    )
+    for labels, message in (
+        ([0, 1, 5], r"labels\[2\] is 5, but labels must lie in 0..4"),  # 5 means "no label" inside the network
+        ([0, 1, -1], "labels holds -1, but labels are numbered from 0 on"),
+        ([0, 1], r"labels has shape \[2\], but there are 3 examples"),
+        (["a", "b", "c"], "labels holds strings"),
+    ):
+        with pytest.raises((UserError, TypeError), match=message):
+            found.sample(3, labels=labels)
+        with pytest.raises((UserError, TypeError), match=message):
+            found.evaluate(CYCLES[:3], labels=labels)
+    with pytest.raises(UserError, match="condition is given too"):
+        found.sample(1, labels=[0], condition=torch.tensor([0]))
+    with pytest.raises(UserError, match=r"condition\[0\] is 6, but labels \(and 5, no label\) must lie in 0..5"):
+        found.sample(1, condition=torch.tensor([6]))
+    for call in (lambda: fit().sample(1, labels=0), lambda: fit().evaluate(CYCLES[:1], labels=[0])):
+        with pytest.raises(UserError, match="labels cannot be used: the network was trained without labels"):
+            call()
+
+
+def test_evaluate_reads_the_labels_of_pairs() -> None:
+    found, labels = fit(labels=CYCLES[:, 0]), CYCLES[:4, 0]
+    pairs = torch.utils.data.TensorDataset(CYCLES[:4], labels)
+    expected = found.evaluate(CYCLES[:4], labels=labels, seed=1).nats
+    assert torch.equal(found.evaluate(pairs, seed=1).nats, expected)
+    assert not torch.equal(found.evaluate(pairs, labels=False, seed=1).nats, expected)
+
+
+def test_a_checkpoint_is_shown_in_three_lines() -> None:
+    found = fit(options={**SMALL, "process.kind": "absorbing"})
+    parameters = sum(weight.numel() for weight in found.model.parameters())
+    assert repr(found) == (
+        f"Checkpoint(DiT with {parameters:,} parameters,\n  Posterior(Absorbing(5, Linear()), offset='exact'),\n"
+        "  sequence data (length 12, vocab 5), step 4 of m2s-offset)"
+    )
+    html = found._repr_html_()
+    assert html.startswith("<table>") and "Absorbing(5, Linear()), offset=&#x27;exact&#x27;" in html
+    assert "data not described" in repr(m2s.Checkpoint(found.model, found.head))
+
+
 def test_the_seed() -> None:
     assert equal(fit(seed=5), fit(seed=5)) and not equal(fit(seed=5), fit(seed=6))
     torch.manual_seed(1)
