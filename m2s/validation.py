@@ -74,13 +74,14 @@ def first_index(where: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in where.nonzero()[0])
 
 
-def tokens(name: str, x: Tensor, states: int) -> None:
+def tokens(name: str, x: Tensor, states: int, what: str = "tokens") -> None:
     """Check that `x` holds integers in [0, states).
 
     Args:
         name: Name of the argument, for the error message.
         x: Tokens of any shape.
         states: Number of states.
+        what: What the integers are, for the error message.
 
     Raises:
         UserTypeError: `x` is not a tensor of integers.
@@ -95,7 +96,7 @@ def tokens(name: str, x: Tensor, states: int) -> None:
         bad = (wide < 0) | (wide >= states)
         if bad.any():
             at = first_index(bad)
-            message = f"{name}{list(at)} is {int(x[at])}, but tokens must lie in 0..{states - 1}"
+            message = f"{name}{list(at)} is {int(x[at])}, but {what} must lie in 0..{states - 1}"
             raise UserError(message, option=name)
 
 
@@ -178,8 +179,14 @@ def instance(name: str, value: object, kind: type, example: str) -> None:
     Raises:
         UserTypeError: `value` is not an instance of `kind`.
     """
-    if not isinstance(value, kind):
-        raise UserTypeError(option=name, expected=f"{example}, not {value!r}")
+    if isinstance(value, kind):
+        return
+    network = isinstance(value, torch.nn.Module)
+    shown = type(value).__name__ if network or isinstance(value, Tensor) else repr(value)
+    swapped = (network and name == "head") or (name == "model" and hasattr(value, "log_score"))
+    given = "a network" if network else "a head"
+    hint = f"this is {given}: the network comes first and the head second, (model, head, ...)" if swapped else None
+    raise UserTypeError(option=name, expected=f"{example}, not {shown}", hint=hint)
 
 
 def one_per_example(name: str, value: Tensor, other: str, x: Tensor) -> None:

@@ -357,3 +357,29 @@ def test_network_without_an_embedding_of_the_mask():
     assert isinstance(error.value.__cause__, IndexError)
     for name in ("embedding", "tokens"):
         assert m2s.Objective(Table(11, name), head, generator=generator)(x_0, t).shape == x_0.shape
+
+
+NETWORK = m2s.models.DiT(m2s.models.DiTConfig(states=K, width=8, depth=1, heads=2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: m2s.sample(head, NETWORK, (2, 3)),
+        lambda: m2s.Objective(head, NETWORK),
+        lambda: m2s.elbo(head, NETWORK, x),
+        lambda: m2s.save("nowhere", head, NETWORK),
+    ],
+)
+def test_a_swapped_network_and_head_are_named_by_their_types(call: Callable[[], object]) -> None:
+    with pytest.raises(TypeError, match="the network comes first and the head second") as raised:
+        call()
+    assert "Embedding" not in str(raised.value) and len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("call", [m2s.Objective(NETWORK, head), lambda x_0: m2s.elbo(NETWORK, head, x_0)])
+def test_one_sequence_is_no_batch(call: Callable[[Tensor], object]) -> None:
+    with pytest.raises(ValueError, match=r"^x_0 has shape \[3\], but it must be \[samples, positions\].*x_0\[None\]"):
+        call(x[0])
+    with pytest.raises(ValueError, match=r"^x_0 has shape \[2, 3, 1\], .*x_0.reshape\(len\(x_0\), -1\)"):
+        call(x.unsqueeze(-1))

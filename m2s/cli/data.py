@@ -138,7 +138,7 @@ class Get:
 @contextlib.contextmanager
 def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """A function that shows how much of each file has arrived, where stderr is a terminal."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     bars: dict[str, Any] = {}
 

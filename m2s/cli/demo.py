@@ -12,11 +12,11 @@ from m2s.errors import UserError, print_escaped
 from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "Mean-to-Score discrete diffusion on 8 x 8 digits"
-STORY = """Three networks learn the same digits from the same batches and the same noise. M2S predicts the posterior of the clean
-image. SEDD predicts a score: the ratio of the probabilities of the noisy image with and without a change of one pixel. Every
-posterior has a score, but not every score has a posterior. Repair replaces each score of SEDD by the nearest one that has a
-posterior. M2S is the method of the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy". M2S
-offset is M2S with one addition, the exact offset, which needs fewer training steps and is the default of m2s train."""
+STORY = """Three networks learn the same digits from the same batches and noise. M2S predicts the posterior of the clean image.
+SEDD predicts a score: the ratio of the probabilities of the noisy image with and without a change of one pixel. Every posterior
+has a score, but not every score has a posterior. Repair replaces each score of SEDD by the nearest one that has a posterior. M2S
+is the method of the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy". M2S offset is M2S with
+one addition, the exact offset, which needs fewer training steps and is the default of m2s train."""
 AUDITED = 8  # sampling steps of the audit: with many steps there are few negative weights
 
 
@@ -68,7 +68,8 @@ class Demo:
         """Return each step as a title and the command that does it."""
         ours, paper, theirs = (str(self.out / name) for name in ("m2s-offset", "m2s", "sedd"))
         seed = ["--seed", str(self.seed)]
-        comparison, notes = f"{ours}/compare", " ".join(STORY.split())
+        comparison, page, notes = f"{ours}/compare", str(self.out / PAGE), " ".join(STORY.split())
+        compared = [theirs, paper, ours, "--against", "digits:train", "--n", str(self.n)]
         training = ["--steps", str(self.steps), "--log-every", "50", "--validate-every", "0", *seed]
         sampling = ["--sampler", "analytic", "--grid", "linear", *seed, "--overwrite"]
         return [
@@ -86,7 +87,7 @@ class Demo:
             ),
             (
                 "Sample SEDD, SEDD with repaired scores, and both M2S on the same noise, with few and many steps.",
-                ["compare", theirs, paper, ours, "--against", "digits:train", "--n", str(self.n), *sampling, "--out", comparison],
+                ["compare", *compared, *sampling, "--out", comparison],
             ),
             (
                 "Audit SEDD: does every score that the sampler uses have a posterior?",
@@ -98,6 +99,6 @@ class Demo:
             ),
             (
                 "Put everything on one page.",
-                ["report", ours, paper, theirs, "--title", TITLE, "--notes", notes, "--overwrite", "--out", str(self.out / PAGE)],
+                ["report", ours, paper, theirs, "--title", TITLE, "--notes", notes, "--overwrite", "--out", page],
             ),
         ]

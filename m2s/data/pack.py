@@ -68,7 +68,7 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
     Raises:
         BadData: A document cannot be read or encoded.
     """
-    from tqdm import tqdm  # imported late: it is needed by this function alone
+    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
 
     every = spacing(plan["validation_fraction"])
     dtype = DTYPES[plan["dtype"]]

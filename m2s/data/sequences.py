@@ -17,78 +17,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
+from m2s.data.examples import choose_labels, read_examples, read_labels, weights
 from m2s.data.source import Batch
 from m2s.data.tokenizer import Tokenizer
-from m2s.errors import UserError, UserTypeError
+from m2s.errors import UserError
 from m2s.rng import derived_seed, permute
 
+MOST_TOKENS = 100_000_000  # the embedding of so many, 128 numbers wide, takes 256 GB in training
 FEW = 100_000  # with fewer tokens a tenth is held out, otherwise a hundredth
-
-
-def as_tokens(name: str, value: Any) -> Int[Tensor, "*shape"]:
-    """Return tokens as a tensor.
-
-    Args:
-        name: What it is, for the message of an error.
-        value: A tensor, an array or a list of integers, of any shape.
-
-    Returns:
-        The tokens, int64, on the CPU.
-
-    Raises:
-        UserTypeError: It does not hold integers.
-        UserError: It is empty or holds a negative number.
-    """
-    try:
-        found = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise UserTypeError(f"{name} is {value!r:.60}, but it must hold integers ({error})") from None
-    if found.numel() == 0:
-        raise UserError(f"{name} is empty, but an example has at least one token")
-    if found.dtype.is_floating_point or found.dtype == torch.bool or found.is_complex():
-        kind = str(found.dtype).removeprefix("torch.")
-        hint = "round it, or give each distinct value a number: np.unique(x, return_inverse=True)"
-        raise UserTypeError(f"{name} holds {kind}, but it must hold integers from 0 on: {hint}")
-    found = found.detach().cpu().long()
-    if int(found.min()) < 0:
-        raise UserError(f"{name} holds {int(found.min())}, but tokens are numbered from 0 on; padding is added by m2s")
-    return found
-
-
-def pad(sequences: Sequence[Int[Tensor, "_"]], length: int | None = None) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
-    """Pad sequences at their ends with token 0.
-
-    Args:
-        sequences: The sequences, of any lengths.
-        length: L; None: the greatest length.
-
-    Returns:
-        The padded sequences, int64 [N, L], and their lengths, [N].
-
-    Raises:
-        UserError: A sequence is longer than `length`.
-    """
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    longest = int(lengths.max())
-    if length is not None and longest > length:
-        raise UserError(option="length", value=length, expected=f"at least {longest}, the length of the longest example")
-    tokens = torch.zeros(len(sequences), longest if length is None else length, dtype=torch.int64)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return tokens, lengths
-
-
-def weights(lengths: Int[Tensor, "B"], length: int) -> Tensor:
-    """Return 1 at the tokens of each example and 0 at its padding.
-
-    Args:
-        lengths: The lengths of the examples, [B].
-        length: The padded length, L.
-
-    Returns:
-        Weights, float32 [B, L].
-    """
-    return (torch.arange(length) < lengths.unsqueeze(-1)).float()
 
 
 def collate(examples: Sequence[Any]) -> Batch:
@@ -108,26 +44,23 @@ def collate(examples: Sequence[Any]) -> Batch:
         >>> for batch in loader:
         ...     loss = objective(batch.x_0, weight=batch.weight, condition=batch.label).sum() / batch.weight.sum()
     """
-    labeled = all(isinstance(example, tuple | list) and len(example) == 2 and np.ndim(example[1]) == 0 for example in examples)
-    labeled = labeled and all(np.ndim(example[0]) == 1 for example in examples)
-    sequences = [example[0] for example in examples] if labeled else examples
-    x_0, lengths = pad([as_tokens(f"example {i}", sequence).flatten() for i, sequence in enumerate(sequences)])
-    label = torch.tensor([int(example[1]) for example in examples]) if labeled else None
-    return Batch(x_0, weights(lengths, x_0.shape[1]), label)
+    found = read_examples("example", examples)
+    label = None if found.labels is None else read_labels("the label column", found.labels, len(found.tokens))
+    return Batch(found.tokens, weights(found.lengths, found.tokens.shape[1]), label)
 
 
 class Sequences:
     """Sequences in memory as training data. Shorter ones are padded, and padding has weight 0 in the loss and in the NELBO.
 
     Args:
-        examples: A tensor or an array of integers, [N, L], or N sequences of any lengths: a list, or a data set of torch that
-            has a length.
+        examples: A tensor, an array or a table of integers, [N, L]; or N sequences of any lengths, or pairs (sequence, label):
+            a list, or a data set of torch that has a length.
         vocab: The number of tokens K; tokens are 0..K-1. None: the greatest token plus one.
-        labels: A class for each example, [N]; None: there are none.
+        labels: A class for each example, [N]; None: those of the pairs, if there are any; False: none.
         length: The padded length; None: that of the longest example.
-        validation: Held-out examples, in the form of `examples`. None: 1 % of the tokens are held out at random, or 10 % of
+        validation_x: Held-out examples, in the form of `examples`. None: 1 % of the tokens are held out at random, or 10 % of
             fewer than 100,000.
-        validation_labels: A class for each of them; required with `labels` and `validation`.
+        validation_labels: A class for each of them; required with `labels` and `validation_x`.
         tokenizer: Turns tokens into text; None: there is none.
         seed: Chooses the examples that are held out.
 
@@ -148,28 +81,32 @@ class Sequences:
         vocab: int | None = None,
         labels: Any = None,
         length: int | None = None,
-        validation: Any = None,
+        validation_x: Any = None,
         validation_labels: Any = None,
         tokenizer: Tokenizer | None = None,
         seed: int = 0,
     ) -> None:
-        tokens, lengths = read_sequences("x", examples, length)
-        given = None if labels is None else read_labels("labels", labels, len(tokens))
-        if validation is None:
-            self._split(tokens, lengths, given, seed)
+        found = read_examples("x", examples, length)
+        given = choose_labels(labels, found.labels, len(found.tokens))
+        if validation_x is None:
+            self._split(found.tokens, found.lengths, given, seed)
         else:
-            self._train, self._lengths, self._labels = tokens, lengths, given
-            self._held_out, self._held_out_lengths = read_sequences("validation", validation, tokens.shape[1])
-            if (given is None) != (validation_labels is None):
-                raise UserError(option="validation_labels", expected="given if and only if labels and validation are")
-            self._held_out_labels = None
-            if validation_labels is not None:
-                self._held_out_labels = read_labels("validation_labels", validation_labels, len(self._held_out))
+            self._train, self._lengths, self._labels = found.tokens, found.lengths, given
+            held_out = read_examples("validation_x", validation_x, found.tokens.shape[1])
+            self._held_out, self._held_out_lengths = held_out.tokens, held_out.lengths
+            chosen = False if given is None and validation_labels is None else validation_labels
+            self._held_out_labels = choose_labels(chosen, held_out.labels, len(held_out.tokens), "validation_labels")
+            if (given is None) != (self._held_out_labels is None):
+                raise UserError(option="validation_labels", expected="given if and only if labels and validation_x are")
         most = 1 + max(int(self._train.max()), int(self._held_out.max()))
         self.inferred = vocab is None
         if vocab is not None:
             validate_vocab(vocab, most)
         self.vocab = max(2, most) if vocab is None else vocab
+        if self.vocab > MOST_TOKENS:
+            reason = f"more than {MOST_TOKENS:,} tokens do not fit into memory"
+            hint = "give each token that occurs a number: np.unique(x, return_inverse=True)[1]"
+            raise UserError(option="vocab", value=self.vocab, reason=reason, hint=hint)
         self.length, self.size, self.held_out = self._train.shape[1], len(self._train), len(self._held_out)
         every = [value for value in (self._labels, self._held_out_labels) if value is not None]
         self.classes = 1 + max(int(value.max()) for value in every) if every else None
@@ -182,7 +119,7 @@ class Sequences:
         """Hold out some examples."""
         count = len(tokens)
         if count < 2:
-            raise UserError(f"x holds {count} example, but at least 2 are needed: one is held out. Or give validation")
+            raise UserError(f"x holds {count} example, but at least 2 are needed: one is held out. Or give validation_x")
         held_out = max(1, count // (10 if int(lengths.sum()) < FEW else 100))
         drawn = permute(np.arange(count), count, derived_seed(seed, "held out"), 0).astype(np.int64)
         order = torch.from_numpy(drawn)
@@ -241,62 +178,3 @@ def validate_vocab(vocab: int, least: int) -> None:
     validation.positive_int("vocab", vocab, low=2)
     if vocab < least:
         raise UserError(option="vocab", value=vocab, expected=f"at least {least}: the greatest token is {least - 1}")
-
-
-def read_sequences(name: str, examples: Any, length: int | None) -> tuple[Int[Tensor, "N L"], Int[Tensor, "N"]]:
-    """Return examples as one tensor, padded where they have different lengths.
-
-    Args:
-        name: What they are, for the message of an error.
-        examples: A tensor or an array of integers, [N, L], or N sequences of any lengths.
-        length: The padded length; None: that of the longest example.
-
-    Returns:
-        Tokens, int64 [N, L], and the lengths of the examples, [N].
-
-    Raises:
-        UserTypeError: The examples are not integers, or have another number of dimensions.
-        UserError: There are none, or one is empty, too long or negative.
-    """
-    if isinstance(examples, str | bytes):
-        raise UserTypeError(f"{name} is a text, but it must hold integers: encode it with a tokenizer such as m2s.data.Bytes()")
-    if isinstance(examples, Tensor | np.ndarray) and np.ndim(examples) != 2:
-        shape = list(examples.shape)
-        raise UserTypeError(f"{name} has shape {shape}, but it must be [N, L]: for images give x.reshape(len(x), -1)")
-    if isinstance(examples, Tensor | np.ndarray):
-        tokens = as_tokens(name, examples)
-        lengths = torch.full((len(tokens),), tokens.shape[1])
-        if length is None or length == tokens.shape[1]:
-            return tokens, lengths
-        return pad(list(tokens), length)
-    try:
-        count = len(examples)
-    except TypeError:
-        raise UserTypeError(f"{name} is {type(examples).__name__}, which has no length: give a list or an array") from None
-    if count == 0:
-        raise UserError(f"{name} is empty")
-    sequences = [as_tokens(f"{name}[{i}]", examples[i]) for i in range(count)]
-    if any(sequence.ndim != 1 for sequence in sequences):
-        raise UserTypeError(f"{name} must hold sequences of integers, each with one dimension")
-    return pad(sequences, length)
-
-
-def read_labels(name: str, labels: Any, count: int) -> Int[Tensor, "N"]:
-    """Return one number for each example.
-
-    Args:
-        name: What they are, for the message of an error.
-        labels: Integers from 0 on, [N].
-        count: The number N of examples.
-
-    Returns:
-        The numbers, int64 [N].
-
-    Raises:
-        UserTypeError: They are not integers.
-        UserError: There is not one for each example, or one is negative.
-    """
-    found = as_tokens(name, labels)
-    if found.shape != (count,):
-        raise UserError(f"{name} has shape {list(found.shape)}, but there are {count} examples: give one label for each")
-    return found

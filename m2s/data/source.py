@@ -198,6 +198,7 @@ class TextSource:
     shape, classes = None, None
 
     def __init__(self, folder: str, length: int) -> None:
+        self.folder = folder
         self._train = Tokens(folder, "train", length)
         self._validation = Tokens(folder, "validation", length)
         self.vocab, self.length = self._train.vocab, length

@@ -77,6 +77,22 @@ def check_model(model: object, process: Process) -> None:
         raise ValueError(f"the network's embedding has {rows} rows: {_required_states(process)}")
 
 
+def check_batch(name: str, x: Tensor, model: object) -> None:
+    """Check that tokens are a batch of sequences where the model is a network of `m2s.models`, which reads nothing else.
+
+    Args:
+        name: The name of the argument, for the message of an error.
+        x: Tokens.
+        model: The network. Another one may take tokens of any shape [B, ...].
+
+    Raises:
+        UserError: The tokens do not have two dimensions.
+    """
+    if isinstance(getattr(getattr(model, "config", None), "states", None), int) and x.ndim != 2:
+        hint = f"for one sequence give {name}[None]" if x.ndim == 1 else f"give {name}.reshape(len({name}), -1)"
+        raise UserError(f"{name} has shape {list(x.shape)}, but it must be [samples, positions]: {hint}", option=name)
+
+
 def call_model(
     model: Callable[..., Output], process: Process, x_t: Tensor, t: Tensor, condition: Tensor | None = None, **cached: Tensor
 ) -> Output:

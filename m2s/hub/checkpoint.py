@@ -4,14 +4,16 @@ SEDD's checkpoints can be loaded too: see `m2s.hub.sedd`.
 """
 
 import contextlib
+import html
 import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from m2s import remote, validation
 from m2s.data import tokenizer as tokenizers
 from m2s.data.encode import tokenizer_description
-from m2s.data.sequences import read_labels, read_sequences, weights
+from m2s.data.examples import choose_labels, read_examples, read_labels, weights
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.heads import Head
@@ -33,7 +35,7 @@ from m2s.io import atomic_write
 from m2s.losses import Elbo, elbo
 from m2s.losses.elbo import nelbo_integrand
 from m2s.rng import derived_seed, draw_seed
-from m2s.samplers import sample
+from m2s.samplers import Diagnostics, sample
 from m2s.version import __version__
 
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
@@ -52,6 +54,8 @@ class Checkpoint:
         tokenizer: The tokenizer of a text model, or None.
         data: A description of the data, such as {"kind": "text", "length": 128}, or None.
         config: The contents of `config.json`.
+        run_files: The record and the log of the run that `m2s.fit` made, by file name. `save` writes them too, so that
+            `m2s report` and `m2s evaluate` find what the network was trained on. Empty for a checkpoint that was loaded.
     """
 
     model: nn.Module
@@ -59,6 +63,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None = None
     data: dict[str, Any] | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    run_files: dict[str, bytes] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the model and the head."""
@@ -70,14 +75,70 @@ class Checkpoint:
         data = self.data or {}
         return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
 
-    def sample(self, n: int = 16, length: int | None = None, **options: Any) -> Any:
+    def __repr__(self) -> str:
+        network, head, data = self._summary()
+        return f"Checkpoint({network},\n  {head},\n  {data})"
+
+    def _repr_html_(self) -> str:
+        """The network, the head and the data, as a notebook shows them."""
+        names = ("network", "head and process", "data")
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{html.escape(text)}</td></tr>" for name, text in zip(names, self._summary(), strict=True)
+        )
+        return f"<table>{rows}</table>"
+
+    def _summary(self) -> tuple[str, str, str]:
+        """The network with its size; the head with its process; the data with the step, where they are known."""
+        parameters = sum(weight.numel() for weight in self.model.parameters())
+        kind = {key: value for key, value in (self.data or {}).items() if key != "kind"}
+        data = ", ".join(f"{name} {value}" for name, value in kind.items())
+        data = f"{self.data.get('kind')} data ({data})" if self.data else "data not described"
+        extra = self.config.get("extra") or {}
+        step = f", step {extra['step']:,}" if isinstance(extra.get("step"), int) else ""
+        method = f" of {extra['method']}" if step and isinstance(extra.get("method"), str) else ""
+        return f"{type(self.model).__name__} with {parameters:,} parameters", str(self.head), data + step + method
+
+    @overload
+    def sample(
+        self,
+        n: int | None = None,
+        length: int | None = None,
+        labels: Any = None,
+        *,
+        diagnostics: Literal[False] = False,
+        **options: Any,
+    ) -> Tensor: ...
+
+    @overload
+    def sample(
+        self,
+        n: int | None = None,
+        length: int | None = None,
+        labels: Any = None,
+        *,
+        diagnostics: Literal[True],
+        **options: Any,
+    ) -> tuple[Tensor, Diagnostics]: ...
+
+    def sample(
+        self,
+        n: int | None = None,
+        length: int | None = None,
+        labels: Any = None,
+        *,
+        diagnostics: bool = False,
+        **options: Any,
+    ) -> Tensor | tuple[Tensor, Diagnostics]:
         """Draw samples: `m2s.sample` with this network and head.
 
         Args:
-            n: The number of samples.
+            n: The number of samples; None: one for each label, or 16.
             length: The number of tokens of each; None: the length that the network was trained on. Longer samples are filled
                 in windows of that length.
-            **options: Other arguments of `m2s.sample`, such as `steps`, `seed`, `condition`, `lengths` or `diagnostics`.
+            labels: The class of each sample, [n]: a tensor, an array or a list of integers below the number of classes; or one
+                class for all samples. None: samples of all classes. `condition` of `m2s.sample` is the same as a tensor.
+            diagnostics: Also return `Diagnostics`.
+            **options: Other arguments of `m2s.sample`, such as `steps`, `seed`, `guidance` or `lengths`.
 
         Returns:
             Tokens, int64 [n, length]. With `diagnostics`, the pair (tokens, `Diagnostics`).
@@ -92,7 +153,32 @@ class Checkpoint:
         assert wanted is not None
         if trained is not None and wanted > trained:
             options.setdefault("window", trained)
-        return sample(self.model, self.head, (n, wanted), **options)
+        if labels is not None:
+            if options.get("condition") is not None:
+                raise UserError(option="labels", reason="condition is given too", hint="give one of them")
+            if n is None and np.ndim(labels) == 1:
+                n = len(labels)
+        count = 16 if n is None else n
+        if labels is not None:
+            alike = [labels] * count if np.ndim(labels) == 0 else labels
+            options["condition"] = self._checked_labels(read_labels("labels", alike, count))
+        return sample(self.model, self.head, (count, wanted), diagnostics=diagnostics, **options)
+
+    def _checked_labels(self, labels: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
+        """Labels of the classes that the network was trained on, or an error."""
+        known, classes = self._classes()
+        if not known:
+            return labels
+        if classes is None:
+            reason = "the network was trained without labels"
+            raise UserError(option="labels", reason=reason, hint="leave them out, or train it with labels")
+        validation.tokens("labels", labels, classes, "labels")
+        return labels
+
+    def _classes(self) -> tuple[bool, int | None]:
+        """Whether the network says how many classes it has, and the number; None: it has none."""
+        settings = getattr(self.model, "config", None)
+        return hasattr(settings, "classes"), getattr(settings, "classes", None)
 
     def evaluate(
         self,
@@ -122,10 +208,13 @@ class Checkpoint:
             UserTypeError: `x` does not hold integers.
         """
         validation.positive_int("batch_size", batch_size)
-        tokens, counted = read_sequences("x", x, None)
+        examples = read_examples("x", x)
+        tokens, counted = examples.tokens, examples.lengths
         if lengths is not None:
-            counted = read_labels("lengths", lengths, len(tokens))
-        given = None if labels is None else read_labels("labels", labels, len(tokens))
+            counted = read_labels("lengths", lengths, len(tokens), "lengths")
+        contained = examples.labels if self._classes()[1] is not None else None
+        given = choose_labels(labels, contained, len(tokens))
+        given = None if given is None else self._checked_labels(given)
         seed = draw_seed() if seed is None else seed
         device, found = next(self.model.parameters()).device, []
         for first in range(0, len(tokens), batch_size):
@@ -150,10 +239,19 @@ class Checkpoint:
         Raises:
             TypeError: The class of the network, head or process is not registered. Nothing is written.
         """
+        place = self._save(folder)
+        if not (place / "state").exists():  # the folder of a run keeps the record and the log that belong to its states
+            for name, content in self.run_files.items():
+                with atomic_write(place / name) as temporary:
+                    temporary.write_bytes(content)
+        return place
+
+    def _save(self, folder: str | Path) -> Path:
+        """Save the network with everything that is needed to sample from it."""
         return save(folder, self.model, self.head, self.data, self.tokenizer, self.config.get("extra"))
 
     def save_pretrained(self, folder: str | Path, command: str | None = None) -> Path:
-        """Save the checkpoint with a model card, README.md.
+        """Save the checkpoint with a model card, README.md, and without the record of its run, which names the machine.
 
         Args:
             folder: Where to write; created if it does not exist.
@@ -162,7 +260,7 @@ class Checkpoint:
         Returns:
             The folder.
         """
-        place = self.save(folder)
+        place = self._save(folder)
         with atomic_write(place / CARD) as temporary:
             temporary.write_text(model_card(self.model, self.head, self.data, self.config, command), encoding="utf-8")
         return place

@@ -29,7 +29,7 @@ from m2s import validation
 from m2s.conversions.bridge import apply_transition
 from m2s.errors import UserError
 from m2s.heads import Head
-from m2s.heads.output import call_model, check_model, without_padding
+from m2s.heads.output import call_model, check_batch, check_model, without_padding
 from m2s.losses.d3pm import chain_kl
 from m2s.losses.next_token import zero_integral
 from m2s.losses.objective import Loss, Model, apply_weight, stratified_times
@@ -329,6 +329,7 @@ def elbo(
     if condition is not None:
         validation.one_per_example("condition", condition, "x_0", x_0)
     check_model(model, process)
+    check_batch("x_0", x_0, model)
     terms = NelboTerms(without_padding(model, weight), head, t_min, loss)
     low, end = terms.interval
 

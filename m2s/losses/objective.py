@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from m2s import validation
 from m2s.heads import Head
-from m2s.heads.output import call_model, check_model, hide_padding
+from m2s.heads.output import call_model, check_batch, check_model, hide_padding
 from m2s.losses.registry import Loss
 from m2s.losses.score_entropy import score_entropy
 from m2s.losses.weighted_sum import apply_weight, fused_rows, weighted_sum
@@ -141,6 +141,7 @@ class Objective(NetworkLoss):
             The weighted loss in nats per position, [B, L].
         """
         process = self.head.process
+        check_batch("x_0", x_0, self.model)
         if condition is not None:
             validation.one_per_example("condition", condition, "x_0", x_0)
         if t is None:

@@ -118,7 +118,7 @@ class Condition(nn.Module):
         assert self.classes is not None
         if condition is None:
             return torch.full((len(x_t),), self.classes, device=x_t.device)
-        validation.tokens("condition", condition, self.classes + 1)
+        validation.tokens("condition", condition, self.classes + 1, f"labels (and {self.classes}, no label)")
         _one_each("condition", condition, x_t)
         labels = condition.long()
         if self.training and self.label_dropout:

@@ -35,7 +35,7 @@ class DiTConfig:
 
     Args:
         states: The number of input states: `process.states`, the tokens and the mask where there is one.
-        width: Features of a position, a multiple of 2 heads.
+        width: Features of a position, a multiple of twice the number of heads.
         depth: The number of blocks.
         heads: The number of attention heads.
         condition_width: Features of the conditioning vector.
@@ -101,7 +101,7 @@ class DiTConfig:
             reason = "a causal network does not see the positions after a token"
             raise UserError(option="padding", value=True, reason=reason, hint="pad at the end, and leave padding out")
         if self.width % (2 * self.heads):
-            expected = f"a multiple of 2 heads = {2 * self.heads}"
+            expected = f"a multiple of twice the number of heads ({2 * self.heads})"
             raise UserError(option="width", value=self.width, expected=expected, hint="rotary positions turn pairs of features")
         for name in ("dropout", "label_dropout"):
             validation.in_interval(name, getattr(self, name), "[0, 1)")
@@ -485,7 +485,7 @@ class DiT(Pretrained):
         states = self.config.states
         validation.tokens("x_t", x_t, states + self.config.padding)
         if x_t.ndim != 2:
-            raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, sites]")
+            raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, positions]")
         if (cache is None) != (at is None):
             raise ValueError("cache and at go together: the keys and values so far, and which sites x_t holds")
         length = x_t.shape[1] if cache is None else cache.shape[-2]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.process import Process

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Int
@@ -27,6 +27,100 @@ from m2s.samplers.options import SamplingOptions
 from m2s.samplers.reverse_process import simulate_reverse_process
 
 logger = logging.getLogger(__name__)
+
+
+@overload
+def sample(
+    model: Callable[..., Output],
+    head: Head,
+    shape: tuple[int, int],
+    steps: int = 128,
+    sampler: str | NamedSampler = "auto",
+    grid: str = "cosine",
+    seed: int | None = None,
+    clamp: Int[Tensor, "n L"] | None = None,
+    condition: Tensor | None = None,
+    guidance: float = 1.0,
+    guide: Literal["posterior", "rates", "step"] = "posterior",
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    on: Literal["posterior", "leave_one_out"] = "posterior",
+    batch_size: int | None = None,
+    start: int = 0,
+    callback: Callable[[StepEvent], None] | None = None,
+    diagnostics: Literal[False] = False,
+    micro_batch: int | None = None,
+    window: int | None = None,
+    overlap: int | None = None,
+    t_min: float = 1e-3,
+    lengths: Int[Tensor, "n"] | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def sample(
+    model: Callable[..., Output],
+    head: Head,
+    shape: tuple[int, int],
+    steps: int = 128,
+    sampler: str | NamedSampler = "auto",
+    grid: str = "cosine",
+    seed: int | None = None,
+    clamp: Int[Tensor, "n L"] | None = None,
+    condition: Tensor | None = None,
+    guidance: float = 1.0,
+    guide: Literal["posterior", "rates", "step"] = "posterior",
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    on: Literal["posterior", "leave_one_out"] = "posterior",
+    batch_size: int | None = None,
+    start: int = 0,
+    callback: Callable[[StepEvent], None] | None = None,
+    *,
+    diagnostics: Literal[True],
+    micro_batch: int | None = None,
+    window: int | None = None,
+    overlap: int | None = None,
+    t_min: float = 1e-3,
+    lengths: Int[Tensor, "n"] | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> tuple[Tensor, Diagnostics]: ...
+
+
+@overload
+def sample(
+    model: Callable[..., Output],
+    head: Head,
+    shape: tuple[int, int],
+    steps: int = 128,
+    sampler: str | NamedSampler = "auto",
+    grid: str = "cosine",
+    seed: int | None = None,
+    clamp: Int[Tensor, "n L"] | None = None,
+    condition: Tensor | None = None,
+    guidance: float = 1.0,
+    guide: Literal["posterior", "rates", "step"] = "posterior",
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    on: Literal["posterior", "leave_one_out"] = "posterior",
+    batch_size: int | None = None,
+    start: int = 0,
+    callback: Callable[[StepEvent], None] | None = None,
+    diagnostics: bool = False,
+    micro_batch: int | None = None,
+    window: int | None = None,
+    overlap: int | None = None,
+    t_min: float = 1e-3,
+    lengths: Int[Tensor, "n"] | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> Tensor | tuple[Tensor, Diagnostics]: ...
 
 
 def sample(
@@ -56,7 +150,7 @@ def sample(
     lengths: Int[Tensor, "n"] | None = None,
     device: torch.device | str | None = None,
     progress: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Diagnostics]:
     """Draw samples from a network.
 
     Sampling starts from the reference distribution of the process at t = 1 and simulates the reverse process to t = 0. A head

@@ -1,5 +1,6 @@
 """`m2s.fit`: train on a tensor, an array or a list of sequences, with the trainer of `m2s train`."""
 
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -8,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from m2s import hub, validation
+from m2s.data.images import ImageDataset
 from m2s.data.sequences import Sequences
-from m2s.data.source import Source
+from m2s.data.source import ImageSource, Source, TextSource
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, suggestion
 from m2s.methods.config import AUTO
+from m2s.models import dit, unet
 from m2s.rng import draw_seed
-from m2s.training.config import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
+from m2s.training.config import RECORD, Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
+from m2s.training.log import NAME as LOG
 from m2s.training.loop import train
+from m2s.training.python_options import for_python, option_kinds
+from m2s.training.run_folder import read_record
 
 
 def fit(
@@ -28,7 +34,7 @@ def fit(
     validation_labels: Any = None,
     steps: int = 1000,
     batch: int = 64,
-    lr: float = 1e-3,
+    lr: float | None = None,
     size: str = "tiny",
     out: str | Path | None = None,
     seed: int | None = None,
@@ -43,19 +49,23 @@ def fit(
 
     Args:
         x: A tensor or an array of integers, [N, L]; or N sequences of any lengths, such as a list or a data set of torch,
-            which are padded (padding has no effect on the loss); or an `m2s.data.Source`.
+            which are padded (padding has no effect on the loss); or a data set of images, `m2s.data.load("digits")`, which is
+            trained on its training split and validated on its test split; or an `m2s.data.Source`.
         method: A method of `m2s.methods.METHODS`.
-        labels: A class for each example, [N]. Samples can then be drawn by class and guided.
+        labels: A class for each example, [N]. Samples can then be drawn by class and guided. True: the labels of the data set
+            `x`. None: a data set of images is learned without its labels, a source that has labels with them.
         vocab: The number of tokens. None: the greatest token of x plus one, which is reported.
         validation_x: Held-out examples, in the form of `x`. None: a hundredth of the tokens is held out, or a tenth of fewer
             than 100,000.
         validation_labels: A class for each of them.
         steps: Training steps.
         batch: Examples of a step.
-        lr: The largest learning rate.
-        size: The size of the transformer: "tiny", "small" or "medium".
+        lr: The largest learning rate. None: 1e-3 for the transformer, 2e-3 for the U-Net.
+        size: The size of the network. The transformer has "tiny", "small" and "medium". A data set of images gets a U-Net of
+            size "tiny", "mnist" or "md4", and the transformer for the other sizes.
         out: The folder of the run. The same call, given again, resumes it. None: nothing is kept on the disk.
-        seed: Of weights, order, times and noise. None: drawn from torch's global CPU generator. The checkpoint records it:
+        seed: Of weights, order, times, noise and the choice of held-out examples. None: that of the run in `out` where there
+            is one, otherwise drawn from torch's global CPU generator. The checkpoint records it:
             `checkpoint.config["extra"]["seed"]`.
         device: "cpu", "cuda", or "auto": a GPU where there is one.
         progress: Report the progress: a bar on a terminal and in a notebook, lines elsewhere.
@@ -75,29 +85,89 @@ def fit(
         >>> checkpoint.sample(4).shape
         torch.Size([4, 16])
     """
-    seed = draw_seed() if seed is None else seed
+    seed = _seed(out) if seed is None else seed
     validation.positive_int("seed", seed, 0)
-    source = x if isinstance(x, Source) else Sequences(x, vocab, labels, None, validation_x, validation_labels, seed=seed)
-    if source is x and not (vocab is None and labels is None and validation_x is None):
-        raise UserError("x is a data source, which has its own vocabulary, labels and held-out examples: leave these out")
+    source = _source(x, labels, vocab, validation_x, validation_labels, seed)
     if progress and getattr(source, "inferred", False):
         text = f"m2s.fit: {source.vocab} tokens, inferred from the greatest one; give vocab= if there are more"
         print(text, file=sys.stderr, flush=True)
+    if progress:
+        which = (
+            ", chosen at random; give validation_x= to choose them"
+            if isinstance(source, Sequences) and source is not x and validation_x is None
+            else ""
+        )
+        text = f"m2s.fit: {source.size:,} examples for training, {source.held_out:,} held out for validation"
+        print(text + which, file=sys.stderr, flush=True)
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m2s-fit-")))
-        config = _config(source, folder, method, steps, batch, lr, size, seed, device)
+        config = _config(source, labels, folder, method, steps, batch, lr, size, seed, device)
         for name, value in (options or {}).items():
             config = _replace(config, name, value)
         try:
-            train(config, source, quiet=not progress)
+            train(config, source, quiet=not progress, temporary=out is None)
+        except UserError as error:
+            raise for_python(error, options or ()) from error.__cause__
         except SystemExit:
             kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
             raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None
-        return hub.load(folder, resolve_device("" if device == AUTO else device))
+        checkpoint = hub.load(folder, resolve_device("" if device == AUTO else device))
+        files = {name: (folder / name).read_bytes() for name in (RECORD, LOG) if (folder / name).is_file()}
+        return dataclasses.replace(checkpoint, run_files=files)
+
+
+def _seed(out: str | Path | None) -> int:
+    """The seed of the run that the folder holds, so that the same call resumes it; otherwise a drawn one."""
+    if out is None or not (Path(out) / RECORD).is_file() or (Path(out) / RECORD).stat().st_size == 0:
+        return draw_seed()
+    recorded = read_record(Path(out), "give another out").get("config", {}).get("run", {}).get("seed")
+    return recorded if isinstance(recorded, int) else draw_seed()
+
+
+def _source(x: Any, labels: Any, vocab: int | None, validation_x: Any, validation_labels: Any, seed: int) -> Source:
+    """The data as a source: a data set as it is, or sequences of which some are held out."""
+    if isinstance(x, ImageDataset):
+        x = ImageSource(x)
+    if not isinstance(x, Source):
+        return Sequences(x, vocab, labels, None, validation_x, validation_labels, seed=seed)
+    if not (vocab is None and validation_x is None and validation_labels is None and isinstance(labels, bool | None)):
+        raise UserError(
+            "x is a data set, which has its own vocabulary, labels and held-out examples: leave these out; labels=True "
+            "trains on its labels"
+        )
+    return x
+
+
+def _data(source: Source) -> DataConfig:
+    """The entry of train.json from which commands open the data again, such as `m2s evaluate bpd`."""
+    if isinstance(source, ImageSource):
+        return DataConfig(name=source.images.name)
+    if isinstance(source, TextSource):
+        return DataConfig(name="text", folder=str(source.folder), length=source.length)
+    return DataConfig(name="sequences")
+
+
+def _network(source: Source, size: str, labels: bool) -> NetworkConfig:
+    """The U-Net of that size for images that it can read, otherwise the transformer."""
+    kind = "dit"
+    if source.shape is not None and size in unet.SIZES:
+        resolutions = len(unet.SIZES[size].get("multipliers", (1,)))
+        fits = all(side % 2 ** (resolutions - 1) == 0 for side in source.shape[:2])
+        kind = "unet" if fits or size not in dit.SIZES else "dit"
+    return NetworkConfig(kind=kind, size=size, labels=labels)
 
 
 def _config(
-    source: Source, folder: Path, method: str, steps: int, batch: int, lr: float, size: str, seed: int, device: str
+    source: Source,
+    labels: Any,
+    folder: Path,
+    method: str,
+    steps: int,
+    batch: int,
+    lr: float | None,
+    size: str,
+    seed: int,
+    device: str,
 ) -> Config:
     """The configuration of a run on a laptop."""
     validation.positive_int("steps", steps)
@@ -114,10 +184,13 @@ def _config(
         save_every=min(steps, 500),
         keep=1,
     )
-    network = NetworkConfig(kind="dit", size=size, labels=source.classes is not None)
+    # As `m2s train`, a data set of images is learned without its labels unless they are asked for.
+    labeled = source.classes is not None and not isinstance(source, ImageSource) if labels is None else labels is not False
+    network = _network(source, size, labeled)
+    rate = (2e-3 if network.kind == "unet" else 1e-3) if lr is None else lr
     # The moving average must forget the first weights within a short run.
-    optimizer = OptimizerConfig(lr=lr, warmup=max(1, min(100, steps // 10)), ema=0.995)
-    return Config(run=run, method=method, network=network, data=DataConfig(name="sequences"), optimizer=optimizer)
+    optimizer = OptimizerConfig(lr=rate, warmup=max(1, min(100, steps // 10)), ema=0.995)
+    return Config(run=run, method=method, network=network, data=_data(source), optimizer=optimizer)
 
 
 def _replace(config: Config, name: str, value: Any) -> Config:
@@ -125,5 +198,6 @@ def _replace(config: Config, name: str, value: Any) -> Config:
     try:
         return replace(config, name, value)
     except (AttributeError, TypeError):
+        closest = suggestion(name, list(option_kinds()))
         hint = "names are those of m2s train --help without dashes, such as network.width or process.kind"
-        raise UserError(option="options", value=name, reason="there is no such value", hint=hint) from None
+        raise UserError(option="options", value=name, reason="there is no such value", hint=closest or hint) from None

@@ -55,13 +55,14 @@ class Result:
     first: bool
 
 
-def train(config: Config, source: Source | None = None, quiet: bool = False) -> Result:
+def train(config: Config, source: Source | None = None, quiet: bool = False, temporary: bool = False) -> Result:
     """Train to the last step. A run whose folder exists is resumed from its newest state.
 
     Args:
         config: The configuration.
         source: The data; None: the data of the configuration.
         quiet: Print nothing while the run goes as planned. The files are the same.
+        temporary: The caller removes the folder of the run, so that a run that is stopped cannot be resumed.
 
     Returns:
         The last step and the last validation.
@@ -90,7 +91,7 @@ def train(config: Config, source: Source | None = None, quiet: bool = False) -> 
         if world.first and not quiet:
             print_escaped(start_message(trainer), file=sys.stderr)
             print_escaped(describe_estimate(estimate, config, world.device), file=sys.stderr)
-        resume(trainer)
+        resume(trainer, quiet)
         log = None
         if world.first:
             log = Log(run.out, trainer.progress.step, run.steps, run.tensorboard, run.wandb, quiet)
@@ -104,10 +105,10 @@ def train(config: Config, source: Source | None = None, quiet: bool = False) -> 
             done = finish_step(trainer, losses, weights, stopper)
             batch = done.next_batch
             text = pace.add(time.monotonic() - begin, run.steps - trainer.progress.step)
-            if log is not None and text is not None:
+            if log is not None and text is not None and not quiet:
                 log.say(text)
             log_and_validate(trainer, log, done.loss, *timer.read())
-            save_and_stop(trainer, log, done.stop, stopper)
+            save_and_stop(trainer, log, done.stop, stopper, temporary)
         result = Result(trainer.progress.step, trainer.validation, world.first)
         # A wrapped network holds connections, which are closed at the end of `world`: nothing may refer to it then.
         stack.close()
@@ -285,7 +286,7 @@ def finish_step(trainer: Trainer, losses: Tensor, weights: Tensor, stopper: Stop
     return StepResult(loss, bool(stop), next_batch)
 
 
-def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stopper) -> None:
+def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stopper, temporary: bool = False) -> None:
     """Save the state where it is due, and exit where a stop was asked for.
 
     Args:
@@ -293,17 +294,18 @@ def save_and_stop(trainer: Trainer, log: Log | None, stop: bool, stopper: Stoppe
         log: The log; None in all processes but the first.
         stop: Whether some process was asked to stop.
         stopper: The signal, which becomes the exit code.
+        temporary: The folder of the run is removed: a stop saves nothing.
 
     Raises:
         SystemExit: A stop was asked for before the last step.
     """
     run, progress = trainer.config.run, trainer.progress
-    if stop or progress.step % run.save_every == 0 or progress.step == run.steps:
+    if (stop and not temporary) or progress.step % run.save_every == 0 or progress.step == run.steps:
         if log is not None:
             log.sync()
         save(trainer)
     if stop and progress.step < run.steps:
-        if log is not None:
+        if log is not None and not temporary:
             log.say(f"stopped at step {progress.step}, which is saved: the same command resumes the run")
         sys.exit(128 + (stopper.signal or signal.SIGTERM))
 

@@ -82,11 +82,12 @@ def publish(trainer: Trainer) -> None:
     trainer.world.once(write)
 
 
-def resume(trainer: Trainer) -> None:
+def resume(trainer: Trainer, quiet: bool = False) -> None:
     """Load the newest intact state of the run's folder, if there is one.
 
     Args:
         trainer: The trainer. Every process must call this.
+        quiet: Do not print the step from which the run resumes.
 
     Raises:
         UserError: There are states, but all are damaged.
@@ -116,7 +117,7 @@ def resume(trainer: Trainer) -> None:
         raise UserError(
             f"{found.path} is the last state of the run but has no validation: remove it to make the last steps again"
         )
-    if world.first:
+    if world.first and not quiet:
         print_escaped(f"resuming from step {found.step} of {run.steps} in {run.out}", file=sys.stderr)
     if found.step == run.steps:  # the process may have ended after the state and before the checkpoint
         publish(trainer)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import m2s
 from m2s.data import Sequences, collate
@@ -56,6 +56,63 @@ def test_a_dataset_of_torch_is_read() -> None:
     assert everything(Sequences(Ragged())) == sorted(RAGGED)
 
 
+class Columns:
+    """Columns by name, as in a DataFrame: an index of a row is unknown."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        raise KeyError(column)
+
+
+class Table(Columns):
+    def to_numpy(self) -> np.ndarray:
+        return self.values
+
+
+class Array(Columns):
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return self.values
+
+
+@pytest.mark.parametrize("kind", [Table, Array])
+def test_a_table_is_read(kind: type) -> None:
+    x = np.random.default_rng(0).integers(0, 6, (40, 7))
+    for values in (x, x.astype(np.uint16), x.astype(object)):  # integers that may be missing are objects
+        assert everything(Sequences(kind(values))) == sorted(x.tolist())
+    ragged = np.empty(len(RAGGED), dtype=object)
+    ragged[:] = RAGGED
+    assert everything(Sequences(kind(ragged))) == sorted(RAGGED)
+
+
+def test_pairs_and_tensor_data_sets_are_read_with_their_labels() -> None:
+    x = torch.arange(30).unsqueeze(-1).expand(30, 3)
+    labels = x[:, 0] % 4
+    dataset = TensorDataset(x, labels)
+    pairs = list(zip(x.tolist(), labels.tolist(), strict=True))
+    for given in (
+        dataset,
+        Subset(dataset, range(30)),
+        pairs,
+        [list(pair) for pair in pairs],
+        [(x[i], labels[i]) for i in range(30)],
+    ):
+        source = Sequences(given)
+        assert everything(source) == x.tolist() and source.classes == 4
+        for batch in (source.train(torch.arange(source.size)), source.validation(torch.arange(source.held_out))):
+            assert torch.equal(batch.label, batch.x_0[:, 0] % 4)
+    for given in (TensorDataset(x), Subset(TensorDataset(x), range(30))):
+        assert Sequences(given).classes is None and everything(Sequences(given)) == x.tolist()
+    assert Sequences(dataset, labels=labels + 3).classes == 7 and Sequences(dataset, labels=False).classes is None
+    with_validation = Sequences(dataset, validation_x=pairs[:2])
+    assert with_validation.validation(torch.arange(2)).label.tolist() == [0, 1]
+    assert Sequences([[4, 2], [1, 3]]).classes is None  # two tokens are not a token with a label
+
+
 @pytest.mark.parametrize(("count", "length", "held_out"), [(2, 3, 1), (99, 10, 9), (9_999, 10, 999), (10_000, 10, 100)])
 def test_how_much_is_held_out(count: int, length: int, held_out: int) -> None:
     """A tenth of fewer than 100,000 tokens, and a hundredth of more."""
@@ -78,7 +135,7 @@ def test_held_out_examples_depend_on_the_seed_and_keep_their_labels() -> None:
 
 
 def test_given_validation_is_used() -> None:
-    source = Sequences([[1, 2], [3, 0]], validation=[[5]], labels=[0, 1], validation_labels=[3])
+    source = Sequences([[1, 2], [3, 0]], validation_x=[[5]], labels=[0, 1], validation_labels=[3])
     batch = source.validation(torch.tensor([0]))
     assert source.size == 2 and source.vocab == 6 and source.classes == 4 and source.padded
     assert batch.x_0.tolist() == [[5, 0]] and batch.weight.tolist() == [[1, 0]] and batch.label.tolist() == [3]
@@ -94,14 +151,32 @@ def test_given_validation_is_used() -> None:
         ({"examples": [[1], []]}, r"x\[1\] is empty"),
         ({"examples": []}, "x is empty"),
         ({"examples": "ACGT"}, "x is a text.*tokenizer"),
-        ({"examples": ["ACGT", "AC"]}, r"x\[0\]"),
+        ({"examples": ["ACGT", "AC"]}, r"x\[0\] holds strings such as 'ACGT'.*m2s.data.Bytes"),
+        ({"examples": [list("ACGT"), list("AC")]}, r"x\[0\] holds strings such as 'A'.*m2s.data.Characters"),
+        ({"examples": np.array([["a", 1], ["b", 2]], dtype=object)}, "x holds strings such as 'a'.*m2s.data.Bytes"),
+        ({"examples": {"tokens": RAGGED}}, r"x is a dict.*give one entry, x\['tokens'\]"),
+        ({"examples": [{"tokens": [1]}, {"tokens": [2]}]}, r"x\[0\] holds a dict.*take the column"),
+        ({"examples": DataLoader(RAGGED)}, "x is a DataLoader.*loader.dataset"),
+        ({"examples": [[[1], [2, 3]], [[1], [2]]]}, r"x\[0\] holds lists of different lengths"),
+        ({"examples": [([1, 2], 0), [1, 2, 3]]}, r"x\[1\] is no pair \(sequence, label\), but x\[0\] is one"),
+        (
+            {"examples": [([1, 2], "cat"), ([1], "dog")]},
+            "of x holds strings such as 'cat'.*np.unique.*labels=False",
+        ),
+        ({"examples": TensorDataset(torch.zeros(3, 2), torch.zeros(3, 4))}, r"shapes \[3, 2\], \[3, 4\].*labels \[N\]"),
+        ({"examples": RAGGED, "labels": list("abcde")}, "labels holds strings such as 'a'.*np.unique"),
+        ({"examples": RAGGED, "labels": [0, 1, -1, 0, 0]}, "labels holds -1, but labels are numbered from 0 on$"),
+        ({"examples": RAGGED, "labels": True}, "labels is True, but x has no labels"),
+        ({"examples": RAGGED, "vocab": 9_000_000_000}, "vocab is 9000000000.*np.unique"),
+        ({"examples": [[0, 9_000_000_000], [1, 2]]}, "vocab is 9000000001.*np.unique"),
+        ({"examples": torch.arange(5)}, r"shape \[5\].*x\[None\]"),
         ({"examples": iter([[1]])}, "has no length"),
         ({"examples": [[1, 2]]}, "at least 2 are needed"),
         ({"examples": RAGGED, "vocab": 3}, "vocab is 3.*at least 4: the greatest token is 3"),
         ({"examples": RAGGED, "length": 2}, "length is 2.*at least 4"),
         ({"examples": RAGGED, "labels": [0, 1]}, "labels has shape .2., but there are 5 examples"),
         ({"examples": RAGGED, "labels": [0.5] * 5}, "labels holds float64"),
-        ({"examples": RAGGED, "labels": [0] * 5, "validation": [[1]]}, "validation_labels"),
+        ({"examples": RAGGED, "labels": [0] * 5, "validation_x": [[1]]}, "validation_labels"),
     ],
 )
 def test_errors(given: dict, message: str) -> None:

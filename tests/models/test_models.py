@@ -424,7 +424,7 @@ def test_a_tiny_network_learns_sixteen_sequences() -> None:
 dit, unet, conditional = make(DIT), make(UNET), make(CONFIGS["dit, classes"])
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "token beyond the states": (lambda: dit(x + K, t), ValueError, r"x_t\[0, 0\] is \d+, .* 0\.\.12"),
-    "tokens of one sample": (lambda: dit(x[0], t), ValueError, r"x_t has shape \[16\].*\[samples, sites\]"),
+    "tokens of one sample": (lambda: dit(x[0], t), ValueError, r"x_t has shape \[16\].*\[samples, positions\]"),
     "too many sites": (lambda: make(replace(DIT, length=8))(x, t), ValueError, "16 sites, .* at most 8"),
     "image of another size": (lambda: unet(x[:, :9], t), ValueError, r"x_t has shape \[4, 9\], .*\[samples, 16\]"),
     "no time": (lambda: dit(x), TypeError, "t is None, .* depends on time"),
@@ -433,7 +433,11 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "label without classes": (lambda: dit(x, t, label), ValueError, "no classes: set `classes`"),
     "label too large": (lambda: conditional(x, t, label + 2), ValueError, r"condition\[2\] is 4, .* 0\.\.3"),
     "labels of the wrong number": (lambda: conditional(x, t, label[:2]), ValueError, r"condition has shape \[2\]"),
-    "odd heads": (lambda: DiTConfig(K, width=30, heads=4), ValueError, "width is 30, .* multiple of 2 heads = 8"),
+    "odd heads": (
+        lambda: DiTConfig(K, width=30, heads=4),
+        ValueError,
+        r"width is 30, .* multiple of twice the number of heads \(8\)",
+    ),
     "no such size": (lambda: DiTConfig.preset("huge", K), ValueError, "size is 'huge', .* 'tiny', 'small', 'medium'"),
     "no such U-Net": (lambda: UNetConfig.preset("huge", K, (8, 8)), ValueError, "size is 'huge', .* 'tiny', 'mnist', 'md4'"),
     "sides that do not halve": (

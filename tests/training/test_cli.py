@@ -180,7 +180,7 @@ def test_a_prepared_text_is_a_data_folder_not_a_preset(tmp_path, monkeypatch, ca
     (tmp_path / "book.txt").write_text("a word and another " * 50)
     prepare_text("book.txt", "packed", Bytes())
     said = user_error(capsys, "train", "packed", "--method", "mdlm")
-    assert "unknown preset 'packed'; choose from digits, mnist, cifar10, text8, owt, owt-fast; packed is a prepared text: " in said
+    assert f"unknown preset 'packed'; choose from {', '.join(PRESETS)}; packed is a prepared text: " in said
     assert said.endswith(": m2s train owt --data.folder packed\n")
     assert parse(["train", "owt", "--data.folder", "packed"]).preset.data.folder == "packed"
     (tmp_path / "pictures").mkdir()

@@ -63,7 +63,7 @@ def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, lengt
     Raises:
         BadData: A document cannot be encoded, or there is less than one window.
     """
-    from tqdm import tqdm  # imported late: it is needed by this function alone
+    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
 
     def encoded() -> Iterable[np.ndarray]:
         for source in sources:
