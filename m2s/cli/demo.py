@@ -13,10 +13,11 @@ from m2s.io import output_folder
 
 PAGE, TITLE = "index.html", "Mean-to-Score discrete diffusion on 8 x 8 digits"
 STORY = """Three networks learn the same digits from the same batches and noise. M2S predicts the posterior of the clean image.
-SEDD predicts a score: the ratio of the probabilities of the noisy image with and without a change of one pixel. Every posterior
-has a score, but not every score has a posterior. Repair replaces each score of SEDD by the nearest one that has a posterior. M2S
-is the method of the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy". M2S offset is M2S with
-one addition, the exact offset, which needs fewer training steps and is the default of m2s train."""
+SEDD predicts a score: the ratio of the probabilities of the noisy image with and without a change of one pixel. Every
+posterior has a score, but not every score has a posterior. Repair replaces each score of SEDD by the nearest one that
+has a posterior. M2S is the method of the paper "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score
+Entropy". M2S offset is M2S with one addition, the exact offset, which needs fewer training steps and is the default
+of m2s train."""
 AUDITED = 8  # sampling steps of the audit: with many steps there are few negative weights
 
 
