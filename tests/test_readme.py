@@ -34,7 +34,11 @@ def test_readme_trains_and_samples_in_five_lines() -> None:
     assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 5
     namespace: dict = {}
     exec(first, namespace)
-    assert namespace["images"].shape == (16, 64) and Path("runs/digits/model.safetensors").is_file()
+    assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
+    main(
+        ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
+    )  # as the last line says
+    assert Path("digits.png").is_file()
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
