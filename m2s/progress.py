@@ -30,11 +30,11 @@ class Progress:
 
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)  # tqdm.auto chose a widget
         hidden = quiet or not (sys.stderr.isatty() or in_notebook)
-        form: dict[str, Any] = {"bar_format": FRACTIONS} if isinstance(total, float) else {}
+        layout: dict[str, Any] = {"bar_format": FRACTIONS} if isinstance(total, float) else {}
         self.total, self.done = total, 0.0
         self.title, self.unit = title, unit
         self._lines = hidden and not quiet
-        self._bar = tqdm(total=total, desc=title, unit=unit, dynamic_ncols=True, disable=hidden, **form)
+        self._bar = tqdm(total=total, desc=title, unit=unit, dynamic_ncols=True, disable=hidden, **layout)
         self._started = self._shown = time.monotonic()
         self._pause = FIRST_PAUSE
 

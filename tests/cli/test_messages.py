@@ -142,7 +142,7 @@ def test_training_needs_float64(monkeypatch):
         ("train digits --process.schedule cosin", "--process.schedule is 'cosin', but there is no schedule of that name"),
         ("train digits --process.schedule cosin", "did you mean cosine?"),
         ("train digits steps=3", "unexpected argument steps=3 (see m2s train digits --help)"),
-        ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --process.kind?"),
+        ("train digits --model.kind unet", "did you mean --head.kind or --network.kind or --optimizer.kind?"),
     ],
 )
 def test_invalid_option(arguments, said, tmp_path, monkeypatch, capsys):
