@@ -53,8 +53,8 @@ def test_distances_are_those_of_the_samples(runs: Path, tmp_path: Path) -> None:
     for arm in found["arms"]:
         for row in found["steps"]:
             file = str(runs / "out" / arm["files"][str(row["steps"])])
-            out = tmp_path / "pixels.json"
-            main(["evaluate", "pixels", file, "--reference", "digits:train", "--levels", "17", "--out", str(out)])
+            out, again = tmp_path / "pixels.json", ["--overwrite"]
+            main(["evaluate", "pixels", file, "--reference", "digits:train", "--levels", "17", "--out", str(out), *again])
             measured = json.loads(out.read_text())["pixel_distance"]
             assert measured["value"] == pytest.approx(row["distances"][arm["name"]]["value"], rel=1e-9)
     light, dark = ((runs / "out" / name).read_text() for name in ("compare.svg", "compare-dark.svg"))

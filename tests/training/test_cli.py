@@ -89,7 +89,7 @@ def test_presets_are_the_papers_runs():
 def test_unknown_names_suggest_the_nearest(tmp_path, capsys):
     assert "unknown preset 'digts'; did you mean digits?" in user_error(capsys, "train", "digts")
     assert "did you mean digits?" in user_error(capsys, "train", "digts", "--steps", "3")
-    assert "one of these before any option: digits, mnist" in user_error(capsys, "train", "--steps", "3", "digits")
+    assert "m2s train needs a preset before any option: digits, mnist" in user_error(capsys, "train", "--steps", "3", "digits")
     assert "no option --stpes: did you mean --steps?" in user_error(capsys, "train", "digits", "--stpes", "3")
     assert "did you mean --head.offset?" in user_error(capsys, "train", "digits", "--head.ofset=exact", "--log_every", "5")
     assert "did you mean --optimizer.clip?" in user_error(capsys, "train", "digits", "--clip", "1")
