@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jaxtyping
 import pytest
 
 TESTS = Path(__file__).parent
@@ -382,6 +383,8 @@ def judge(folder: str, named: str, here: str) -> None:
     os.environ |= {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, folder)
     sys.dont_write_bytecode, sys.pycache_prefix = False, f"{folder}/compiled"
+    # Without the checker of shapes the import takes a third of the time, and the named test has to fail by itself.
+    jaxtyping.install_import_hook = lambda *_: None
     code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"{TESTS}/{named}"])
     seen = sys.modules.get("m2s")
     sys.exit(int(code) if seen is not None and str(seen.__file__).startswith(folder) else 9)

@@ -1,6 +1,7 @@
 """Help texts of options, from the strings that follow the fields of a command's dataclass."""
 
 import ast
+import functools
 import inspect
 import itertools
 import textwrap
@@ -27,6 +28,7 @@ def help_from_source(command: Command) -> Command:
     return command
 
 
+@functools.cache
 def field_docs(kind: type) -> dict[str, str]:
     """Return the string that follows each field in the source of a dataclass, which Python does not keep.
 

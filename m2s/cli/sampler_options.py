@@ -1,6 +1,7 @@
 """Options of single samplers, such as --corrections, made from the fields of the samplers' dataclasses."""
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Annotated, Any
@@ -26,9 +27,15 @@ def with_sampler_options(command: type) -> type:
     Returns:
         A subclass of it. Its attribute `sampler_options` names the new options.
     """
+    return _extended(command, tuple(SAMPLERS.items()))
+
+
+@functools.cache
+def _extended(command: type, samplers: tuple[tuple[str, type], ...]) -> type:
+    """A command with the options of these samplers. The source of every sampler is parsed for them."""
     taken = {field.name for field in dataclasses.fields(command)}
     found: dict[str, tuple[Any, list[str]]] = {}
-    for sampler, kind in SAMPLERS.items():
+    for sampler, kind in samplers:
         docs = field_docs(kind)
         for field, annotation in option_fields(kind):
             if field.name not in taken:

@@ -8,13 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-# Opaque to a compiler, which would recompute angle, cosine and sine for every number that it rotates.
-@torch.library.custom_op("m2s::angles", mutates_args=())
-def _angles(length: int, width: int, slowest: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def _tables(length: int, width: int, slowest: float, device: torch.device) -> tuple[Tensor, Tensor]:
     frequency = slowest ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     angle = torch.arange(length, dtype=torch.float32, device=device).unsqueeze(-1) * frequency
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+# Opaque to a compiler, which would recompute angle, cosine and sine for every number that it rotates.
+_angles = torch.library.custom_op("m2s::angles", _tables, mutates_args=())
 
 
 @_angles.register_fake
@@ -37,5 +39,7 @@ def angles(
     Returns:
         (cos, cos) and (-sin, sin) of p slowest^{-2i/width} for positions p and i < width/2, each [length, width].
     """
-    cos, sin = _angles(length, width, slowest, torch.get_default_device() if device is None else device)
+    # The first call of a custom operation imports torch's compiler, which takes a second.
+    tables = _angles if torch.compiler.is_compiling() else _tables
+    cos, sin = tables(length, width, slowest, torch.get_default_device() if device is None else device)
     return cos, sin
