@@ -142,7 +142,7 @@ def measure(recipe: str, seed: int, out: Path, steps: int) -> dict[str, Any]:
     """
     train_x, held_out = draw(EXAMPLES, 1), draw(HELD_OUT, 2)
     config = configure(recipe, seed, out, steps)
-    train(config, Sequences(train_x, VOCAB, validation=held_out), quiet=True)
+    train(config, Sequences(train_x, VOCAB, validation_x=held_out), quiet=True)
     records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [record for record in records if "validation_bits" in record]
     tokens = [record["step"] * config.run.batch * LENGTH for record in found]

@@ -221,7 +221,7 @@ def test_bars_are_judged_at_their_sizes_only():
     assert elsewhere.bar("a", 1.0, at_most=1.6)["met"] is None
     assert elsewhere.bar("a", 1.0, at_most=1.6, judged=True)["met"] is True
     assert TINY.is_cpu_of(16, 50) and not TINY.is_cpu_of(16, 51) and not BARS.is_cpu_of(16_384, 50_257)
-    assert format_bar(there.bar("claim", 1.61, at_most=1.6)) == "MISSED    claim: 1.61 (at most 1.6)"
+    assert format_bar(there.bar("claim", 1.61, at_most=1.6)) == "MISSED       claim: 1.61 (at most 1.6)"
 
 
 def test_stopwatch_measures_between_its_stamps(monkeypatch):

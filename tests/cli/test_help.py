@@ -8,6 +8,7 @@ from typing_extensions import Doc
 
 from m2s.cli import COMMANDS, commands, main
 from m2s.cli.options import command_options, subcommands
+from m2s.presets import PRESETS
 
 
 def leaves() -> dict[str, type]:
@@ -69,7 +70,7 @@ def test_help_is_also_a_command(path: list[str], capsys: pytest.CaptureFixture[s
         (["evaluate", "bdp"], "unknown metric 'bdp'; did you mean bpd?"),
         (["data", "prepar"], "unknown command 'prepar' of m2s data; did you mean prepare?"),
         (["data"], "m2s data needs a command: download, prepare, check, list"),
-        (["train", "--steps", "3"], "m2s train needs a preset before any option: digits, mnist, cifar10, text8, owt"),
+        (["train", "--steps", "3"], f"m2s train needs a preset before any option: {', '.join(PRESETS)}"),
     ],
 )
 def test_unknown_words_are_named_by_what_they_are(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

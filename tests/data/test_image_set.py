@@ -22,8 +22,9 @@ def write_idx(path, array, magic=None):
 
 
 @pytest.fixture
-def mnist(tmp_path):
-    """Return a folder with five training and three test images."""
+def mnist(tmp_path, monkeypatch):
+    """Return a folder with five training and three test images. There is no other MNIST on the machine."""
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "none"))
     rng = np.random.default_rng(0)
     for split, n in (("train", 5), ("t10k", 3)):
         write_idx(tmp_path / f"{split}-images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28)))

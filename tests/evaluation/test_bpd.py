@@ -346,8 +346,10 @@ def test_zero_shot_text_through_the_command(speaker, tmp_path, monkeypatch, caps
     data = {"train": Hub([{"text": "other"}]), "test": Hub({"text": text} for text in documents)}
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *_, **__: data))
     found = {}
-    for source in (tmp_path / "docs" / "snow-test.jsonl", tmp_path / "docs", tmp_path / "packed", "some/snow"):
-        out = tmp_path / "out.json"
+    for number, source in enumerate(
+        (tmp_path / "docs" / "snow-test.jsonl", tmp_path / "docs", tmp_path / "packed", "some/snow")
+    ):
+        out = tmp_path / f"out-{number}.json"
         main(["evaluate", "bpd", str(speaker), "--data", str(source), "--passes", "2", "--out", str(out)])
         found[str(source)] = result = json.loads(out.read_text())
         text = capsys.readouterr().out

@@ -87,8 +87,8 @@ def test_a_state_is_resumed_bit_for_bit_by_any_number_of_processes(tmp_path, mon
     train(small(tmp_path / "uninterrupted", steps=14), random_rows())
     resume, gradient, stop = loop.resume, loop.Trainer.gradient, [0]
 
-    def resume_and_write(trainer):
-        resume(trainer)
+    def resume_and_write(trainer, quiet):
+        resume(trainer, quiet)
         state.write(tmp_path / "loaded", trainer.progress.step, save.tensors(trainer), {}, 99)
 
     def stopping(trainer, batch):
