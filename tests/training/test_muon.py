@@ -8,8 +8,10 @@ from torch import nn
 
 from m2s.errors import UserError
 from m2s.training import train
-from m2s.training.config import DataConfig, NetworkConfig
+from m2s.training.config import DataConfig, NetworkConfig, OptimizerConfig
+from m2s.training.ema import EMA
 from m2s.training.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalize
+from m2s.training.optimizer import Optimizer
 from small_runs import die_before, outcome, random_rows, small
 
 
@@ -100,3 +102,21 @@ def test_muon_needs_a_network_that_names_its_matrices_and_holds_them_whole(tmp_p
     with pytest.raises(UserError, match="ddp"):
         train(with_muon(tmp_path / "b", parallel="fsdp"), random_rows())
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_network_of_your_own_names_its_matrices():
+    """The named matrices belong to Muon and all other parameters to AdamW, each to exactly one of them."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 12), nn.Linear(12, 4)
+
+        def block_matrices(self) -> dict[str, int]:
+            return {"first.weight": 3}
+
+    model = Own()
+    optimizer = Optimizer(model, OptimizerConfig(kind="muon"), EMA(model, 0.9))
+    owned = [[id(weight) for weight in one.param_groups[0]["params"]] for one in (optimizer.muon, optimizer.adamw)]
+    assert owned[0] == [id(model.first.weight)]
+    assert sorted(owned[0] + owned[1]) == sorted(map(id, model.parameters()))
