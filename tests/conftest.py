@@ -1,5 +1,6 @@
 """Every shape in a signature of the library is checked while the tests run. One thread a process: the arrays are small."""
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,17 @@ from tqdm import tqdm
 
 torch.set_num_threads(1)
 tqdm.set_lock(threading.RLock())  # by default forked processes share a bar's lock, and some are killed here while they hold it
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage skip what exists before the first test. `m2s benchmark` collects before each measurement."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free everything when it exits."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, plugins, restored_registries, without_code
@@ -21,24 +22,32 @@ def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page.read_text(), "python")], ids=lambda page: page.name)
+WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python") and page.name != "README.md"]
+
+
+def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
+    """Run a block of a page."""
+    exec(compile(block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path) -> None:
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     for block in blocks(page.read_text(), "python"):
-        exec(compile(block, str(page), "exec"), namespace)
+        run_block(page, block, namespace)
     assert namespace
 
 
-def test_readme_trains_and_samples_in_five_lines() -> None:
-    first = blocks((ROOT / "README.md").read_text(), "python")[0]
+def test_python_blocks_of_the_readme_run_and_the_first_one_trains_and_samples_in_five_lines() -> None:
+    page, namespace = ROOT / "README.md", {}
+    first, *others = blocks(page.read_text(), "python")
     assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 5
-    namespace: dict = {}
-    exec(first, namespace)
+    run_block(page, first, namespace)
     assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
-    main(
-        ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
-    )  # as the last line says
-    assert Path("digits.png").is_file()
+    sample = ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
+    assert main(sample) is None and Path("digits.png").is_file()  # the command in the last line
+    for block in others:
+        run_block(page, block, namespace)
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:

@@ -70,7 +70,7 @@ def model_card(
         "## Citation",
         "",
         "```bibtex",
-        "@article{m2s,",
+        "@misc{li-m2s,",
         f"  title = {{{PAPER}}},",
         f"  author = {{{AUTHORS}}},",
         "}",

@@ -86,6 +86,7 @@ def test_demo_writes_a_page_with_the_numbers_of_its_files(tmp_path, capsys, monk
         command = shlex.join(result["command"])
         assert command.startswith(words) and f"$ {command}\n" in text and html.escape(command, quote=False) in page
     assert str(out / "index.html") in text and page.count("<picture>") >= 6
+    assert "Mean-to-Score Discrete Diffusion: Posterior-Mean Denoisers for Score Entropy" in " ".join(page.split())
 
 
 def test_demo_does_not_repeat_finished_training(tmp_path, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from torch import nn
 import m2s
 from m2s.data import Characters
 from m2s.errors import UserError
+from m2s.methods import METHODS
 from m2s.models import DiT, DiTConfig, UNet, UNetConfig
 from m2s.remote import is_offline
 
@@ -63,6 +64,7 @@ def test_a_checkpoint_is_saved_with_its_card(tmp_path: Path) -> None:
     assert header(card) == {"library_name": "m2s", "tags": ["discrete-diffusion", "m2s", "md4", "absorbing"]}
     assert "m2s train text8 --method md4" in card and PAPER in card and "Absorbing(3, Cosine())" in card
     assert "1.2500 ± 0.5000 bits" in card and "kind text, length 6" in card and "| seed | 5 |" in card
+    assert " ".join(METHODS["m2s"].bibtex.split()) in " ".join(card.split()), "the citation is not that of m2s cite m2s"
 
 
 def test_the_title_of_the_paper_is_that_of_the_citation_file() -> None:

@@ -118,6 +118,13 @@ def test_the_paper_has_the_same_citation_in_both_places() -> None:
     assert " and ".join(f"{family}, {given}" for family, given in authors) == entry.fields["author"]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/paper.md", "docs/methods.md"])
+def test_pages_have_the_full_title_of_the_paper(page: str) -> None:
+    """The model card and the demo have it too: tests/hub/test_pretrained.py, tests/cli/test_commands.py."""
+    (entry,) = parse(METHODS["m2s"].bibtex)
+    assert f"*{entry.fields['title']}*" in (ROOT / page).read_text()
+
+
 @pytest.mark.parametrize(
     "text",
     [
