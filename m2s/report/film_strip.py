@@ -4,40 +4,22 @@ import base64
 import io
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from jinja2 import Template
 from torch import Tensor, nn
 
 from m2s.heads import Head
 from m2s.io import atomic_write, output_file
+from m2s.report.page import content_security_policy, template_environment
 from m2s.report.style import SUFFIXES
 from m2s.samplers import Trajectory, sample
 
 MASK_COLOR = (0.27, 0.45, 0.77)
 MOVING = (".gif", ".html")
 GRID, FRAMES = 4, 33  # of an animation: images in a row, and states
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>From noise to data</title>
-<style>
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
-body { max-width: {{ width }}px; margin: 1rem auto; padding: 0 1rem; }
-img { width: 100%; image-rendering: pixelated; } input { width: 100%; }
-</style></head><body>
-<img id="picture" src="{{ sources[-1] }}" alt="samples of the model">
-<input id="step" type="range" min="0" max="{{ last }}" value="{{ last }}" aria-label="step">
-<p id="label">{{ labels[-1] }}</p>
-<script>
-const sources = {{ sources | tojson }}, labels = {{ labels | tojson }};
-document.getElementById("step").addEventListener("input", event => {
-  document.getElementById("picture").src = sources[event.target.value];
-  document.getElementById("label").textContent = labels[event.target.value];
-});
-</script></body></html>
-"""
+TITLE = "From noise to data"
 SIDE = 384  # pixels of an animation, at least
 MILLISECONDS, PAUSE = 80, 1500  # for each state, and for the last one
 
@@ -99,9 +81,14 @@ def write_film(
     """
     path = output_file(path, (*SUFFIXES, *MOVING))
     if path.suffix in MOVING:
-        _write_moving(
-            path, *film_frames(model, head, int(np.prod(shape)), GRID**2, FRAMES, steps, sampler, seed), shape, levels
-        )
+        fractions, states = film_frames(model, head, int(np.prod(shape)), GRID**2, FRAMES, steps, sampler, seed)
+        with atomic_write(path) as temporary:
+            if path.suffix == ".gif":
+                _write_gif(temporary, [image_grid(each, shape, levels) for each in states])
+            else:
+                pictures = [image_grid(each, shape, levels, transparent=True) for each in states]
+                masked = head.process.mask is not None
+                temporary.write_text(_page(pictures, fractions, masked), encoding="utf-8")
         return
     import matplotlib.pyplot as plt  # slow to import, and only films need it
 
@@ -138,50 +125,54 @@ def rgb_image(tokens: Int[Tensor, "L"], shape: tuple[int, ...], levels: int) -> 
     return np.where(masked, np.array(MASK_COLOR), colors)
 
 
-def image_grid(states: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int) -> np.ndarray:
-    """Return a square of images with one white pixel between them.
+def image_grid(states: Int[Tensor, "n L"], shape: tuple[int, ...], levels: int, transparent: bool = False) -> np.ndarray:
+    """Return a square of images with a line of one pixel between them.
 
     Args:
         states: n tokens of images, [n, L], n a square number.
         shape: Height, width and channels of an image.
         levels: Number of levels of a pixel.
+        transparent: The line is transparent, and the result has a fourth channel; otherwise it is white.
 
     Returns:
-        [H, W, 3] values 0..255, enlarged by a whole number.
+        [H, W, 3] or [H, W, 4] values 0..255, enlarged by a whole number.
     """
     height, width = shape[:2]
     side = math.isqrt(len(states))
-    picture = np.ones((side * (height + 1) - 1, side * (width + 1) - 1, 3))
+    picture = np.ones((side * (height + 1) - 1, side * (width + 1) - 1, 4))
+    picture[..., 3] = 0
     for number, tokens in enumerate(states):
         top, left = number // side * (height + 1), number % side * (width + 1)
-        picture[top : top + height, left : left + width] = rgb_image(tokens, shape, levels)
+        picture[top : top + height, left : left + width, :3] = rgb_image(tokens, shape, levels)
+        picture[top : top + height, left : left + width, 3] = 1
     factor = max(1, -(-SIDE // max(picture.shape[:2])))
-    return np.rint(255 * picture).astype(np.uint8).repeat(factor, 0).repeat(factor, 1)
+    chosen = picture if transparent else picture[..., :3]
+    return np.rint(255 * chosen).astype(np.uint8).repeat(factor, 0).repeat(factor, 1)
 
 
-def _write_moving(
-    path: Path, fractions: list[float], states: Int[Tensor, "M n L"], shape: tuple[int, ...], levels: int
-) -> None:
-    """Write an animation or a page with a slider."""
+def _write_gif(path: Path, pictures: list[np.ndarray]) -> None:
+    """Write an animation."""
     from PIL import Image  # matplotlib requires it; only films need it
 
-    pictures = [Image.fromarray(image_grid(each, shape, levels)) for each in states]
-    with atomic_write(path) as temporary:
-        if path.suffix == ".gif":
-            times = [MILLISECONDS] * (len(pictures) - 1) + [PAUSE]
-            options = {"save_all": True, "append_images": pictures[1:], "duration": times, "loop": 0}
-            pictures[0].save(temporary, format="GIF", **options)
-        else:
-            temporary.write_text(_page(pictures, fractions), encoding="utf-8")
+    first, *others = (Image.fromarray(picture) for picture in pictures)
+    times = [MILLISECONDS] * len(others) + [PAUSE]
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=times, loop=0)
 
 
-def _page(pictures: list[Any], fractions: list[float]) -> str:
-    """A page with all states and a slider. It loads nothing from elsewhere."""
+def _page(pictures: list[np.ndarray], fractions: list[float], masked: bool) -> str:
+    """A page with all states, a slider and a button. It loads nothing from elsewhere."""
+    from PIL import Image  # matplotlib requires it; only films need it
+
     sources = []
     for picture in pictures:
         memory = io.BytesIO()
-        picture.save(memory, format="PNG")
+        Image.fromarray(picture).save(memory, format="PNG")
         sources.append("data:image/png;base64," + base64.b64encode(memory.getvalue()).decode())
-    labels = [f"{fraction:.0%} of the steps" for fraction in fractions]
-    template = Template(PAGE, autoescape=True)
-    return template.render(sources=sources, labels=labels, last=len(sources) - 1, width=pictures[0].width)
+    labels = [f"{fraction:.0%}" for fraction in fractions]
+    environment = template_environment()
+    shown = {"sources": sources, "labels": labels}
+    script = environment.get_template("film.js.jinja").render(shown, milliseconds=MILLISECONDS)
+    facts = {"title": TITLE, "count": GRID**2, "masked": masked}
+    return environment.get_template("film.html.jinja").render(
+        shown, **facts, script=script, policy=content_security_policy(script)
+    )

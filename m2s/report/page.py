@@ -78,7 +78,7 @@ def render(runs: Sequence[TrainingRun], problems: Problems, title: str = TITLE, 
             sections.append({"id": section.id, "heading": section.heading, "content": content})
     return environment.get_template("page.html.jinja").render(
         title=title,
-        policy=_policy(script),
+        policy=content_security_policy(script),
         opening=first,
         script=script,
         notes=notes,
@@ -94,8 +94,12 @@ def _place(section: Section) -> int:
     return LEADING.index(section.id) if section.id in LEADING else len(LEADING)
 
 
-def _policy(script: str) -> str:
-    """Return the content security policy. It allows one script, by its checksum, and no other."""
+def content_security_policy(script: str = "") -> str:
+    """Return the policy of a page, which forbids every request. It allows one script, by its checksum, and no other.
+
+    Args:
+        script: The text of the script; empty: the page has none.
+    """
     if not script:
         return POLICY
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -7,9 +7,15 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import m2s
+from m2s.cli import main
+from m2s.models import DiT, DiTConfig
+from m2s.report.film_strip import FRAMES
 from page_reader import Reader, read
 
 pytestmark = pytest.mark.docs
@@ -44,6 +50,20 @@ const drawn = [...document.querySelectorAll("picture")].map(one => one.querySele
 parent.postMessage(JSON.stringify({width: innerWidth, scroll: root.scrollWidth, dark, seen, drawn,
   cells: getComputedStyle(document.querySelector("td")).display, back: getComputedStyle(document.body).backgroundColor,
   images: [...document.images].map(one => one.naturalWidth)}), "*"); });</script>"""
+# Moves the slider of a film to each of its places, then plays the film, and posts what the page shows.
+WATCH = """<script>addEventListener("load", () => {
+const root = document.documentElement, input = document.querySelector("input"), button = document.querySelector("button");
+const state = () => [input.value, document.querySelector("output").textContent, image.src === sources[input.value]];
+const seen = [state()], box = image.getBoundingClientRect();
+for (let place = 0; place <= input.max; place++) {
+  input.value = place; input.dispatchEvent(new Event("input")); seen.push(state()); }
+button.click();
+const played = [[button.textContent, ...state()]];
+setTimeout(() => { played.push([button.textContent, ...state()]);
+  parent.postMessage(JSON.stringify({width: innerWidth, scroll: root.scrollWidth, bottom: button.getBoundingClientRect().bottom,
+  dark: matchMedia("(prefers-color-scheme: dark)").matches, back: getComputedStyle(document.body).backgroundColor,
+  line: getComputedStyle(image).backgroundColor, natural: image.naturalWidth, shown: [box.width, box.height],
+  distinct: new Set(sources).size, seen, played}), "*"); }, 4000); });</script>"""
 LISTEN = "<script>addEventListener('message', event => { document.documentElement.dataset.found = event.data; });</script>"
 
 
@@ -90,23 +110,26 @@ def test_browser_reports_requests_and_broken_images(chrome: str, page: Path, tmp
     assert free.requests == ["http://127.0.0.1:9/x.png"] and min(free.widths) == 0
 
 
+def measure(chrome: str, original: Path, script: str, folder: Path, width: int, dark: bool) -> dict[str, Any]:
+    """What a script finds in a copy of a page, in a frame of this width and in this color scheme."""
+    text = re.sub(r"<meta http-equiv[^>]*>", "", original.read_text(encoding="utf-8"))  # which would forbid the script
+    page, frame = folder / "page.html", folder / "frame.html"
+    page.write_text(text.replace("<head>", f"<head>{script}", 1), encoding="utf-8")
+    frame.write_text(FRAME.format(page=page.as_uri(), width=width).replace("<meta", f"{LISTEN}<meta", 1), encoding="utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options += [f"--user-data-dir={folder / 'profile'}", "--window-size=1300,900", "--virtual-time-budget=5000"]
+    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]
+    done = subprocess.run([chrome, *options], capture_output=True, text=True, timeout=300)
+    return json.loads(html.unescape(re.search(r'data-found="([^"]*)"', done.stdout)[1]))  # type: ignore[index]
+
+
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_comparison_on_phones_and_screens_in_both_color_schemes(
     chrome: str, compared: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
     """Nothing scrolls sideways, figures are those of the scheme, tables are cards on a phone, and the slider works."""
-    text = compared.read_text(encoding="utf-8")
-    page = tmp_path / "page.html"
-    text = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("<head>", f"<head>{MEASURE}", 1)
-    page.write_text(text, encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(page=page.as_uri(), width=width).replace("<meta", f"{LISTEN}<meta", 1), encoding="utf-8")
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    options += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1300,900", "--virtual-time-budget=5000"]
-    options += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]
-    done = subprocess.run([chrome, *options], capture_output=True, text=True, timeout=300)
-    found = json.loads(html.unescape(re.search(r'data-found="([^"]*)"', done.stdout)[1]))  # type: ignore[index]
+    found = measure(chrome, compared, MEASURE, tmp_path, width, dark)
     assert found["dark"] is dark and found["width"] == width
     assert found["scroll"] <= width
     assert found["seen"] == [["2", ["2"] * 3], ["4", ["4"] * 3]]
@@ -115,11 +138,48 @@ def test_comparison_on_phones_and_screens_in_both_color_schemes(
     assert (sum(map(int, re.findall(r"\d+", found["back"]))) < 384) is dark
 
 
-def test_the_policy_lets_the_slider_run(chrome: str, compared: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of `m2s figure film`, of images whose pixels begin as masks."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("film")
+    model = DiT(DiTConfig(states=4, width=16, depth=1, heads=2, condition_width=8, length=6))
+    head = m2s.Posterior(m2s.Absorbing(3, m2s.Linear()))
+    m2s.save(folder / "run", model, head, {"kind": "image", "shape": [2, 3], "levels": 3})
+    main(["figure", "film", "--source", str(folder / "run"), "--out", str(folder / "film.html")])
+    return folder / "film.html"
+
+
+def brightness(color: str) -> int:
+    """The sum of red, green and blue of a color such as rgb(0, 128, 255)."""
+    return sum(map(int, re.findall(r"\d+", color)[:3]))
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_film_on_phones_and_screens_in_both_color_schemes(
+    chrome: str, film: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """Nothing scrolls, the lines between images suit the scheme, the slider shows each state, and the film plays once."""
+    found = measure(chrome, film, WATCH, tmp_path, width, dark)
+    assert found["dark"] is dark and found["width"] == width
+    assert found["scroll"] <= width and found["bottom"] <= 800  # the height of the frame
+    assert (brightness(found["back"]) < 384) is (brightness(found["line"]) < 384) is dark
+    assert found["natural"] > 0 and min(found["shown"]) > 200
+    last = FRAMES - 1
+    assert found["seen"] == [[str(place), f"{place / last:.0%}", True] for place in (last, *range(FRAMES))]
+    assert found["played"] == [["Pause", "0", "0%", True], ["Play", str(last), "100%", True]]
+    assert found["distinct"] > FRAMES // 2
+
+
+@pytest.mark.parametrize(("name", "text"), [("compared", "4 steps"), ("film", "100%")])
+def test_the_policy_lets_the_slider_run(
+    chrome: str, name: str, text: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """The page as it is: the checksum in its policy is that of its script, which sets `aria-valuetext`."""
     page = tmp_path / "page.html"
-    page.write_text(compared.read_text(encoding="utf-8"), encoding="utf-8")
+    page.write_text(request.getfixturevalue(name).read_text(encoding="utf-8"), encoding="utf-8")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     options += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom", page.as_uri()]
     done = subprocess.run([chrome, *options], capture_output=True, text=True, timeout=300)
-    assert 'aria-valuetext="4 steps"' in done.stdout and ":CONSOLE" not in done.stderr
+    assert f'aria-valuetext="{text}"' in done.stdout and ":CONSOLE" not in done.stderr

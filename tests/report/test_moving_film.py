@@ -25,10 +25,10 @@ def run(tmp_path: Path) -> Path:
     return m2s.hub.save(tmp_path / "run", model, head, {"kind": "image", "shape": [2, 3], "levels": 3})
 
 
-def frames(run: Path) -> list[np.ndarray]:
+def frames(run: Path, transparent: bool = False) -> list[np.ndarray]:
     model, head = m2s.load(run)
     states = film_frames(model, head, 6, 16, FRAMES, 64, "auto", 0)[1]
-    return [image_grid(each, (2, 3), 3) for each in states]
+    return [image_grid(each, (2, 3), 3, transparent) for each in states]
 
 
 def test_every_pixel_of_the_grid() -> None:
@@ -44,6 +44,11 @@ def test_every_pixel_of_the_grid() -> None:
             token = each[row][column]
             pixel = small[number // 2 * 3 + row, number % 2 * 4 + column]
             assert pixel.tolist() == (mask.tolist() if token == 3 else [round(255 * token / 2)] * 3)
+    layered = image_grid(tokens, (2, 3), 3, transparent=True)
+    assert np.array_equal(layered[..., :3], picture)
+    line = np.zeros((5, 7), dtype=bool)
+    line[2], line[:, 3] = True, True
+    assert np.array_equal(layered[::factor, ::factor, 3], np.where(line, 0, 255))
 
 
 def test_gif(run: Path, tmp_path: Path) -> None:
@@ -64,6 +69,6 @@ def test_html(run: Path, tmp_path: Path) -> None:
     listed = re.search(r"const sources = (\[.*?\]), labels", page, re.DOTALL)
     assert listed is not None and "http" not in page.replace("http-equiv", "")
     found = [Image.open(io.BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([\w+/=]+)\"", listed.group(1))]
-    expected = frames(run)
+    expected = frames(run, transparent=True)
     assert len(found) == len(expected) == FRAMES and f'max="{FRAMES - 1}"' in page
     assert all(np.array_equal(np.asarray(one), other) for one, other in zip(found, expected, strict=True))
