@@ -89,7 +89,7 @@ def main(
         # Lightning makes a training step at the end of each epoch, also of fewer micro-batches: too small a gradient.
         limit_train_batches=len(loader) // devices // accumulate * accumulate,
         gradient_clip_val=1.0,
-        callbacks=[EMAWeightAveraging(decay=0.98)],
+        callbacks=[EMAWeightAveraging(decay=0.98)],  # on the CPU unless device="cuda" is given
         logger=False,
         enable_checkpointing=False,
     )

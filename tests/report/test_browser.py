@@ -62,7 +62,7 @@ const played = [[button.textContent, ...state()]];
 setTimeout(() => { played.push([button.textContent, ...state()]);
   parent.postMessage(JSON.stringify({width: innerWidth, scroll: root.scrollWidth, bottom: button.getBoundingClientRect().bottom,
   dark: matchMedia("(prefers-color-scheme: dark)").matches, back: getComputedStyle(document.body).backgroundColor,
-  line: getComputedStyle(image).backgroundColor, natural: image.naturalWidth, shown: [box.width, box.height],
+  line: getComputedStyle(image).backgroundColor, pixels: image.naturalWidth, shown: [box.width, box.height],
   distinct: new Set(sources).size, seen, played}), "*"); }, 4000); });</script>"""
 LISTEN = "<script>addEventListener('message', event => { document.documentElement.dataset.found = event.data; });</script>"
 
@@ -165,7 +165,7 @@ def test_film_on_phones_and_screens_in_both_color_schemes(
     assert found["dark"] is dark and found["width"] == width
     assert found["scroll"] <= width and found["bottom"] <= 800  # the height of the frame
     assert (brightness(found["back"]) < 384) is (brightness(found["line"]) < 384) is dark
-    assert found["natural"] > 0 and min(found["shown"]) > 200
+    assert found["pixels"] > 0 and min(found["shown"]) > 200
     last = FRAMES - 1
     assert found["seen"] == [[str(place), f"{place / last:.0%}", True] for place in (last, *range(FRAMES))]
     assert found["played"] == [["Pause", "0", "0%", True], ["Play", str(last), "100%", True]]
