@@ -68,31 +68,44 @@ class Muon(torch.optim.Optimizer):
         self.parts = [parts for _, parts in matrices]
         self.dtype = dtype
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Make one step with the gradients of the parameters.
 
         Args:
             closure: Not supported; None.
         """
+        one = torch.ones((), device=self.param_groups[0]["params"][0].device)
+        self.conditional_step(one, one > 0)
+
+    @torch.no_grad()
+    def conditional_step(self, scale: Tensor, condition: Tensor) -> None:
+        """Make one step with scaled gradients if a condition on the device holds. The host does not wait for the device.
+
+        Args:
+            scale: Factor of the gradients, a scalar.
+            condition: A boolean scalar. Where it is false, weights and momentum keep their bits, also if a gradient is not
+                finite.
+        """
         (group,) = self.param_groups
         weights: list[Tensor] = group["params"]
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        taken = condition.float()
+        gradients = [torch.where(condition, weight.grad, 0.0) for weight in weights if weight.grad is not None]
+        torch._foreach_mul_(gradients, torch.where(condition, scale.float(), 0.0))
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        torch._foreach_mul_(buffers, 1 - (1 - group["momentum"]) * taken)
+        torch._foreach_add_(buffers, gradients, alpha=1 - group["momentum"])
         directions = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
         if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * taken)
         by_shape: dict[tuple[int, int], list[int]] = {}
-        for index, (weight, parts) in enumerate(zip(weights, self.parts, strict=True)):
-            by_shape.setdefault((weight.shape[0] // parts, weight.shape[1]), []).append(index)
+        for index, (weight, count) in enumerate(zip(weights, self.parts, strict=True)):
+            by_shape.setdefault((weight.shape[0] // count, weight.shape[1]), []).append(index)
         for (rows, columns), indices in by_shape.items():
             stacked = torch.cat([directions[index].to(self.dtype).view(-1, rows, columns) for index in indices])
-            updates = orthogonalize(stacked, self.dtype).split([self.parts[index] for index in indices])
-            scale = -group["lr"] * RMS * max(rows, columns) ** 0.5
+            change = orthogonalize(stacked, self.dtype).float() * (taken * (-group["lr"] * RMS * max(rows, columns) ** 0.5))
             chosen = [weights[index] for index in indices]
-            changes = [update.reshape_as(weight).to(weight.dtype) for update, weight in zip(updates, chosen, strict=True)]
-            torch._foreach_add_(chosen, changes, alpha=scale)
+            parts = change.split([self.parts[index] for index in indices])
+            torch._foreach_add_(chosen, [part.reshape_as(weight) for part, weight in zip(parts, chosen, strict=True)])

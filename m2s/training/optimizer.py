@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from m2s.errors import UserError
-from m2s.ops.adamw import OptimizerStep, naive
+from m2s.ops.adamw import OptimizerStep
 from m2s.training.config import OptimizerConfig
 from m2s.training.ema import EMA
 from m2s.training.muon import Muon
@@ -112,11 +112,17 @@ class Optimizer:
         """
         weights, averages = self.average.weights_and_averages(self.others)
         finish = self.adamw_step.start(weights, averages, norm, clip, average_weight, numbers)
-        if (muon := self.muon) is None:
-            return finish
+        if self.muon is not None:
+            self._start_muon(self.muon, norm, clip, average_weight, numbers)
+        return finish
 
-        def finish_all() -> None:
-            finish()
-            naive.step(muon, *self.average.weights_and_averages(list(self.matrices)), norm, clip, average_weight)
-
-        return finish_all
+    @torch.no_grad()
+    def _start_muon(self, muon: Muon, norm: Tensor, clip: float, average_weight: float, numbers: Tensor) -> None:
+        """Make the step of Muon and of its averages. Whether the numbers are finite is decided on the device."""
+        finite = numbers.isfinite().all()
+        scale = (clip / (norm + 1e-6)).clamp(max=1) if clip else torch.ones_like(norm)  # as clip_grads_with_norm_
+        muon.conditional_step(scale, finite)
+        weights, averages = self.average.weights_and_averages(list(self.matrices))
+        gaps = torch._foreach_sub(weights, averages)
+        torch._foreach_mul_(gaps, torch.where(finite, average_weight, 0.0))
+        torch._foreach_add_(averages, gaps)

@@ -1,6 +1,7 @@
 """Muon against its definition by singular values, against torch.optim.Muon, and in a run."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -13,6 +14,17 @@ from m2s.training.ema import EMA
 from m2s.training.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalize
 from m2s.training.optimizer import Optimizer
 from small_runs import die_before, outcome, random_rows, small
+
+
+class TwoLayers(nn.Module):
+    """A network whose first layer has three stacked matrices for Muon."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 12), nn.Linear(12, 4)
+
+    def block_matrices(self) -> dict[str, int]:
+        return {"first.weight": 3}
 
 
 def polynomial(s):
@@ -76,6 +88,45 @@ def test_stacked_matrices_are_orthogonalized_one_by_one():
     torch.testing.assert_close(stacked.detach(), torch.cat([weight.detach() for weight in single]))
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_the_step_of_a_run_clips_steps_and_averages(clip):
+    """Against the gradient clipped by torch, a plain step, and the average by its definition."""
+    torch.manual_seed(0)
+    models = [TwoLayers(), TwoLayers()]
+    models[1].load_state_dict(models[0].state_dict())
+    (ours, plain), gradients = models, [torch.randn_like(weight) for weight in models[0].parameters()]
+    for model in models:
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            weight.grad = gradient.clone()
+    average, start = EMA(ours, 0.9), plain.first.weight.detach().clone()
+    optimizer, muon = Optimizer(ours, OptimizerConfig(kind="muon", lr=0.1), average), Muon([(plain.first.weight, 3)], lr=0.1)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    optimizer.start(norm, clip, 0.25, torch.tensor([1.0], dtype=torch.float64))()
+    if clip:
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+    muon.step()
+    assert not torch.equal(ours.first.weight, start)
+    torch.testing.assert_close(ours.first.weight, plain.first.weight)
+    torch.testing.assert_close(average.values["first.weight"], torch.lerp(start, plain.first.weight.detach(), 0.25))
+
+
+def test_a_gradient_that_is_not_finite_changes_no_bit():
+    torch.manual_seed(0)
+    model = TwoLayers()
+    optimizer = Optimizer(model, OptimizerConfig(kind="muon", lr=0.1, weight_decay=0.1), average := EMA(model, 0.9))
+    for gradient, finite in ((1.0, True), (math.nan, False), (math.inf, False)):
+        before = [weight.detach().clone() for weight in (model.first.weight, average.values["first.weight"])]
+        before += [optimizer.state("first.weight")["momentum_buffer"].clone()] if not finite else []
+        for weight in model.parameters():
+            weight.grad = torch.randn_like(weight)
+        model.first.weight.grad[0, 0] = gradient
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
+        optimizer.start(norm, 1.0, 0.25, norm.double().reshape(1))  # the function for a finite step is not called
+        after = [model.first.weight.detach(), average.values["first.weight"]]
+        after += [optimizer.state("first.weight")["momentum_buffer"]] if not finite else []
+        assert [torch.equal(a, b) for a, b in zip(after, before, strict=True)] == [not finite] * len(before)
+
+
 def with_muon(out, **changes):
     """A small run with Muon."""
     config = small(out, **changes)
@@ -107,15 +158,7 @@ def test_muon_needs_a_network_that_names_its_matrices_and_holds_them_whole(tmp_p
 def test_a_network_of_your_own_names_its_matrices():
     """The named matrices belong to Muon and all other parameters to AdamW, each to exactly one of them."""
 
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 12), nn.Linear(12, 4)
-
-        def block_matrices(self) -> dict[str, int]:
-            return {"first.weight": 3}
-
-    model = Own()
+    model = TwoLayers()
     optimizer = Optimizer(model, OptimizerConfig(kind="muon"), EMA(model, 0.9))
     owned = [[id(weight) for weight in one.param_groups[0]["params"]] for one in (optimizer.muon, optimizer.adamw)]
     assert owned[0] == [id(model.first.weight)]
