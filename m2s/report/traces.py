@@ -208,6 +208,8 @@ def plot_sample_grids(panels: Sequence[Grid]) -> Figure:
 def plot_perplexity_over_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
     """Plot generative perplexity over sampler steps: (a) the best curve of each model; (b) each sampler and grid.
 
+    Panel (b) has the models that were sampled in several ways. Where there are none, it has all models.
+
     Args:
         results: Entries of `results` of `m2s evaluate genppl`. A model is named by the folder of its samples.
 
@@ -227,12 +229,14 @@ def plot_perplexity_over_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
         points[settings["steps"]] = result["perplexity"]
     figure = new_figure(9.6, 3.9)
     models, samplers = figure.subplots(1, 2)
-    number = 0
     for place, (model, by_sampler) in enumerate(curves.items()):
         best = min(by_sampler, key=lambda name: np.mean([point["value"] for point in by_sampler[name].values()]))
         _plot_perplexity(models, by_sampler[best], f"{model} ({best})", place)
+    several = {model: by_sampler for model, by_sampler in curves.items() if len(by_sampler) > 1} or curves
+    number = 0
+    for model, by_sampler in several.items():
         for sampler, points in by_sampler.items():
-            _plot_perplexity(samplers, points, sampler if len(curves) == 1 else f"{model}: {sampler}", number)
+            _plot_perplexity(samplers, points, sampler if len(several) == 1 else f"{model}: {sampler}", number)
             number += 1
     judge = Path(results[0]["judge"]["name"]).name
     for axes, title in ((models, "(a) models"), (samplers, "(b) samplers and grids")):
