@@ -107,6 +107,7 @@ def brute_force(case: Case, network: Signed, states: np.ndarray, times: list[tup
         score = np.exp(network.log_score(x, seen(t)))
         step = noise.step(s, t) if weighs else None
         stats = {"sites": 0, "scores": 0, "classes": [0] * 4, "strict": [0] * 4, "coordinates": 0, "signed": 0, "overlap": 0}
+        stats["coordinates_strict"] = 0
         stats |= {"signed_mass": 0.0, "negative": 0, "negative_mass": 0.0, "moved": 0.0, "excess": []}
         for at in np.ndindex(x.shape):
             k = x[at]
@@ -130,6 +131,7 @@ def brute_force(case: Case, network: Signed, states: np.ndarray, times: list[tup
             stats["classes"][0 if tolerant else inside] += 1
             stats["strict"][0 if strict else inside] += 1
             stats["coordinates"] += tolerant
+            stats["coordinates_strict"] += strict
             stats["signed"] += mu.min() < -TOLERANCE
             stats["overlap"] += mu.min() < -TOLERANCE and strict > 0
             stats["signed_mass"] += -np.minimum(mu, 0).sum()
@@ -172,7 +174,7 @@ def test_counts_are_those_of_brute_force(name, sampler):
     for stats, right, (t, s) in zip(found.calls, expected, times, strict=True):
         assert (stats.samples, stats.sites, stats.scores) == (n, right["sites"], right["scores"])
         assert stats.t / n == pytest.approx(t, rel=1e-14) and stats.s / n == pytest.approx(s, rel=1e-14)
-        for field in ("classes", "strict", "coordinates", "signed", "overlap", "negative"):
+        for field in ("classes", "strict", "coordinates", "coordinates_strict", "signed", "overlap", "negative"):
             assert getattr(stats.before, field) == right[field], field
         assert stats.before.signed_mass == pytest.approx(right["signed_mass"], rel=1e-6, abs=1e-10)
         assert stats.before.negative_mass == pytest.approx(right["negative_mass"], rel=1e-6, abs=1e-10)
@@ -186,8 +188,16 @@ def test_counts_are_those_of_brute_force(name, sampler):
     total = found.overall()
     assert total.sites == sum(right["sites"] for right in expected[:steps])
     assert total.before.strict == np.sum([right["strict"] for right in expected[:steps]], 0).tolist()
+    counted = [right for right in expected[:steps] if right["sites"]]
+    averages = found.averages()
+    outside = np.mean([right["coordinates_strict"] / right["scores"] for right in counted])
+    assert averages["before"]["coordinates_outside"] == pytest.approx(outside)
+    negative = np.mean([right["negative"] / right["sites"] for right in counted])
+    assert averages["before"]["negative_weights"] == (pytest.approx(negative) if weighs else None)
+    assert averages["after"]["negative_weights"] == (0 if weighs else None)
     if name == "uniform-linear":
         assert min(total.before.strict) > 0, "every class occurs"
+        assert outside > 0 and (negative > 0 or not weighs)
 
 
 def test_after_one_projection_nothing_is_left():

@@ -14,7 +14,7 @@ from m2s.samplers import Analytic, Prediction, StepEvent
 
 TOLERANCE = 1e-6  # on the box, relative, and on the signed posterior
 ROUNDING = 1e-12  # a smaller mass of negative weights is the rounding error of float64
-MAX_SCORES = 1 << 23  # the greatest number of scores that are examined at once
+MAX_SCORES = {"cpu": 1 << 23, "cuda": 1 << 26}  # the greatest number of scores that are examined at once
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -96,6 +96,27 @@ class Audit:
             total = merge_stats(total, step)
         return total
 
+    def averages(self) -> dict[str, dict[str, float | None]]:
+        """Return rates averaged over the steps, before and after projection: the paper's diagnostic of four trajectories.
+
+        Every step counts alike, also where masking leaves few positions to audit. Steps without any are left out.
+
+        Returns:
+            For "before" and "after": the rate of single scores outside the box without a tolerance, "coordinates_outside", and
+            of positions with a negative weight, "negative_weights" (None where the sampler has no weights).
+        """
+        steps = [step for step in self.steps if step.sites]
+        found: dict[str, dict[str, float | None]] = {}
+        for name in ("before", "after"):
+            counts: list[Counts] = [getattr(step, name) for step in steps]
+            outside = [one.coordinates_strict / step.scores for one, step in zip(counts, steps, strict=True)]
+            negative = [one.negative / step.sites for one, step in zip(counts, steps, strict=True)]
+            found[name] = {
+                "coordinates_outside": _mean(outside),
+                "negative_weights": _mean(negative) if self.has_weights else None,
+            }
+        return found
+
     def merge(self, calls: list[StepStats]) -> None:
         """Add the counts of another audit, call by call.
 
@@ -129,7 +150,8 @@ class Audit:
             return
         s = validation.align("s", torch.minimum(step.s.to(t), t), step.x_t).expand(step.x_t.shape)
         if self.process.rank_one is not None:
-            for at in counted.reshape(-1).nonzero().squeeze(-1).split(max(1, MAX_SCORES // self.process.states)):
+            sites = max(1, MAX_SCORES.get(step.x_t.device.type, MAX_SCORES["cpu"]) // self.process.states)
+            for at in counted.reshape(-1).nonzero().squeeze(-1).split(sites):
                 self._add(stats, _SiteFindings(*prediction[at].map(self._examine, s.reshape(-1)[at])))
         else:
             # A transition matrix belongs to one sample, so all sites of a sample are examined and then selected.
@@ -188,6 +210,7 @@ class Audit:
         return {
             "tolerances": {"box": TOLERANCE, "posterior": TOLERANCE, "negative mass": ROUNDING},
             "overall": self._step_summary(self.overall(), timed=False),
+            "averages": self.averages(),
             "steps": [self._step_summary(step) for step in self.steps],
             "denoiser": None if denoiser is None else self._step_summary(denoiser),
         }
@@ -225,6 +248,11 @@ class Audit:
             "negative_weights": counts.negative if self.has_weights else None,
             "negative_mass": weights if self.has_weights else None,
         }
+
+
+def _mean(values: list[float]) -> float | None:
+    """The mean; None of no values."""
+    return sum(values) / len(values) if values else None
 
 
 def _add_findings(counts: Counts, findings: _ScoreFindings) -> None:

@@ -69,6 +69,7 @@ def _other_lines(audit: AuditResult) -> list[str]:
         line("negative mass of the weights, mean / most", mass("negative_mass")),
         f"moved by the projection, |s' - s| / |s|: mean {overall['moved']['mean']:.3e}, most {overall['moved']['most']:.3e}",
     ]
+    lines += _average_lines(audit)
     if overall["excess"]:
         quantiles = ", ".join(f"{float(q):.0%} {value:+.3g}" for q, value in overall["excess"]["quantiles"].items())
         lines.append(f"sum(s)/c - 1: mean {overall['excess']['mean']:+.4g}; quantiles {quantiles}")
@@ -77,6 +78,21 @@ def _other_lines(audit: AuditResult) -> list[str]:
         listed = ", ".join(f"{name} {counts[name]:,}" for name in SCORE_CLASSES)
         lines.append(f"the denoising call after the last step, not counted above: {listed}")
     return lines
+
+
+def _average_lines(audit: AuditResult) -> list[str]:
+    """Return the rates averaged over steps; none for audits of earlier versions."""
+    averages = audit.get("averages", {"before": {}, "after": {}})
+    names = {
+        "coordinates_outside": "of single scores outside the box",
+        "negative_weights": "of positions with negative weights",
+    }
+    rates = {name: [averages[when].get(name) for when in ("before", "after")] for name in names}
+    return [
+        f"averaged over steps: {before:.3%} {names[name]}, projected {after:.3%}"
+        for name, (before, after) in rates.items()
+        if before is not None and after is not None
+    ]
 
 
 def _step_lines(audit: AuditResult, rows: int | None) -> list[str]:
