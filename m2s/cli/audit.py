@@ -61,20 +61,31 @@ class AuditArgs(SamplingArgs):
         sampler = default_sampler(checkpoint.head, for_audit=True) if self.sampler == "auto" else self.sampler
         return SamplingArgs.options(replace(self, sampler=sampler), checkpoint, project, **more)
 
-    def shards(self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions") -> "SampleShards":
+    def shards(
+        self, out: Path, checkpoint: "Checkpoint", options: "SamplingOptions", audited: int | None = None
+    ) -> "SampleShards":
         """Return the folder that holds samples and counts until all are drawn.
 
         Args:
             out: The folder.
             checkpoint: The model.
             options: The options of all samples together.
+            audited: Audit only the batches that begin before this sample; None: all.
         """
         from m2s.samplers.shards import SampleShards, read_unfinished
 
         size = self.shard_size(options, read_unfinished(out))
-        return SampleShards(out, self.n, options.shape[1], size, settings(self, checkpoint, options))
+        given = settings(self, checkpoint, options) | ({} if audited is None else {"audited": audited})
+        return SampleShards(out, self.n, options.shape[1], size, given)
 
-    def audit(self, checkpoint: "Checkpoint", options: "SamplingOptions", parts: "SampleShards", title: str) -> dict[str, Any]:
+    def audit(
+        self,
+        checkpoint: "Checkpoint",
+        options: "SamplingOptions",
+        parts: "SampleShards",
+        title: str,
+        audited: int | None = None,
+    ) -> dict[str, Any]:
         """Draw and audit the samples that are missing, and show the progress.
 
         Args:
@@ -82,6 +93,7 @@ class AuditArgs(SamplingArgs):
             options: The options of all samples together.
             parts: Where samples and counts are saved, batch by batch.
             title: The title of the progress.
+            audited: Audit only the batches that begin before this sample; None: all.
 
         Returns:
             The content of audit.json.
@@ -99,7 +111,8 @@ class AuditArgs(SamplingArgs):
             if done := parts.open(self.overwrite):
                 print(f"resuming: {done} of {parts.n} samples were drawn before")
             with use_backend(self.kernels), Progress(float(parts.n - done), title, "sample") as progress:
-                found = audit_parts(self.network(checkpoint), options, parts, lambda step: advance(progress, step, windows))
+                network = self.network(checkpoint)
+                found = audit_parts(network, options, parts, lambda step: advance(progress, step, windows), audited)
         except CorruptShardError as error:
             raise UserError(str(error)) from error
         except (ValueError, TypeError) as error:

@@ -49,6 +49,9 @@ class Repair(AuditArgs):
     """The folder for all files."""
     n: int = 1024
     """Number of pairs of samples."""
+    audited: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Classify the scores of the first so many pairs, in complete batches, which takes most of the time of a large text
+    model; 0: of none. By default of all."""
     measure: Annotated[str, tyro.conf.arg(metavar="genppl|fid|none")] = ""
     """What is measured: genppl, fid or none; by default genppl for text and fid for images."""
     protocol: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
@@ -76,6 +79,8 @@ class Repair(AuditArgs):
         from m2s.evaluation.repair import ARMS, count_changes, format_table
         from m2s.samplers.shards import read_unfinished
 
+        if self.audited is not None and self.audited < 0:
+            raise UserError(option="audited", value=self.audited, expected="at least 0")
         samples = {arm: self.out / f"{arm}.npz" for arm in ARMS}
         numbers, words = self.out / "repair.json", self.out / "repair.txt"
         remove_finished_parts(numbers, {path: ("audits", arm, "settings") for arm, path in samples.items()})
@@ -97,8 +102,8 @@ class Repair(AuditArgs):
         audits: dict[str, Any] = {}
         shards: list[SampleShards] = []
         for arm in ARMS:
-            parts = self.shards(samples[arm], checkpoint, options[arm])
-            audits[arm] = self.audit(checkpoint, options[arm], parts, arm)
+            parts = self.shards(samples[arm], checkpoint, options[arm], self.audited)
+            audits[arm] = self.audit(checkpoint, options[arm], parts, arm, self.audited)
             tokens[arm] = parts.read_all()
             write_samples(samples[arm], tokens[arm], checkpoint, parts.settings)
             shards.append(parts)

@@ -128,16 +128,23 @@ def format_table(result: Mapping[str, Any]) -> str:
     ]
     for arm in ARMS:
         overall = result["audits"][arm]["overall"]
-        sites, before = max(1, overall["position_steps"]), overall["before"]
-        fractions = " ".join(f"{before['classes'][name] / sites:>10.4%}" for name in SCORE_CLASSES)
-        negative = before["negative_weights"]
-        weights = "-" if negative is None else f"{negative / sites:.4%}"
+        sites, before = overall["position_steps"], overall["before"]
+        fractions = " ".join(f"{_fraction(before['classes'][name], sites):>10}" for name in SCORE_CLASSES)
+        weights = _fraction(before["negative_weights"], sites)
         lines.append(f"{TITLES[arm]:16} {fractions} {weights:>10} {counts[f'distinct_{arm}']:>9,}")
     lines.append(
         f"{counts['tokens_changed'] / counts['tokens']:.2%} of {counts['tokens']:,} tokens and {counts['samples_changed']:,} "
         f"of {counts['samples']:,} samples differ; the same noise for both."
     )
+    audited = result["audits"]["unprojected"]["settings"].get("audited")
+    if audited is not None:
+        lines.append(f"The scores of the batches of the first {audited:,} pairs are classified, and no others.")
     return "\n".join(lines)
+
+
+def _fraction(count: int | None, total: int) -> str:
+    """Return count / total in per cent; "-" where nothing was counted."""
+    return "-" if count is None or not total else f"{count / total:.4%}"
 
 
 def _format_measure(measure: Mapping[str, Any] | None) -> Sequence[str]:

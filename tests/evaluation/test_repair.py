@@ -93,6 +93,23 @@ def test_pairs_are_drawn_from_one_noise_and_only_the_score_differs(images, tmp_p
     assert names == {"repair.json", "repair.txt", "unprojected.npz", "projected.npz", "pairs.png"}
 
 
+@pytest.mark.parametrize("audited", [0, 5])
+def test_only_the_first_pairs_are_audited_and_all_are_the_same(images, tmp_path, audited):
+    full = repair(images, tmp_path / "all", 9, "--measure", "none", "--batch-size", "3")
+    first = repair(images, tmp_path / "first", 6, "--measure", "none", "--batch-size", "3")
+    some = repair(images, tmp_path / "some", 9, "--measure", "none", "--batch-size", "3", "--audited", str(audited))
+    for arm in ("unprojected", "projected"):
+        assert torch.equal(tokens(tmp_path / "some" / f"{arm}.npz"), tokens(tmp_path / "all" / f"{arm}.npz"))
+        if audited:  # the batches that begin before the fifth pair are the first two
+            assert some["audits"][arm]["overall"] == first["audits"][arm]["overall"]
+        assert some["audits"][arm]["overall"]["position_steps"] == (6 * 64 * 4 if audited else 0)
+    assert some["changes"] == full["changes"]
+    text = (tmp_path / "some" / "repair.txt").read_text()
+    assert f"The scores of the batches of the first {audited} pairs are classified" in text
+    outside, material = next(line for line in text.splitlines() if line.startswith("projected score")).split()[2:4]
+    assert outside == material == ("0.0000%" if audited else "-")
+
+
 def test_changes_by_hand():
     a, b = torch.tensor([[1, 2], [1, 2], [3, 3]]), torch.tensor([[1, 2], [1, 0], [0, 0]])
     assert count_changes(a, b) == {

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
 from m2s.evaluation.audit.auditor import Audit
-from m2s.evaluation.audit.stats import stats_from_json
+from m2s.evaluation.audit.stats import StepStats, stats_from_json
 from m2s.heads import Head
 from m2s.io import parse_json, read_regular, write_json
 from m2s.ops.last_layer import Output
@@ -71,8 +72,12 @@ def audit_sampling(
             callback(step)
 
     with validation.checked():
-        arguments = {part.name: getattr(options, part.name) for part in fields(options)}
-        return sample(model, callback=examine, **arguments), found
+        return sample(model, callback=examine, **_arguments(options)), found
+
+
+def _arguments(options: SamplingOptions) -> dict[str, Any]:
+    """The options as arguments of `m2s.sample`."""
+    return {part.name: getattr(options, part.name) for part in fields(options)}
 
 
 def audit(
@@ -128,6 +133,7 @@ def audit_parts(
     options: SamplingOptions,
     parts: SampleShards,
     callback: Callable[[StepEvent], None] | None = None,
+    audited: int | None = None,
 ) -> Audit:
     """Audit samples in batches that are stored on disk, so that an interrupted audit resumes.
 
@@ -137,6 +143,7 @@ def audit_parts(
         parts: Where the tokens of each batch are stored. A JSON file beside each holds its counts. Batches that are already
             there are not drawn again.
         callback: Called after every step, for a progress bar.
+        audited: Audit only the batches that begin before this sample. The others are drawn without; None: audit all.
 
     Returns:
         The counts over all batches.
@@ -148,8 +155,13 @@ def audit_parts(
     check_auditable(options.head)
     for first, count in parts.missing():
         batch = replace(options, shape=(count, options.shape[1]), start=options.start + first)
-        tokens, found = audit_sampling(model, batch, callback)
-        write_json(_counts_file(parts, first), [asdict(stats) for stats in found.calls])
+        calls: list[StepStats] = []
+        if audited is None or first < audited:
+            tokens, found = audit_sampling(model, batch, callback)
+            calls = found.calls
+        else:
+            tokens = sample(model, callback=callback, **_arguments(batch))
+        write_json(_counts_file(parts, first), [asdict(stats) for stats in calls])
         parts.write(first, tokens)
     total = Audit(options.head, options.sampler_object.name, options.steps, options.seed)
     for first in parts.starts():
