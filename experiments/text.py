@@ -10,11 +10,15 @@ does. All rows of an entry train on the same batches. OUT/ROW.json is written wh
 holds the error. The next call repeats failed rows after all others. Rows of experiments/results/text-ENTRY.json with the same
 settings and data count as finished.
 
+The rows of some entries (experiments/text_entries.py) train for a number of seconds in place of a number of steps. A short run
+measures the speed of such a row. OUT/budgets/ROW.json has the number of steps that follows, so that an interrupted row resumes.
+
 The loss in the trace is the mean over `log_every` steps in nats per token. The gradient norm is that of the loss summed over
 tokens and averaged over sequences. Tokens per second is the median over the intervals of the trace, without compilation.
 """
 
 import argparse
+import dataclasses
 import gc
 import itertools
 import json
@@ -31,6 +35,9 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))  # for the import below, also where this file is loaded by its path
+from text_entries import BUDGETED, Entry
+
 import m2s
 from m2s.cli.evaluate.bpd import finite
 from m2s.data import Tokens
@@ -44,25 +51,14 @@ from m2s.presets import PRESETS
 from m2s.provenance import command, provenance
 from m2s.training import Config, train
 from m2s.training.config import replace, resolve
+from m2s.training.log import NAME as LOG
+from m2s.training.log import read_log
 
 RESULTS = Path(__file__).parent / "results"
 TERMS = {"nats": "bits", "integral": "integral", "prior": "prior", "reconstruction": "reconstruction"}
 BATCH_SIZE = 32  # windows per network call in the final NELBO
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A table of text experiments.
-
-    Args:
-        settings: Options of `m2s train owt` that all rows have in common.
-        rows: Further options of each row, by its name.
-        passes: Times drawn for each window in the final NELBO.
-    """
-
-    settings: dict[str, Any]
-    rows: dict[str, dict[str, Any]]
-    passes: int = 4
+PROBE = {"steps": 80, "log_every": 4, "validate_every": 0, "validation_samples": 16, "save_every": 80}
+STATES = 4  # that a row with a budget saves, evenly spaced, so that its network can be audited at earlier steps
 
 
 SHORT = {
@@ -115,6 +111,7 @@ ENTRIES = {
     "heads": Entry(SHORT, HEADS),
     "seeds": Entry(SHORT, SEEDS),
     "optimizer": Entry(SHORT, OPTIMIZER),
+    **BUDGETED,
 }
 
 
@@ -125,17 +122,17 @@ class Experiment:
     Args:
         out: Folder of the rows.
         data: Folder of the prepared text.
-        settings: Options of `m2s train owt` that all rows have in common.
+        entry: The table.
+        settings: Options of `m2s train PRESET` that all rows have in common.
         described: Description of the data, from `describe`.
-        passes: Times drawn for each window in the final NELBO.
         device: Device of all computations.
     """
 
     out: Path
     data: Path
+    entry: Entry
     settings: dict[str, Any]
     described: dict[str, Any]
-    passes: int
     device: torch.device
 
     @property
@@ -146,44 +143,88 @@ class Experiment:
 
     def config(self, name: str, options: dict[str, Any]) -> Config:
         """Return the training configuration of a row."""
-        settings = {**self.settings, **options, "out": self.out / "runs" / name, "data.folder": str(self.data)}
-        settings |= {"validation_samples": self.described["validation_windows"], "keep": 1, "device": str(self.device)}
-        config = PRESETS["owt"]
+        windows = self.described["validation_windows"]
+        settings = {"keep": 1, "validation_samples": windows, **self.settings, "out": self.out / "runs" / name, **options}
+        settings |= {"data.folder": str(self.data), "device": str(self.device)}
+        settings["validation_samples"] = min(settings["validation_samples"], windows)
+        config = PRESETS[self.entry.preset]
         for key, value in settings.items():
             config = replace(config, key, value)
         return config
 
+    def budget(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Turn the seconds of a row into steps. A file keeps the result, so that the row resumes with the same steps.
+
+        The rate is the median of each half of a short run, for DUO's first half is slower. The number of steps is a multiple of
+        the number of states.
+        """
+        path = self.out / "budgets" / f"{name}.json"
+        if path.exists():
+            return read(path)
+        assert self.entry.seconds is not None
+        start = time.monotonic()
+        probe = self.out / "runs" / f"{name}-probe"
+        shutil.rmtree(probe, ignore_errors=True)
+        config = self.config(name, {**options, **PROBE, "out": probe})
+        train(config)
+        rate = speed_of_halves(loss_records(probe))
+        shutil.rmtree(probe)
+        step = config.run.batch * config.data.length
+        steps = max(STATES, int(self.entry.seconds * rate / step) // STATES * STATES)
+        found = {"seconds": self.entry.seconds, "tokens_per_second": rate, "steps": steps}
+        write_json(output_folder(path.parent) / path.name, {**found, "probe_seconds": time.monotonic() - start})
+        return read(path)
+
     def measure(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Train and evaluate a row, and return it."""
-        config = self.config(name, options)
         torch._dynamo.config.fail_on_recompile_limit_hit = True  # an uncompiled row would be slower than the others
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        budget = None if self.entry.seconds is None else self.budget(name, options)
+        if budget is not None:
+            steps = budget["steps"]
+            options = {**options, "steps": steps, "save_every": steps // STATES, "keep": STATES}
+        config = self.config(name, options)
+        before = logged_seconds(config.run.out)  # of earlier starts, where the row was interrupted
         start = time.monotonic()
         train(config)
         trained = time.monotonic()
         checkpoint = m2s.load(config.run.out, self.device)
         world, bf16, held_out = World(0, 1, self.device), self.device.type == "cuda", self.held_out
         found = dataset_nelbo(
-            checkpoint.model, checkpoint.head, held_out, self.passes, seed=0, batch_size=BATCH_SIZE, bf16=bf16, world=world
+            checkpoint.model,
+            checkpoint.head,
+            held_out,
+            self.entry.passes,
+            seed=0,
+            batch_size=BATCH_SIZE,
+            bf16=bf16,
+            world=world,
         )
         assert checkpoint.tokenizer is not None
         nelbo = summarize(found, example_sizes(held_out, checkpoint.tokenizer))
-        records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        steps = [record for record in records if "loss" in record]
+        records, logged = read_records(config.run.out), loss_records(config.run.out)
         return {
             "row": name,
-            "train": command_line({"method": options["method"], **self.settings, **options}),
-            "tokens": steps[-1]["tokens"],
+            "train": command_line({"method": options["method"], **self.settings, **options}, self.entry.preset),
+            "tokens": logged[-1]["tokens"],
             "parameters": sum(weight.numel() for weight in checkpoint.model.parameters()),
             "nelbo": {term: {unit: value[unit] for unit in ("nats", "bits_per_byte")} for term, value in nelbo.items()},
             "validation": [self.point(record) for record in records if "loss" not in record],
-            "trace": {key: [record[key] for record in steps] for key in ("tokens", "loss", "grad_norm", "grad_norm_max")},
-            "tokens_per_second": speed(steps),
-            "seconds": {"train": trained - start, "nelbo": time.monotonic() - trained},
+            "trace": {key: [record[key] for record in logged] for key in ("tokens", "loss", "grad_norm", "grad_norm_max")},
+            "tokens_per_second": speed(logged),
+            "seconds": {"train": before + trained - start, "nelbo": time.monotonic() - trained},
+            **({} if budget is None else {"budget": self.spent(budget, logged, before + trained - start)}),
             **provenance(self.device),
         }
+
+    def spent(self, budget: dict[str, Any], records: list[dict[str, Any]], train_seconds: float) -> dict[str, Any]:
+        """Return the budget of a row with what it has used: seconds of training steps and all others, and epochs."""
+        tokens = records[-1]["tokens"]
+        training = tokens / speed_of_halves(records)
+        used = {"training_seconds": training, "other_seconds": train_seconds - training}
+        return {**budget, **used, "epochs": tokens / self.described["train_tokens"]}
 
     def point(self, record: dict[str, Any]) -> dict[str, float]:
         """Return a validation of the trainer: NELBO, its terms and standard error in nats per token, and bits per byte."""
@@ -192,15 +233,54 @@ class Experiment:
         return {"tokens": tokens, **nats, "bits_per_byte": record["validation_bits"] / self.described["bytes_per_token"]}
 
 
-def command_line(options: dict[str, Any]) -> str:
+def command_line(options: dict[str, Any], preset: str = "owt") -> str:
     """Return the command that trains with these options.
 
     Args:
-        options: Options of `m2s train owt`.
+        options: Options of `m2s train PRESET`.
+        preset: The preset.
     """
     given = {key.replace("_", "-"): value for key, value in options.items() if value is not None}
     words = [f"--{key}" if value is True else f"--{key} {shlex.quote(str(value))}" for key, value in given.items()]
-    return " ".join(["m2s train owt", *words])
+    return " ".join([f"m2s train {preset}", *words])
+
+
+def read_records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of the log of a run; none where there is no log.
+
+    Args:
+        run: The folder of the run.
+    """
+    return [line.record for line in read_log(run / LOG) if line.record is not None] if (run / LOG).exists() else []
+
+
+def loss_records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of the log that have a training loss.
+
+    Args:
+        run: The folder of the run.
+    """
+    return [record for record in read_records(run) if "loss" in record]
+
+
+def logged_seconds(run: Path) -> float:
+    """Return the seconds of all starts of a run, from its log. The clock restarts when a run resumes.
+
+    Args:
+        run: The folder of the run.
+    """
+    clock = [record["seconds"] for record in read_records(run)]
+    return float(sum(now for now, following in itertools.pairwise([*clock, -1.0]) if following < now))
+
+
+def rates(records: list[dict[str, Any]]) -> list[float]:
+    """Return the tokens per second of each interval of the log.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
+    pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
+    return [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # the clock restarts when a run resumes
 
 
 def speed(records: list[dict[str, Any]]) -> float | None:
@@ -209,9 +289,21 @@ def speed(records: list[dict[str, Any]]) -> float | None:
     Args:
         records: Lines of the log with `tokens` and `seconds`.
     """
-    pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
-    rates = [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # the clock restarts when a run resumes
-    return statistics.median(rates) if rates else None
+    found = rates(records)
+    return statistics.median(found) if found else None
+
+
+def speed_of_halves(records: list[dict[str, Any]]) -> float:
+    """Return the tokens per second of a run whose two halves may differ in speed: the harmonic mean of their medians.
+
+    Medians leave out the intervals with compilation and validations, where these are few.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
+    found = rates(records) or [records[-1]["tokens"] / records[-1]["seconds"]]
+    middle = len(found) // 2
+    return statistics.harmonic_mean([statistics.median(half) for half in (found[:middle], found[middle:]) if half])
 
 
 def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
@@ -320,14 +412,18 @@ def run(options: argparse.Namespace, started: float) -> bool:
     """
     entry = ENTRIES[options.entry]
     changes = {key: as_json(value) for key, _, value in (pair.partition("=") for pair in options.set)}
-    settings = {"data.length": PRESETS["owt"].data.length, **entry.settings, **changes}
+    settings = {"data.length": PRESETS[entry.preset].data.length, **entry.settings, **changes}
     data = describe(options.data, settings["data.length"], options.limit)
-    shared = json.loads(json.dumps({"entry": options.entry, "settings": settings, "passes": entry.passes, "data": data}))
+    shared: dict[str, Any] = {"entry": options.entry, "settings": settings, "passes": entry.passes, "data": data}
+    if entry.seconds is not None:
+        entry = dataclasses.replace(entry, seconds=options.budget or entry.seconds)
+        shared |= {"preset": entry.preset, "seconds": entry.seconds}
+    shared = json.loads(json.dumps(shared))
     check_settings(options.out, shared)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    experiment = Experiment(options.out, options.data, settings, data, entry.passes, device)
-    for name, changes in entry.rows.items():
-        resolve(experiment.config(name, changes))  # raise for invalid options before anything is written
+    experiment = Experiment(options.out, options.data, entry, settings, data, device)
+    for name in options.rows:
+        resolve(experiment.config(name, entry.rows[name]))  # raise for invalid options before anything is written
     done = {**known_rows(options, shared), **read_rows(options.out, entry)}
     todo = [name for name in options.rows if name not in done]
     todo += [name for name in options.rows if "error" in done.get(name, {})]
@@ -357,9 +453,11 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
         rows: The rows, finished or failed.
     """
     finished = [row for row in rows if "error" not in row]
-    points = [point["tokens"] for point in finished[0]["validation"][:-1]] if finished else []
+    points = sorted({point["tokens"] for row in finished for point in row["validation"][:-1]})
     columns = ["row", "NELBO, nats per token", "bits per byte", *(f"{tokens / 1e6:.1f} M" for tokens in points)]
     columns += ["gradient norm: median", "maximum", "tokens/s", "seconds"]
+    budgeted = any("budget" in row for row in finished)
+    columns += ["of them training", "M tokens", "epochs"] if budgeted else []
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         if "error" in row:
@@ -368,9 +466,13 @@ def format_table(rows: list[dict[str, Any]]) -> list[str]:
         nats, trace = row["nelbo"]["nelbo"]["nats"], row["trace"]
         cells = [f"`{row['row']}`", f"{nats['value']:.3f} ± {nats['rows_error']:.3f}"]
         cells += [f"{row['nelbo']['nelbo']['bits_per_byte']['value']:.3f}"]
-        cells += [f"{point['nats']:.3f}" for point in row["validation"][:-1]]
+        found = {point["tokens"]: f"{point['nats']:.3f}" for point in row["validation"][:-1]}
+        cells += [found.get(tokens, "-") for tokens in points]
         cells += [f"{statistics.median(trace['grad_norm']):,.0f}", f"{max(trace['grad_norm_max']):,.0f}"]
         cells += [f"{row['tokens_per_second'] or math.nan:,.0f}", f"{row['seconds']['train']:.0f}"]
+        if budgeted:
+            budget = row["budget"]
+            cells += [f"{budget['training_seconds']:.0f}", f"{row['tokens'] / 1e6:.1f}", f"{budget['epochs']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -410,6 +512,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--entry", default="recipe", choices=ENTRIES, help="the table (%(default)s)")
     parser.add_argument("--rows", metavar="A,B,C", help="only these rows")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this many seconds")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="seconds of training of each row, in place of the entry's"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N held-out windows")
     parser.add_argument("--keep", action="store_true", help="keep the checkpoint of each row in OUT/runs")
@@ -423,6 +528,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             raise UserError(f"{options.entry} has no row {name!r}: {suggest(name, rows)}")
     if options.data is None and not options.table:
         raise UserError("--data is missing: give the folder that `m2s data prepare` wrote")
+    if options.budget is not None and (ENTRIES[options.entry].seconds is None or options.budget <= 0):
+        budgeted = ", ".join(BUDGETED)
+        raise UserError(f"--budget is {options.budget:g}, but it must be above 0, and belongs to the entries {budgeted}")
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit is {options.limit}, but it must be at least 1")
     return options

@@ -110,3 +110,66 @@ def test_rows_of_one_folder_need_the_same_settings(text, capsys):
     assert text.main(["out", "--seconds", "-1", *COMMON]) == 0
     assert text.main(["out", *COMMON, "steps=7"]) == 2
     assert "out/entry.json has settings" in capsys.readouterr().err
+
+
+def test_seconds_of_training_become_steps(text, monkeypatch, capsys):
+    """The number of steps is floor(seconds * rate / tokens of a step), to a multiple of the states, and it is kept."""
+    given = ["out", "--entry", "methods", "--rows", "mdlm,gidd-0", "--budget", "0.5", *COMMON]
+    monkeypatch.setattr(text, "speed_of_halves", lambda records: 64 * 27.0)
+    assert text.main(given) == 0
+    for name in ("mdlm", "gidd-0"):
+        assert row(name)["budget"]["steps"] == 12  # 0.5 * 27 = 13.5
+        assert row(name)["tokens"] == 12 * 4 * 16
+        words = row(name)["train"]
+        assert words.startswith("m2s train owt-fast --method ") and all(
+            option in words for option in ("--steps 12", "--save-every 3", "--keep 4")
+        )
+        spent = row(name)["budget"]
+        assert spent["training_seconds"] == pytest.approx(12 / 27)
+        assert spent["other_seconds"] == pytest.approx(row(name)["seconds"]["train"] - 12 / 27)
+    Path("out/mdlm.json").unlink()
+    monkeypatch.setattr(text, "speed_of_halves", lambda records: 64 * 99.0)
+    assert text.main(given) == 0 and row("mdlm")["budget"]["steps"] == 12
+    assert text.main(["out", "--entry", "methods", "--table", "--results", "results"]) == 0
+    header, _, mdlm, _ = capsys.readouterr().out.splitlines()[-4:]
+    assert header.endswith("| seconds | of them training | M tokens | epochs |") and mdlm.startswith("| `mdlm` |")
+    assert json.loads(Path("results/text-methods.json").read_text())["seconds"] == 0.5
+    assert text.main(["out", "--entry", "methods", "--budget", "0.6", *COMMON]) == 2  # another budget needs another folder
+    assert (
+        text.main(["new", "--budget", "0.5", *COMMON]) == 2 and text.main(["new", *given[1:3], "--budget", "0", *COMMON]) == 2
+    )
+    assert "belongs to the entries" in capsys.readouterr().err
+
+
+def test_speed_of_a_run_with_two_halves(text):
+    """The harmonic mean of the halves is all tokens over all seconds, whatever compilation and validation take."""
+    seconds = [9.0, *[2.0] * 5, 7.0, *[2.0] * 4, *[1.0] * 4, 30.0, *[1.0] * 6]  # of intervals of 100 tokens
+    clock = [sum(seconds[: i + 1]) for i in range(len(seconds))]
+    records = [{"tokens": 100 * (i + 1), "seconds": now} for i, now in enumerate(clock)]
+    assert text.speed_of_halves(records) == pytest.approx(2200 / (11 * 2 + 11 * 1))
+    assert text.speed_of_halves(records[:2]) == pytest.approx(50)
+    assert text.speed_of_halves(records[:1]) == pytest.approx(100 / 9)
+
+
+def test_seconds_of_an_interrupted_run_are_those_of_all_starts(text):
+    Path("run").mkdir()
+    records = [
+        {"step": 1, "seconds": 5.0},
+        {"step": 2, "seconds": 8.0},
+        {"step": 3, "seconds": 3.0},
+        {"step": 4, "seconds": 4.5},
+    ]
+    Path("run/log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert text.logged_seconds(Path("run")) == 12.5 and text.logged_seconds(Path("nothing")) == 0
+
+
+def test_the_old_recipe_is_that_of_the_preset_owt(text):
+    """Except for the run's length, batch, warmup and average, which the tables have in common."""
+    options = text.ENTRIES["owt-fast"].rows["m2s-offset-old"]
+    config = text.PRESETS["owt-fast"]
+    for key, value in options.items():
+        config = text.replace(config, key, value)
+    old = text.PRESETS["owt"]
+    assert config.network == old.network and config.run.importance == old.run.importance
+    for name in ("kind", "lr", "beta1", "beta2", "decay", "weight_decay", "clip"):
+        assert getattr(config.optimizer, name) == getattr(old.optimizer, name)
