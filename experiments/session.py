@@ -1,0 +1,427 @@
+"""Train rows of a text entry, and draw, audit and repair their samples, in calls of limited time on one machine.
+
+    python experiments/session.py OUT --data packed/text --entry methods --rows sedd --seconds 560 --bundle back
+    python experiments/session.py OUT ...                  # the same again: continues where the last call ended
+    python experiments/transfer.py join back results       # on another machine
+
+For each row, `experiments/text.py` trains it and evaluates its NELBO. Samples with the sampler of its paper follow; for heads
+of M2S also those of the samplers and grids that the paper compares. For `sedd` audits at all numbers of steps, of the paper's
+four trajectories and of earlier states, and the repair follow. Each of these is a stage: a command of m2s with one result that
+is not computed again. A call ends before `--seconds`. A stage that is interrupted resumes in the next call.
+
+With `--bundle` everything small of these rows is packed at the end of every call, also of one that ran out of time: rows, logs,
+samples and audits, in parts for one transfer (`experiments/transfer.py`). With `--weights` the averaged weights of the rows are
+written to OUT/weights in bf16. Trials: `--n`, `--audited`, `--steps` and the options of text.py after `--`.
+"""
+
+import argparse
+import gc
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also where this file is loaded by its path
+import text
+import transfer
+
+import m2s
+from m2s.cli import run as run_m2s
+from m2s.errors import UserError, suggest
+from m2s.io import output_folder
+from m2s.provenance import recorded_command
+from m2s.training.export import export_state
+from m2s.training.state import steps as saved_steps
+
+STEPS = (16, 32, 64, 128)
+DIAGNOSED = 4  # trajectories of the paper's diagnostic
+MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
+RUN_FILES = ("train.json", "log.jsonl", "config.json")  # of a run that figures and reports read
+PART_MIB, FILES, TOTAL_MIB = 15.5, 8, 63.5  # of one transfer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How samples of a row are drawn.
+
+    Args:
+        sampler: The sampler.
+        grid: The time grid.
+        steps: Numbers of steps.
+    """
+
+    sampler: str
+    grid: str
+    steps: tuple[int, ...] = STEPS
+
+
+BAYES_COSINE = Sampling("bayes", "cosine")
+PANEL_B = (BAYES_COSINE, Sampling("bayes", "linear"), Sampling("euler", "cosine"), Sampling("euler", "linear"))
+SAMPLINGS = {  # by method. Of the others the grid is that of their papers, evenly spaced times
+    "m2s": PANEL_B,
+    "m2s-offset": PANEL_B,
+    "sedd": (),  # those of the repair without projection
+    "sedd-absorb": (Sampling("analytic", "linear"),),
+    "mdlm": (Sampling("ancestral", "linear"),),
+    "gidd": (Sampling("bayes", "linear"),),
+    "duo": (Sampling("bayes", "linear"),),
+    "neural-ctmc": (Sampling("euler", "linear"),),
+    "ar": (Sampling("autoregressive", "linear", (512,)),),  # one call of the network for each token, whatever the steps
+}
+
+
+class OutOfTime(BaseException):
+    """The time of this call is used up. It passes through handlers of `Exception`, which record failed rows."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One result of a row.
+
+    Args:
+        name: What it is, for messages.
+        result: The file that exists when the stage is finished.
+        run: Computes it. An interrupted stage resumes.
+    """
+
+    name: str
+    result: Path
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The options of a call, and the stages that follow from them.
+
+    Args:
+        out: The folder of all results.
+        entry: The table of experiments/text.py.
+        n: Samples of each set, and pairs of a repair.
+        audited: Samples of an audit.
+        steps: Numbers of sampling steps.
+        micro_batch: Samples of one call of the network.
+    """
+
+    out: Path
+    entry: text.Entry
+    n: int
+    audited: int
+    steps: tuple[int, ...]
+    micro_batch: int
+
+    def stages(self, row: str) -> Iterator[Stage]:
+        """Yield the stages of a trained row, the most important ones first.
+
+        Args:
+            row: The row.
+        """
+        method, run = self.entry.rows[row]["method"], self.out / "runs" / row
+        samplings = SAMPLINGS[method]
+        for sampling in samplings[:1]:
+            yield from self.samples(row, run, sampling)
+        if method == "sedd":
+            yield from self.sedd(row, run)
+        for sampling in samplings[1:]:
+            yield from self.samples(row, run, sampling)
+
+    def samples(self, row: str, run: Path, sampling: Sampling) -> Iterator[Stage]:
+        """Yield the sets of samples of one sampler and grid.
+
+        Args:
+            row: The row.
+            run: The folder of its run.
+            sampling: The sampler and the grid.
+        """
+        for steps in sampling.steps if sampling.steps != STEPS else self.steps:
+            out = self.out / "samples" / row / f"{sampling.sampler}-{sampling.grid}-{steps}.npz"
+            options = ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch)]
+            yield self.command("sample", run, out, out, self.n, steps, options)
+
+    def sedd(self, row: str, run: Path) -> Iterator[Stage]:
+        """Yield audits and repairs of an unconstrained score.
+
+        The samples without projection are the row's samples. They are those of `m2s sample` with SEDD's sampler.
+
+        Args:
+            row: The row.
+            run: The folder of its run.
+        """
+        last = max(self.steps)
+        yield self.audit(row, run, "audit", self.audited, last)
+        for steps in sorted(self.steps, reverse=True):
+            folder = self.out / "repair" / f"{row}-{steps}"
+            options = ["--measure", "none", "--audited", "1", "--batch-size", str(min(self.micro_batch, self.n))]
+            yield self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
+            target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"
+            yield Stage(f"samples of {folder}", target, lambda source=folder, target=target: copy_samples(source, target))
+        yield self.audit(row, run, f"audit-{DIAGNOSED}", DIAGNOSED, last)
+        for steps in sorted(self.steps)[:-1]:
+            yield self.audit(row, run, f"audit-steps-{steps}", self.audited, steps)
+        states = saved_steps(run / "state")
+        for step in (states[0], states[len(states) // 2 - 1]) if len(states) == text.STATES else ():
+            exported = self.out / "states" / f"{row}-{step}"
+            yield Stage(
+                f"export of state {step}", exported / "config.json", lambda s=step, e=exported: discard(export_state(run, s, e))
+            )
+            yield self.audit(row, exported, f"audit-state-{step}", self.audited, last)
+
+    def audit(self, row: str, checkpoint: Path, name: str, n: int, steps: int) -> Stage:
+        """Return the stage of an audit.
+
+        Args:
+            row: The row.
+            checkpoint: The folder of the network.
+            name: The name of the audit.
+            n: Number of samples.
+            steps: Number of steps.
+        """
+        folder = self.out / "audits" / f"{row}-{name}"
+        return self.command("audit", checkpoint, folder, folder / "audit.json", n, steps, ["--batch-size", "32"])
+
+    def command(self, word: str, checkpoint: Path, out: Path, result: Path, n: int, steps: int, options: list[str]) -> Stage:
+        """Return the stage of a command of m2s.
+
+        Args:
+            word: The command.
+            checkpoint: The folder of the network.
+            out: What the command writes.
+            result: The file that it writes last.
+            n: Number of samples.
+            steps: Number of steps.
+            options: Further options.
+        """
+        size = min(self.micro_batch, n)
+        words = [word, str(checkpoint), "--out", str(out), "--n", str(n), "--steps", str(steps), "--micro-batch", str(size)]
+        words += options
+
+        def run() -> None:
+            output_folder(out.parent)
+            with recorded_command(["m2s", *words]):
+                run_m2s(words)
+
+        return Stage(" ".join(["m2s", *words]), result, run)
+
+
+def copy_samples(repair: Path, target: Path) -> None:
+    """Copy the samples of a repair without projection.
+
+    Args:
+        repair: The folder of the repair.
+        target: The file to write.
+    """
+    output_folder(target.parent)
+    temporary = target.with_suffix(".tmp")
+    shutil.copyfile(repair / "unprojected.npz", temporary)
+    temporary.replace(target)
+
+
+def discard(_: object) -> None:
+    """Ignore a result."""
+
+
+class Deadline:
+    """A context that ends the work of a call in time.
+
+    After `seconds` it sends SIGTERM to this process. A training run then saves its state and exits. In other work the signal
+    raises `OutOfTime`.
+
+    Args:
+        seconds: Seconds until then.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        self.previous = signal.signal(signal.SIGTERM, _raise_out_of_time)
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+        if self.seconds < float("inf"):
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.seconds))
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, self.previous)
+
+
+def _raise_out_of_time(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM."""
+    raise OutOfTime
+
+
+def work(options: argparse.Namespace, started: float) -> bool:
+    """Compute everything that is missing, row by row.
+
+    Args:
+        options: Command line options.
+        started: `time.monotonic()` at the start of the process.
+
+    Returns:
+        Whether nothing failed.
+    """
+    entry = text.ENTRIES[options.entry]
+    session = Session(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch)
+    failed = []
+    for row in options.rows:
+        words = [
+            str(options.out),
+            "--entry",
+            options.entry,
+            "--rows",
+            row,
+            "--data",
+            str(options.data),
+            "--keep",
+            *options.text,
+        ]
+        # Rows of the repository's result file have no network here: they are computed again.
+        if text.main([*words, "--results", str(options.out / "no-results")]):
+            failed.append(row)
+            continue
+        for stage in session.stages(row):
+            if not stage.result.exists():
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
+                try:
+                    stage.run()
+                except Exception as error:
+                    failed.append(stage.name)
+                    print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if options.weights:
+            save_weights(options.out, row)
+    if failed:
+        print(f"failed: {'; '.join(failed)}", file=sys.stderr)
+    return not failed
+
+
+def save_weights(out: Path, row: str) -> None:
+    """Save the averaged weights of a row in bf16.
+
+    Args:
+        out: The folder of all results.
+        row: The row.
+    """
+    target = out / "weights" / row
+    if not (target / "config.json").exists():
+        checkpoint = m2s.load(out / "runs" / row)
+        checkpoint.model.bfloat16()
+        checkpoint.save(target)
+
+
+def bundle(out: Path, rows: list[str], target: Path) -> None:
+    """Pack the small results of some rows in parts for one transfer.
+
+    Args:
+        out: The folder of all results.
+        rows: The rows.
+        target: The folder of the parts.
+
+    Raises:
+        UserError: They do not fit into one transfer.
+    """
+    collected = out / "bundle" / "results"
+    shutil.rmtree(collected, ignore_errors=True)
+    collected.mkdir(parents=True)
+    for file in small_files(out, rows):
+        place = collected / file.relative_to(out)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+    transfer.split(collected, out / "bundle" / "parts", int(PART_MIB * transfer.MIB))
+    count, transfers = transfer.copy_group(out / "bundle" / "parts", target, 0, FILES, int(TOTAL_MIB * transfer.MIB))
+    print(f"{count} parts of results in {target}", flush=True)
+    if transfers > 1:
+        raise UserError(f"the results of {', '.join(rows)} need {transfers} transfers: bundle fewer rows at once (--rows)")
+
+
+def small_files(out: Path, rows: list[str]) -> list[Path]:
+    """Return the results of some rows without networks and states.
+
+    Args:
+        out: The folder of all results.
+        rows: The rows.
+    """
+    found = [out / "entry.json"]
+    for row in rows:
+        found += [out / f"{row}.json", out / "budgets" / f"{row}.json", *(out / "runs" / row / name for name in RUN_FILES)]
+        found += sorted((out / "samples" / row).glob("*.npz"))
+        folders = [path for kind in ("audits", "repair") for path in sorted((out / kind).glob(f"{row}-*"))]
+        kept = (".json", ".txt", ".png", ".npz")
+        found += [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in kept]
+    # The samples without projection are in samples/, and texts follow from tokens.
+    left_out = ("unprojected.npz", "unprojected.txt", "projected.txt")
+    return [file for file in found if file.is_file() and file.name not in left_out]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read and validate the command line.
+
+    Args:
+        arguments: Arguments in place of `sys.argv`.
+
+    Raises:
+        UserError: A value is invalid.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder of all results")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", required=True, help="folder that m2s data prepare wrote")
+    parser.add_argument("--entry", default="methods", choices=text.BUDGETED, help="the table (%(default)s)")
+    parser.add_argument("--rows", required=True, metavar="A,B,C", help="the rows, in this order")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end before this many seconds; 0: only --bundle")
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="pack the results of the rows into this folder")
+    parser.add_argument("--weights", action="store_true", help="also write the averaged weights in bf16, OUT/weights/ROW")
+    parser.add_argument("--n", type=int, default=1024, help="samples of a set, and pairs of a repair (%(default)s)")
+    parser.add_argument("--audited", type=int, default=128, help="samples of an audit (%(default)s)")
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="numbers of sampling steps (16 32 64 128)")
+    parser.add_argument("--micro-batch", type=int, default=32, help="samples of one call of the network (%(default)s)")
+    words = sys.argv[1:] if arguments is None else arguments
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.text = words[end + 1 :]
+    options.rows = options.rows.split(",")
+    known = text.ENTRIES[options.entry].rows
+    for name in options.rows:
+        if name not in known:
+            raise UserError(f"{options.entry} has no row {name!r}: {suggest(name, known)}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code.
+
+    Args:
+        arguments: Arguments in place of `sys.argv`.
+
+    Returns:
+        0: the call did what it could, 1: a row failed, 2: the input is invalid.
+    """
+    started = time.monotonic()
+    code = 0
+    try:
+        options = parse(arguments)
+        try:
+            if options.seconds > 0:
+                with Deadline(options.seconds - MARGIN):
+                    code = 0 if work(options, started) else 1
+                print(f"finished: {', '.join(options.rows)}, after {time.monotonic() - started:.0f} s")
+        except (OutOfTime, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code != 128 + signal.SIGTERM:
+                raise
+            print(f"not finished after {time.monotonic() - started:.0f} s: the same command continues", flush=True)
+        if options.bundle:
+            bundle(options.out, options.rows, options.bundle)
+        return code
+    except UserError as error:
+        print(f"session.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""experiments/session.py on a small text: stages of a row, calls that run out of time, and the results that are packed."""
+
+import importlib.util
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import m2s
+from m2s.cli import main as m2s_main
+from m2s.data import Bytes, prepare_text
+from m2s.training import loop
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+NETWORK = {"network.size": "tiny", "network.width": 16, "network.depth": 1, "network.heads": 2, "data.length": 16, "batch": 4}
+SETTINGS = {**NETWORK, "optimizer.warmup": 2, "log_every": 2, "validate_every": 40}
+COMMON = ["--data", "packed", "--n", "8", "--audited", "4", "--steps", "2", "4", "--micro-batch", "4", "--bundle", "back"]
+TEXT = ["--", "--budget", "0.3", "--limit", "3", "--set", *(f"{key}={value}" for key, value in SETTINGS.items())]
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """The script as a module, in a folder with a small prepared text."""
+    monkeypatch.syspath_prepend(FOLDER)
+    spec = importlib.util.spec_from_file_location("session_script", FOLDER / "session.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "MARGIN", 0.0)
+    documents = [f"document {number} has größe {number * number}" for number in range(40)]
+    Path("source.txt").write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
+    prepare_text("source.txt", "packed", Bytes(), validation_fraction=0.2)
+    return module
+
+
+def read(path: str | Path) -> dict:
+    return json.loads(Path(path).read_text())
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_rows_from_training_to_packed_results(session, monkeypatch, capsys):
+    assert session.main(["out", "--rows", "sedd,m2s-offset", "--weights", *COMMON, *TEXT]) == 0
+    for row in ("sedd", "m2s-offset"):
+        found, budget = read(f"out/{row}.json"), read(f"out/budgets/{row}.json")
+        assert found["tokens"] == budget["steps"] * 64 and budget["steps"] % 4 == 0
+        # floor(seconds * rate / tokens of a step) to a multiple of the states, and at least one step between them
+        assert budget["steps"] == max(4, int(0.3 * budget["tokens_per_second"] / 64) // 4 * 4)
+        assert found["budget"]["epochs"] == found["tokens"] / read("out/entry.json")["data"]["train_tokens"]
+        assert found["budget"]["training_seconds"] + found["budget"]["other_seconds"] == pytest.approx(
+            found["seconds"]["train"]
+        )
+        assert len(list(Path(f"out/runs/{row}/state").iterdir())) == 4
+        small = m2s.load(f"out/weights/{row}").model.state_dict()
+        for name, value in m2s.load(f"out/runs/{row}").model.state_dict().items():
+            assert small[name].dtype == torch.bfloat16 and torch.equal(small[name], value.bfloat16())
+    assert session.transfer.main(["join", "back", "arrived"]) == 0
+    there = files(Path("arrived/results"))
+    run = {"train.json", "log.jsonl", "config.json"}
+    expected = {"entry.json", *(f"{row}.json" for row in ("sedd", "m2s-offset"))}
+    expected |= {f"{kind}/{row}{end}" for row in ("sedd", "m2s-offset") for kind, end in (("budgets", ".json"),)}
+    expected |= {f"runs/{row}/{name}" for row in ("sedd", "m2s-offset") for name in run}
+    expected |= {f"samples/sedd/analytic-linear-{steps}.npz" for steps in (2, 4)}
+    expected |= {
+        f"samples/m2s-offset/{s}-{g}-{n}.npz" for s in ("bayes", "euler") for g in ("cosine", "linear") for n in (2, 4)
+    }
+    expected |= {f"repair/sedd-{n}/{name}" for n in (2, 4) for name in ("projected.npz", "repair.json", "repair.txt")}
+    steps = read("out/budgets/sedd.json")["steps"]
+    audits = ["audit", "audit-4", "audit-steps-2", f"audit-state-{steps // 4}", f"audit-state-{steps // 2}"]
+    expected |= {f"audits/sedd-{name}/audit.{end}" for name in audits for end in ("json", "txt", "png")}
+    assert there == expected
+
+    # An audit is that of the named checkpoint, and the samples of sedd are those of m2s sample.
+    for name, step in (("audit", steps), (f"audit-state-{steps // 4}", steps // 4)):
+        found = read(f"arrived/results/audits/sedd-{name}/audit.json")
+        checkpoint = "out/runs/sedd" if step == steps else f"out/states/sedd-{step}"
+        assert found["checkpoint"] == checkpoint and m2s.load(checkpoint).config["extra"]["step"] == step
+        assert found["overall"]["position_steps"] == 4 * 4 * 16
+    words = ["--n", "8", "--steps", "4", "--sampler", "analytic", "--grid", "linear", "--micro-batch", "4"]
+    m2s_main(["sample", "out/runs/sedd", "--out", "again.npz", *words])
+    with np.load("again.npz") as again, np.load("arrived/results/samples/sedd/analytic-linear-4.npz") as packed:
+        assert np.array_equal(again["tokens"], packed["tokens"])
+
+    # Figures are made from what arrived, each by one command.
+    monkeypatch.chdir("arrived/results")
+    m2s_main(["figure", "audit", "--source", "audits/sedd-audit/audit.json", "runs/sedd", "--out", "audit.pdf"])
+    m2s_main(["figure", "losses", "--source", "runs/sedd", "--out", "losses.pdf"])
+    monkeypatch.chdir("../..")
+
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz") if "bundle" not in path.parts}
+    capsys.readouterr()
+    monkeypatch.setattr(session, "run_m2s", None)  # nothing is computed again
+    assert session.main(["out", "--rows", "sedd", *COMMON, *TEXT]) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_interrupted_training_and_sampling_resume(session, monkeypatch, capsys):
+    """A signal stops training between two steps, and then sampling between two batches. The third call finishes."""
+    train, finish, draw = session.text.train, loop.finish_step, session.run_m2s
+    started = []
+
+    def recorded_train(config):
+        started.append(config.run.out.name)
+        return train(config)
+
+    def interrupted_step(trainer, *given):
+        if started == ["mdlm-probe", "mdlm"] and trainer.progress.step == 2:
+            signal.raise_signal(signal.SIGALRM)
+        return finish(trainer, *given)
+
+    monkeypatch.setattr(session.text, "train", recorded_train)
+    monkeypatch.setattr(loop, "finish_step", interrupted_step)
+    given = ["out", "--rows", "mdlm", *COMMON, "--seconds", "600", *TEXT]
+    assert session.main(given) == 0
+    assert "not finished" in capsys.readouterr().out
+    steps = read("out/budgets/mdlm.json")["steps"]
+    saved = [int(path.name.removeprefix("step-")) for path in Path("out/runs/mdlm/state").iterdir()]
+    assert max(saved) == 3 < steps and not Path("out/mdlm.json").exists()
+    assert session.transfer.main(["join", "back", "first"]) == 0
+    assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in session.RUN_FILES)}
+
+    def interrupted_draw(words):
+        signal.raise_signal(signal.SIGALRM)
+        time.sleep(5)  # not reached
+
+    monkeypatch.setattr(session, "run_m2s", interrupted_draw)
+    assert session.main(given) == 0
+    assert "not finished" in capsys.readouterr().out and started == ["mdlm-probe", "mdlm", "mdlm"]
+    row = read("out/mdlm.json")
+    assert row["tokens"] == steps * 64 and not Path("out/samples/mdlm/ancestral-linear-2.npz").exists()
+
+    monkeypatch.setattr(session, "run_m2s", draw)
+    assert session.main(given) == 0
+    assert "finished: mdlm" in capsys.readouterr().out and len(started) == 3
+    assert session.transfer.main(["join", "back", "last"]) == 0
+    assert {f"samples/mdlm/ancestral-linear-{n}.npz" for n in (2, 4)} <= files(Path("last/results"))
+
+
+def test_a_stage_that_fails_does_not_stop_the_others(session, monkeypatch, capsys):
+    draw = session.run_m2s
+
+    def fails_once(words):
+        if "bayes" in words and "cosine" in words:
+            raise RuntimeError("no memory for it")
+        draw(words)
+
+    monkeypatch.setattr(session, "run_m2s", fails_once)
+    assert session.main(["out", "--rows", "m2s", *COMMON, *TEXT]) == 1
+    assert "no memory for it" in capsys.readouterr().err
+    found = {path.name for path in Path("out/samples/m2s").iterdir()}
+    assert found == {f"{name}-{n}.npz" for name in ("bayes-linear", "euler-cosine", "euler-linear") for n in (2, 4)}
+
+
+def test_every_method_of_the_entries_has_samplers_that_support_it(session):
+    for entry in session.text.BUDGETED.values():
+        for row in entry.rows.values():
+            assert row["method"] in session.SAMPLINGS
+
+
+def test_invalid_rows_and_large_results_are_errors(session, monkeypatch, capsys):
+    assert session.main(["out", "--rows", "sed", *COMMON]) == 2
+    assert "did you mean sedd" in capsys.readouterr().err and not Path("out").exists()
+    Path("out").mkdir()
+    Path("out/sedd.json").write_bytes(np.random.default_rng(0).bytes(100_000))
+    monkeypatch.setattr(session, "TOTAL_MIB", 0.05)
+    monkeypatch.setattr(session, "PART_MIB", 0.02)
+    with pytest.raises(session.UserError, match="bundle fewer rows at once"):
+        session.bundle(Path("out"), ["sedd"], Path("back"))
