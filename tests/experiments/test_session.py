@@ -98,6 +98,8 @@ def test_rows_from_training_to_packed_results(session, monkeypatch, capsys):
 
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz") if "bundle" not in path.parts}
     capsys.readouterr()
+    assert session.main(["out", "--rows", "sedd", "--seconds", "0", *COMMON, *TEXT]) == 0
+    assert capsys.readouterr().out == "1 parts of results in back\n"
     monkeypatch.setattr(session, "run_m2s", None)  # nothing is computed again
     assert session.main(["out", "--rows", "sedd", *COMMON, *TEXT]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
