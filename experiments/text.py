@@ -93,24 +93,55 @@ REPEATED = ("m2s-offset-0.1", "sedd-0.1", "mdlm-0.1", "mdlm")
 SEEDS = {f"{name}-seed{seed}": {**RECIPE[name], "seed": seed} for seed in (2, 3) for name in REPEATED}
 MUON = {"importance": 0.1, "optimizer.kind": "muon", "optimizer.lr": 1e-3, "optimizer.beta2": 0.95}
 FAST = {**MUON, "network.gates": "one", "network.embedding_std": 1.0}
-ADAMW = {**FAST, "optimizer.kind": "adamw", "optimizer.lr": 5e-4}
 OPTIMIZER = {
     "m2s-offset-fast": {"method": "m2s-offset", **FAST},
     "m2s-offset-fast-lr3e-3": {"method": "m2s-offset", **FAST, "optimizer.lr": 3e-3},
     "mdlm-fast": {"method": "mdlm", **FAST},
     "m2s-offset-muon": {"method": "m2s-offset", **MUON},
     "sedd-fast": {"method": "sedd", **FAST},
-    "m2s-offset-fast-qk": {"method": "m2s-offset", **FAST, "network.qk_norm": True},
     "ar-fast": {"method": "ar", **FAST, "importance": None},
-    "m2s-offset-adamw": {"method": "m2s-offset", **ADAMW},
-    "m2s-offset-fast-noised": {"method": "m2s-offset", **FAST, "head.loss": "noised"},
-    "m2s-offset-fast-uniform-t": {"method": "m2s-offset", **FAST, "importance": None},
+}
+FAST_3E3 = {**FAST, "optimizer.lr": 3e-3}
+OFFSET_3E3 = {"method": "m2s-offset", **FAST_3E3}
+HALF_BATCH = {  # the same tokens, also at each validation
+    "batch": 32,
+    "steps": 1800,
+    "optimizer.warmup": 400,
+    "optimizer.ema": 0.995,
+    "log_every": 50,
+    "validate_every": 300,
+    "save_every": 1800,
+}
+RATES = {
+    "mdlm-3e-3": {"method": "mdlm", **FAST_3E3},
+    "sedd-3e-3": {"method": "sedd", **FAST_3E3},
+    "ar-3e-3": {"method": "ar", **FAST_3E3, "importance": None},
+    "m2s-offset-6e-3": {**OFFSET_3E3, "optimizer.lr": 6e-3},
+    "m2s-3e-3": {"method": "m2s", **FAST_3E3},
+    "gidd-3e-3": {"method": "gidd", **FAST_3E3},
+    "md4-3e-3": {"method": "md4", **FAST_3E3},
+    "m2s-offset-3e-3-uniform-t": {**OFFSET_3E3, "importance": None},
+    "m2s-offset-3e-3-noised": {**OFFSET_3E3, "head.loss": "noised"},
+    "m2s-offset-3e-3-qk-norm": {**OFFSET_3E3, "network.qk_norm": True},
+    "mdlm-6e-3": {"method": "mdlm", **FAST_3E3, "optimizer.lr": 6e-3},
+    "sedd-6e-3": {"method": "sedd", **FAST_3E3, "optimizer.lr": 6e-3},
+    "m2s-offset-3e-3-importance-0.03": {**OFFSET_3E3, "importance": 0.03},
+    "m2s-offset-3e-3-importance-0.3": {**OFFSET_3E3, "importance": 0.3},
+    "m2s-offset-adamw": {"method": "m2s-offset", **FAST, "optimizer.kind": "adamw", "optimizer.lr": 5e-4},
+    "mdlm-3e-3-uniform-t": {"method": "mdlm", **FAST_3E3, "importance": None},
+    "m2s-offset-2e-3": {**OFFSET_3E3, "optimizer.lr": 2e-3},
+    "m2s-offset-3e-3-importance-1": {**OFFSET_3E3, "importance": 1.0},
+    "duo-3e-3": {"method": "duo", **FAST_3E3},
+    "m2s-offset-3e-3-decay-0.1": {**OFFSET_3E3, "optimizer.weight_decay": 0.1},
+    "m2s-offset-3e-3-batch-32": {**OFFSET_3E3, **HALF_BATCH},
+    "sedd-3e-3-uniform-t": {"method": "sedd", **FAST_3E3, "importance": None},
 }
 ENTRIES = {
     "recipe": Entry(SHORT, RECIPE),
     "heads": Entry(SHORT, HEADS),
     "seeds": Entry(SHORT, SEEDS),
     "optimizer": Entry(SHORT, OPTIMIZER),
+    "rates": Entry(SHORT, RATES),
     **BUDGETED,
 }
 
@@ -211,7 +242,7 @@ class Experiment:
             "tokens": logged[-1]["tokens"],
             "parameters": sum(weight.numel() for weight in checkpoint.model.parameters()),
             "nelbo": {term: {unit: value[unit] for unit in ("nats", "bits_per_byte")} for term, value in nelbo.items()},
-            "validation": [self.point(record) for record in records if "loss" not in record],
+            "validation": [self.point(record, config.run.batch) for record in records if "loss" not in record],
             "trace": {key: [record[key] for record in logged] for key in ("tokens", "loss", "grad_norm", "grad_norm_max")},
             "tokens_per_second": speed(logged),
             "seconds": {"train": before + trained - start, "nelbo": time.monotonic() - trained},
@@ -226,10 +257,10 @@ class Experiment:
         used = {"training_seconds": training, "other_seconds": train_seconds - training}
         return {**budget, **used, "epochs": tokens / self.described["train_tokens"]}
 
-    def point(self, record: dict[str, Any]) -> dict[str, float]:
+    def point(self, record: dict[str, Any], batch: int) -> dict[str, float]:
         """Return a validation of the trainer: NELBO, its terms and standard error in nats per token, and bits per byte."""
         nats = {key: record[f"validation_{name}"] * math.log(2) for key, name in {**TERMS, "error": "error"}.items()}
-        tokens = record["step"] * self.settings["batch"] * self.settings["data.length"]
+        tokens = record["step"] * batch * self.settings["data.length"]
         return {"tokens": tokens, **nats, "bits_per_byte": record["validation_bits"] / self.described["bytes_per_token"]}
 
 

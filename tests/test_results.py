@@ -29,6 +29,7 @@ SETTINGS = {
     "A recipe for text: first ablation": {"6.90", "32,768"},
     "The plateau of text and the head": {"29.5"},
     "A recipe for text: Muon": {"6.90"},
+    "A recipe for text: learning rates and options": {"0.12", "0.21", "0.19", "0.08", "0.18"},  # tested below
 }
 
 
@@ -246,7 +247,40 @@ def text_optimizer() -> list[float]:
     ]
 
 
+RATES = {"1e-3": "{}-fast", "3e-3": "{}-3e-3", "6e-3": "{}-6e-3"}
+
+
+def text_rates() -> dict[str, dict[str, Any]]:
+    """The rows of both tables with Muon, by name. `m2s-offset-3e-3` is the row of the earlier table with that rate."""
+    rows = {row["row"]: row for name in ("optimizer", "rates") for row in experiment(f"text-{name}")["rows"]}
+    return {**rows, "m2s-offset-3e-3": rows["m2s-offset-fast-lr3e-3"]}
+
+
+def nats_by_rate() -> dict[str, list[float]]:
+    """NELBO of each method in nats by learning rate; NaN where a rate was not run."""
+    nats = {name: nelbo(row)["nats"]["value"] for name, row in text_rates().items()}
+    return {
+        method: [nats.get(name.format(method), math.nan) for name in RATES.values()]
+        for method in ("m2s-offset", "mdlm", "sedd", "ar")
+    }
+
+
+def rates_section() -> list[float]:
+    rows = text_rates()
+    nats = {name: nelbo(row)["nats"]["value"] for name, row in rows.items()}
+    before = {
+        row["row"]: nelbo(row)["nats"]["value"] for name in ("recipe", "heads") for row in experiment(f"text-{name}")["rows"]
+    }
+    best = nats["m2s-offset-3e-3"]
+    gaps = [abs(nats[name] - best) for name in rows if name.startswith("m2s-offset-3e-3-") or name == "sedd-3e-3"]
+    gaps += [nats["mdlm-3e-3-uniform-t"] - nats["mdlm-3e-3"], nats["ar-fast"] - nats["ar-3e-3"]]
+    muon, adamw = (rows[name]["tokens_per_second"] for name in ("m2s-offset-6e-3", "m2s-offset-adamw"))
+    steps = [1000 * 64 * 512 / speed for speed in (muon, adamw)]
+    return [*gaps, before["m2s-offset-0.1"], before["m2s-0.1"], 1 - muon / adamw, *steps, steps[0] - steps[1]]
+
+
 DERIVED = {
+    "A recipe for text: learning rates and options": rates_section,
     "A recipe for text: Muon": text_optimizer,
     "Speed before and after the renovation": renovated,
     "Auxiliary kernels, one at a time": removed_kernels,
@@ -314,6 +348,7 @@ TEXT = {
     "text-recipe": "A recipe for text: first ablation",
     "text-heads": "The plateau of text and the head",
     "text-optimizer": "A recipe for text: Muon",
+    "text-rates": "A recipe for text: learning rates and options",
 }
 
 
@@ -338,6 +373,35 @@ def test_muon_against_adamw() -> None:
         has_rows(page, f"| `{name}` | {old:.3f} | {new:.3f} | {old - new:.3f} |")
     fast = next(row for row in experiment("text-optimizer")["rows"] if row["row"] == "m2s-offset-fast-lr3e-3")
     assert [point["nats"] < 6.90 for point in fast["validation"][:2]] == [False, True]  # "below it at 9.8 M"
+
+
+def test_learning_rates_of_the_fast_recipe() -> None:
+    from m2s.presets import PRESETS  # here, so that the other tests do not import torch
+
+    page, rows, table = section(TEXT["text-rates"]), text_rates(), nats_by_rate()
+    for method, values in table.items():
+        cells = ["-" if math.isnan(value) else f"{value:.3f}" for value in values]
+        has_rows(page, f"| `{method}` | {' | '.join(cells)} |")
+    complete = [values for values in table.values() if not any(map(math.isnan, values))]
+    assert len(complete) == 3 and all(min(values) == values[1] for values in complete)  # "3e-3 is the best of the three"
+    assert PRESETS["owt-fast"].optimizer.lr == 3e-3
+    for other, limits in ((0, ("0.12", "0.21")), (2, ("0.12", "0.19"))):
+        gaps = [values[other] - values[1] for values in complete]
+        assert (f"{min(gaps):.2f}", f"{max(gaps):.2f}") == limits and all(gap in page for gap in limits)
+    for method in ("m2s-offset", "mdlm", "sedd"):  # "at 9.8 M tokens all three methods are best at 6e-3"
+        slow, middle, fast = (rows[name.format(method)]["validation"][1]["nats"] for name in RATES.values())
+        assert fast < min(slow, middle)
+    close = [nelbo(rows[f"{method}-3e-3"])["nats"]["value"] for method in ("md4", "mdlm", "gidd", "m2s-offset")]
+    assert close == sorted(close) and f"{close[-1] - close[0]:.2f}" == "0.08"
+    loss = dict(zip(rows["ar-3e-3"]["trace"]["tokens"], rows["ar-3e-3"]["trace"]["loss"], strict=True))
+    epoch = 2 * experiment("text-rates")["data"]["train_tokens"]  # "where the third epoch begins"
+    around = [loss[32_768 * step] for step in (725, 800)]
+    assert 32_768 * 725 < epoch < 32_768 * 800 and all(f"{value:.3f}" in page for value in around)
+    for row in experiment("text-rates")["rows"]:  # "in every other row by less than 0.18"
+        other = dict(zip(row["trace"]["tokens"], row["trace"]["loss"], strict=True))
+        assert row["row"] == "ar-3e-3" or other[32_768 * 725] - other[32_768 * 800] < 0.18
+    slower = 1 - rows["m2s-offset-3e-3-qk-norm"]["tokens_per_second"] / rows["m2s-offset-6e-3"]["tokens_per_second"]
+    assert f"{slower:.0%}" == "3%"
 
 
 def test_rows_of_the_ablation_table() -> None:
@@ -414,7 +478,8 @@ def test_table_of_the_papers_head() -> None:
     text |= {row["row"]: row["nelbo"]["bound"]["nats"]["value"] for row in experiment("text-heads")["rows"]}
     bits = {name: row["bound"]["bound"]["value"] for name, row in mnist.items()}
     long = {name: validations(name)[-1]["bits"] for name in ("m2s", "m2s-offset")}
-    for values in (digits, bits, long, text):
+    fast = {name: nelbo(text_rates()[f"{name}-3e-3"])["nats"]["value"] for name in ("m2s", "m2s-offset")}
+    for values in (digits, bits, long, text, fast):
         assert values["m2s"] > values["m2s-offset"]  # "has not caught up"
         has_rows(page, f"| {values['m2s']:.3f} | {values['m2s-offset']:.3f} |")
     paper, offset = (f"{mnist[name]['samples'][-1]['fid']:.2f}" for name in ("m2s", "m2s-offset"))

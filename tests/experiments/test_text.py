@@ -73,6 +73,22 @@ def test_rows_and_table_hold_nelbo_and_trace(text, monkeypatch, capsys):
         assert text.main([out, "--rows", "m2s-offset-0.1,ar", *COMMON]) == 0
 
 
+def test_tokens_of_a_row_with_another_batch(text, monkeypatch):
+    half = {"method": "mdlm", "batch": 2, "steps": 12, "log_every": 4, "validate_every": 6}
+    monkeypatch.setitem(text.ENTRIES, "halves", text.Entry(text.SHORT, {"mdlm": {"method": "mdlm"}, "half": half}))
+    assert text.main(["out", "--entry", "halves", *COMMON]) == 0
+    assert row("half")["trace"]["tokens"] == row("mdlm")["trace"]["tokens"] == [128, 256, 384]
+    assert [point["tokens"] for point in row("half")["validation"]] == [192, 384]
+
+
+def test_rows_of_an_entry_have_the_same_tokens(text):
+    """A column of the table has one number of tokens for all rows."""
+    for entry in text.ENTRIES.values():
+        settings = [{**entry.settings, **row} for row in entry.rows.values() if entry.seconds is None]
+        for key in ("steps", "log_every", "validate_every", "optimizer.warmup"):
+            assert len({row["batch"] * row[key] for row in settings}) <= 1, key
+
+
 def test_failed_row_is_recorded_and_repeated(text, monkeypatch, capsys):
     real, tried = text.train, []
 
