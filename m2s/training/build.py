@@ -216,7 +216,7 @@ def make_objects(config: Config, source: Source) -> tuple[nn.Module, Head, dict[
             option="t_min",
             value=config.run.t_min,
             reason=f"the first of {chain.steps} steps ends at {1 / chain.steps:g}",
-            hint="give a --t-min of at most that, or a smaller --process.chain-steps",
+            hint="set --t-min to at most that, or make --process.chain-steps smaller",
         )
     checkpoint = None if config.run.init is None else _open(config.run.init)
     network = config.network if checkpoint is None else inherit_clock(config.network, head, checkpoint)

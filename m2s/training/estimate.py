@@ -412,6 +412,16 @@ def check_memory(config: Config, source: Source, world: World) -> Estimate:
     )
 
 
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a positive number in increasing order.
+
+    Args:
+        number: The number.
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
 def advice(config: Config, source: Source, world: World) -> str:
     """Return which options to change, and to what, so that a run fits into the memory.
 
@@ -429,9 +439,9 @@ def advice(config: Config, source: Source, world: World) -> str:
             continue
         changed = replace(config, "recompute", recomputed)
         found = estimate(changed, source, world)
-        for size in range(found.examples, 0, -1):
+        for size in reversed(divisors(found.examples)):
             part = found.of(size)
-            if found.examples % size == 0 and part.total <= FITS * (math.inf if part.available is None else part.available):
+            if part.total <= FITS * (math.inf if part.available is None else part.available):
                 option = "--recompute " if recomputed and not config.run.recompute else ""
                 return (
                     f"give {option}--micro-batch {size}, which needs about {format_bytes(part.total)}; the batch stays the same"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from m2s.distributed import World
 from m2s.errors import UserError
@@ -16,7 +18,7 @@ from m2s.training import estimate as module
 from m2s.training import resolve, train
 from m2s.training.build import describe_network
 from m2s.training.config import replace
-from m2s.training.estimate import Pace, advice, check_memory, estimate, format_bytes, format_seconds, trace_step
+from m2s.training.estimate import Pace, advice, check_memory, divisors, estimate, format_bytes, format_seconds, trace_step
 from small_runs import InMemorySource, random_rows, small
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +200,19 @@ def test_the_advice_names_the_least_time(available, monkeypatch):
     seconds = again * found.operations / 1e12
     assert f"(a step then takes at least {format_seconds(seconds)}, the run of 100 steps at least " in text
     assert f"at least {format_seconds(100 * seconds)}: fewer --steps" in text
+
+
+@given(st.integers(1, 3000))
+def test_divisors(number):
+    assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+def test_advice_for_a_very_large_batch(available):
+    """A search over all smaller batches would not end."""
+    available(8 * GIB)
+    text = advice(preset("owt", batch=10**12, network__size="tiny"), OWT, CPU)
+    size = int(text.split("--micro-batch ")[1].split(",")[0])
+    assert size > 0 and 10**12 % size == 0
 
 
 def test_advice_where_no_micro_batch_fits(available):
