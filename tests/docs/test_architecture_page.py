@@ -140,7 +140,7 @@ def test_the_calls_of_a_training_step(method: str, tmp_path: Path, monkeypatch: 
 
         return watched
 
-    for operation in ("posterior_entropy", "score_entropy", "masked_ce"):
+    for operation in ("posterior_entropy", "score_entropy", "cross_entropy"):
         launcher = importlib.import_module(f"m2s.ops.{operation}.triton")
         monkeypatch.setattr(launcher, names[-1], watch(getattr(launcher, names[-1])))
     quick = ["--steps", "1", "--batch", "1", "--validation-samples", "1", "--device", DEVICE, "--compile", "no"]

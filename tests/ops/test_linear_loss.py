@@ -51,20 +51,20 @@ def cases():
     """Row loss, process, vocabulary and number of rows."""
     for vocab, count in SHAPES:
         for name in PROCESSES:
-            if name != "absorbing":  # that is masked_ce
+            if name != "absorbing":  # that is cross_entropy
                 yield "posterior_entropy", name, vocab, count
             yield "score_entropy", name, vocab, count
-        yield "masked_ce", "absorbing", vocab, count
+        yield "cross_entropy", "absorbing", vocab, count
     yield "posterior_entropy", "uniform", 50257, 2
     yield "posterior_entropy", "hybrid", 50257, 1
     yield "score_entropy", "uniform", 50257, 1
-    yield "masked_ce", "absorbing", 50257, 1
+    yield "cross_entropy", "absorbing", 50257, 1
 
 
 def exact(kind, head, logits, x_0, x_t, t, weight):
     """The losses by the definition, and the gradient of their weighted sum, in float64 with autograd."""
     logits = logits.double().requires_grad_()
-    if kind == "masked_ce":
+    if kind == "cross_entropy":
         found = m2s.masked_cross_entropy(head, logits[:, None], x_0, x_t, t)
     else:
         log_score = head.log_score(logits[:, None], x_t, t)
@@ -155,11 +155,11 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "masked_ce"])
+@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "cross_entropy"])
 @pytest.mark.parametrize("name", ["reference", "fused"])
 def test_last_layer_and_loss(kind, bias, name, small_chunks):
     """Values and gradients as autograd finds them through the logits, in several chunks."""
-    head, x_0, x_t, t, scalars = sites("absorbing" if kind == "masked_ce" else "hybrid", 140, 11, kind)
+    head, x_0, x_t, t, scalars = sites("absorbing" if kind == "cross_entropy" else "hybrid", 140, 11, kind)
     generator = torch.Generator().manual_seed(2)
     parts = [torch.randn(shape, generator=generator) for shape in ((11, 8), (150, 8), (150,))]
     leaves = [(value if i == 0 else value / 2).to(DEVICE).requires_grad_() for i, value in enumerate(parts)]

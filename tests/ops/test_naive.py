@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.ops.masked_ce import cpu as masked_cpu
-from m2s.ops.masked_ce import naive as masked_naive
+from m2s.ops.cross_entropy import cpu as cross_entropy_cpu
+from m2s.ops.cross_entropy import naive as cross_entropy_naive
 from m2s.ops.posterior_entropy import cpu as posterior_cpu
 from m2s.ops.posterior_entropy import naive as posterior_naive
 from m2s.ops.score_entropy import cpu as score_cpu
@@ -70,14 +70,14 @@ def test_unconstrained_score_entropy(name: str, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_masked_cross_entropy(vocab: int) -> None:
+def test_cross_entropy(vocab: int) -> None:
     """Loss and gradient of the cross-entropy, with an ignored column."""
     logits = (2 * torch.randn(12, vocab + 1, dtype=torch.float64)).requires_grad_()
     x_t, x_0 = torch.full((12,), vocab), torch.randint(vocab, (12,))
     rate = torch.rand(12, dtype=torch.float64)
-    expected = with_gradient(masked_naive.masked_cross_entropy(logits, x_0, rate, vocab), logits)
+    expected = with_gradient(cross_entropy_naive.cross_entropy(logits, x_0, rate, vocab), logits)
     weight = torch.linspace(0.5, 2, 12, dtype=torch.float64)
-    loss, gradient = masked_cpu.row_losses(logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64)
+    loss, gradient = cross_entropy_cpu.row_losses(logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64)
     assert gradient is not None
     assert_agree((loss, gradient), expected)
 
