@@ -34,6 +34,7 @@ HEADS = {
     "masked-hybrid": m2s.Posterior(m2s.Hybrid(VOCAB, 0.0)),
     "free": m2s.LogScore(m2s.Absorbing(VOCAB, m2s.LogLinear()), "sigma"),
     "free-hybrid": m2s.LogScore(m2s.Hybrid(VOCAB, 0.0)),
+    "factorized": m2s.FactorizedRate(m2s.Absorbing(VOCAB, m2s.Linear())),
 }
 
 
