@@ -104,9 +104,7 @@ def row_loss_at(
     if process.is_pure_mask:
         rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.m_k, 0)  # Theorem 4.6
         return linear_loss.RowLossSpec("cross_entropy", rate.reshape(1, -1), process)
-    return linear_loss.RowLossSpec(
-        "posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process
-    )
+    return linear_loss.RowLossSpec("posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process)
 
 
 def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:

@@ -5,8 +5,8 @@ This is the end of the forward pass of a fused training step. Logits are compute
 training: the weights of the losses are known, so that values and gradients are computed from the same logits.
 `per_position` is for arbitrary upstream gradients: its backward pass computes the logits a second time.
 
-A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy, factorized_entropy or cross_entropy) with two functions in
-its `cpu.py` and `triton.py`:
+A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy, factorized_entropy or cross_entropy) with two functions
+in its `cpu.py` and `triton.py`:
 
 - `prepare(x_t, x_0, row_scalars)` converts the tokens `[N]` and row scalars `[C, N]` of all rows once;
 - `row_losses(logits, x_t, x_0, row_scalars, has_mask, vocab, weight, dtype)` returns the losses of some rows, and with a weight

@@ -44,9 +44,7 @@ def scalars(process: RankOne, t: float) -> tuple[np.longdouble, ...]:
     return one - at, at / process.vocab, LD(0), 1 / (1 - at) / process.vocab, LD(0)
 
 
-def reference(
-    process: RankOne, row: np.ndarray, x: int, k: int, t: float
-) -> tuple[np.longdouble, np.ndarray, np.ndarray]:
+def reference(process: RankOne, row: np.ndarray, x: int, k: int, t: float) -> tuple[np.longdouble, np.ndarray, np.ndarray]:
     """Loss and gradient of one row from the definition, and n(k) r_y of all candidates."""
     alpha, clean, mask, n_clean, n_mask = scalars(process, t)
     p = np.full(process.states, clean, dtype=LD)

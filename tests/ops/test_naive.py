@@ -82,9 +82,7 @@ def test_factorized_score_entropy(name: str, vocab: int) -> None:
     scalars = factorized_cpu.row_scalars(x_0, x_t, site, vocab, process.mask)
     weight = torch.linspace(0.5, 2, len(x_0), dtype=torch.float64)
     wide = torch.nn.functional.pad(outputs.detach(), (0, 2), value=torch.nan)
-    loss, gradient = factorized_cpu.row_losses(
-        wide, x_t, x_0, scalars, process.mask is not None, vocab, weight, torch.float64
-    )
+    loss, gradient = factorized_cpu.row_losses(wide, x_t, x_0, scalars, process.mask is not None, vocab, weight, torch.float64)
     assert gradient is not None and (gradient[:, process.states :] == 0).all()
     assert_agree((loss, gradient[:, : process.states]), expected)
 
@@ -97,7 +95,9 @@ def test_cross_entropy(vocab: int) -> None:
     rate = torch.rand(12, dtype=torch.float64)
     expected = with_gradient(cross_entropy_naive.cross_entropy(logits, x_0, rate, vocab), logits)
     weight = torch.linspace(0.5, 2, 12, dtype=torch.float64)
-    loss, gradient = cross_entropy_cpu.row_losses(logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64)
+    loss, gradient = cross_entropy_cpu.row_losses(
+        logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64
+    )
     assert gradient is not None
     assert_agree((loss, gradient), expected)
 

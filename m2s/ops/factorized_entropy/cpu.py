@@ -64,7 +64,7 @@ def row_losses(
     """
     states = vocab + 1 if has_mask else vocab
     gradient = None if weight is None else torch.zeros(logits.shape, dtype=dtype, device=logits.device)
-    *log_jumps, exit_rate, log_exit = (value.unsqueeze(-1) for value in row_scalars)
+    log_jump, log_jump_x, log_jump_mask, exit_rate, log_exit = (value.unsqueeze(-1) for value in row_scalars)
     loss = torch.empty_like(exit_rate)
     k, x = x_t.long().unsqueeze(-1), x_0.long().unsqueeze(-1)
     size = block_rows(logits)
@@ -72,7 +72,8 @@ def row_losses(
         at = slice(start, start + size)
         value = logits[at, :states]
         total = _log_total(value.scatter(-1, k[at], -torch.inf), exit_rate.dtype)
-        d, jump = differences(value, x[at], *(one[at] for one in log_jumps), total, vocab if has_mask else None)
+        logs = (log_jump[at], log_jump_x[at], log_jump_mask[at])
+        d, jump = differences(value, x[at], *logs, total, vocab if has_mask else None)
         d_exit = value.gather(-1, k[at]).to(log_exit.dtype) - log_exit[at]
         terms = torch.where(jump > 0, jump * bregman(d), d.exp()).scatter_(-1, k[at], 0.0)
         divergence = terms.sum(-1, keepdim=True, dtype=exit_rate.dtype) + bregman(d_exit)

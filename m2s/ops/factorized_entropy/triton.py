@@ -1,9 +1,9 @@
 """Score entropy of an exit rate and a jump distribution, and its gradient, as a Triton kernel: one program per row, two passes.
 
 `cpu.py` has the mathematics. The first pass computes the normalizing sum of the jump distribution. The second one is that of
-`m2s.ops.score_entropy.triton`, with J in place of s and J* in place of r. The entries at k, at the clean token x and at the mask
-are taken out of the row for the duration of the passes. So the sum of the other weights is exact where one of them is almost
-certain. Their terms are computed in float64.
+`m2s.ops.score_entropy.triton`, with J in place of s and J* in place of r. The entries at k, at the clean token x and at the
+mask are taken out of the row for the duration of the passes. So the sum of the other weights is exact where one of them is
+almost certain. Their terms are computed in float64.
 """
 
 import functools
