@@ -4,6 +4,7 @@ Sums, gradients and training steps are the same as with all positions, also wher
 the kernels run in Triton's interpreter, and a substitute takes the place of a graph.
 """
 
+import functools
 import itertools
 import weakref
 
@@ -95,7 +96,10 @@ def test_which_losses_skip_unmasked_positions():
     masks, mixed = HEADS["masked"], m2s.Posterior(m2s.Hybrid(VOCAB, 0.1))
     assert skips_unmasked(m2s.masked_cross_entropy, masks) and not skips_unmasked(m2s.losses.any_order, masks)
     assert not skips_unmasked(m2s.score_entropy, mixed) and not skips_unmasked(m2s.score_entropy, m2s.LogScore(mixed.process))
-    assert not skips_unmasked(m2s.score_entropy, m2s.FactorizedRate(masks.process))
+    assert not skips_unmasked(m2s.score_entropy, m2s.Ordinal(masks.process))
+    assert skips_unmasked(m2s.losses.path_kl, HEADS["factorized"])
+    for loss in (m2s.losses.gidd, functools.partial(m2s.losses.gidd_clipped, max_weight=2.0)):
+        assert skips_unmasked(loss, HEADS["masked-hybrid"]) and not skips_unmasked(loss, mixed)
 
 
 def test_the_number_of_reserved_rows():
