@@ -122,15 +122,14 @@ def test_values_and_gradients_in_float64(case, vocab, shape, padding, scale, end
         general = torch.autograd.grad((losses * weight).sum(), leaves)
         value, terms = linear_loss.weighted_sum(Unprojected(*leaves), x_t, x_0, spec, weight)
         summed = torch.autograd.grad(value, leaves)
-    near = 1e-8  # the forms of GIDD and UDLM cancel up to eight digits at these times
+    near = 1e-10  # the forms of GIDD and UDLM cancel a few digits at these times
     assert ((losses - expected).abs() <= near * expected.clamp(min=1)).all()
     assert ((terms - weight * expected).abs() <= near * expected.clamp(min=1)).all()
     assert_equal_gradients(general, slopes, near)
     assert_equal_gradients(summed, slopes, near)
 
 
-@pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("vocab", [2, 33])
+@pytest.mark.parametrize(("vocab", "padding"), [(2, 3), (33, 0)])
 @pytest.mark.parametrize("case", CASES)
 def test_kernels(case, vocab, padding):
     """The weighted sum of training by the kernels in float32, against the loss of the same logits in float64."""

@@ -115,7 +115,7 @@ CASES = [  # the process, and what the current token is: an unmasked one is cert
 @pytest.mark.parametrize("backend_name", ["reference", "fused"])
 @pytest.mark.parametrize("t", TIMES)
 @pytest.mark.parametrize(("name", "current"), CASES)
-@pytest.mark.parametrize("vocab", [2, 5, 1500])
+@pytest.mark.parametrize("vocab", [2, 1500])
 def test_extreme_outputs_and_times(vocab, name, current, t, backend_name):
     """Losses to 1e-5 of their size or 1e-6 nats, gradients to 1e-5 of the norm of their row.
 
