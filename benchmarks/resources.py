@@ -57,7 +57,8 @@ KERNELS: dict[str, Kernel] = {}  # by the names in resources.json
 for operation, block, warps in (
     ("posterior_entropy", 1024, 8),
     ("score_entropy", 512, 4),
-    ("masked_ce", 1024, 8),
+    ("factorized_entropy", 512, 4),
+    ("cross_entropy", 1024, 8),
 ):
     for variant, mask, gradient in (("no mask", False, True), ("mask", True, True), ("mask, value only", True, False)):
         constants = {"MASK": mask, "GRADIENT": gradient, "BLOCK": block}

@@ -156,7 +156,7 @@ changes = {"steps": 8, "log_every": 1, "precision": "float32", "network__dropout
 if network == "duo":  # 16 training steps, the first 8 with relaxed tokens
     changes |= {"method": "duo", "steps": 16}
 # md4 and sedd-absorb gather the masked positions; the Gaussian processes read transition matrices from tables
-if network in ("md4", "sedd-absorb", "radd", "tauldr-absorb", "tauldr", "m2s-gaussian"):
+if network in ("md4", "sedd-absorb", "radd", "tauldr-absorb", "tauldr", "m2s-gaussian", "neural-ctmc", "gidd-clipped", "ar"):
     changes |= {"method": network}
 if network == "unet":
     changes |= {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
@@ -178,6 +178,7 @@ print("the same losses")
     ("network", "compiled"),
     [(network, compiled) for network in ("dit", "unet", "duo") for compiled in ("no", "yes")]
     + [("md4", "yes"), ("sedd-absorb", "yes"), ("radd", "no"), ("tauldr-absorb", "no")]
+    + [("neural-ctmc", "yes"), ("gidd-clipped", "no"), ("ar", "yes")]
     + [(network, compiled) for network in ("tauldr", "m2s-gaussian") for compiled in ("no", "yes")],
 )
 def test_compiled_and_captured_training_steps_equal_those_on_the_cpu(tmp_path, network, micro_batch, compiled) -> None:

@@ -161,6 +161,30 @@ MUTANTS = {
         "columns = [(k, log_r_x)]",
         "test_theorems.py::test_score_entropy_is_its_definition",
     ),
+    "factorized loss: the mask counts as no clean candidate": Mutant(
+        "ops/factorized_entropy/cpu.py",
+        "torch.where(same | masked, 1, 2)",
+        "torch.where(same, 1, 2)",
+        "ops/test_naive.py::test_factorized_score_entropy",
+    ),
+    "factorized loss: the current token is a jump destination": Mutant(
+        "ops/factorized_entropy/cpu.py",
+        "value.scatter(-1, k[at], -torch.inf)",
+        "value",
+        "ops/test_naive.py::test_factorized_score_entropy",
+    ),
+    "fused GIDD: the weight clipped without P_t(k|x_0)": Mutant(
+        "losses/gidd.py",
+        "max_weight * at_k.where(at_k > 0, 1)",
+        "max_weight * torch.ones_like(at_k)",
+        "losses/test_fused_forms.py::test_values_and_gradients_in_float64",
+    ),
+    "fused path KL, GIDD: rates of another time": Mutant(
+        "losses/score_entropy.py",
+        "row_loss_at(head, process, x_0, x_t, t, process.at(x_t, to_float64(t)))",
+        "row_loss_at(head, process, x_0, x_t, t, process.at(x_t, to_float64(t) / 2))",
+        "losses/test_fused_forms.py::test_values_and_gradients_in_float64",
+    ),
     "box: upper end without m(y)": Mutant(
         "conversions/inverse.py",
         "(site.alpha + site.clean) / divisor",

@@ -14,7 +14,8 @@ from m2s.benchmark.comparison import Comparison, with_backend
 from m2s.benchmark.inputs import Inputs
 from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
-from m2s.losses import weighted_sum
+from m2s.heads.next_token import NextToken, Shifted
+from m2s.losses import next_token_nll, weighted_sum
 from m2s.losses.objective import Loss
 from m2s.ops.backend import Backend
 from m2s.ops.last_layer import matmul_float32
@@ -59,10 +60,13 @@ def measure(setting: Setting) -> dict[str, Any]:
     others: dict[str, tuple[m2s.Head, Loss]] = {
         "m2s with the exact offset, fused": (m2s.Posterior(process, "exact"), m2s.score_entropy),
         "unconstrained score (SEDD), fused": (m2s.LogScore(process), m2s.score_entropy),
+        "exit rate and jump distribution (Neural CTMC), fused": (m2s.FactorizedRate(process), m2s.score_entropy),
         "masked sites (MD4, MDLM), fused": (m2s.Posterior(masking), m2s.masked_cross_entropy),
+        "masks and other tokens (GIDD), fused": (m2s.Posterior(m2s.Hybrid(setting.vocab, 0.1), "exact"), m2s.score_entropy),
+        "next token (AR), fused": (NextToken(Shifted(setting.vocab)), next_token_nll),
     }
     for name, (other, its_loss) in others.items():
-        noisy = x_t if other.process is process else inputs.corrupt(masking)
+        noisy = x_t if other.process is process else inputs.corrupt(other.process)
         comparison.add(name, partial(_weighted("fused", inputs, other, its_loss, noisy), weights), "fused", excluded)
     for name, (call, needs, bytes_) in _cross_entropies(inputs).items():
         comparison.add(name, call, needs, bytes_)

@@ -81,7 +81,7 @@ def _losses(setting: Setting) -> Kernels:
     weight = torch.full_like(t, 1 / len(t))
     uniform, absorbing = m2s.Uniform(setting.vocab, m2s.Linear()), m2s.Absorbing(setting.vocab, m2s.Linear())
     kernels: Kernels = {}
-    for head in (m2s.Posterior(uniform), m2s.LogScore(uniform), m2s.Posterior(absorbing)):
+    for head in (m2s.Posterior(uniform), m2s.LogScore(uniform), m2s.FactorizedRate(uniform), m2s.Posterior(absorbing)):
         x_t = torch.full_like(x_0, setting.vocab) if head.process is absorbing else inputs.corrupt(uniform)[some]
         spec = row_loss_spec(head, x_0, x_t, t)
         assert spec is not None

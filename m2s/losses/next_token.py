@@ -8,6 +8,7 @@ from m2s import validation
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, NextToken
 from m2s.ops.last_layer import Output
+from m2s.ops.linear_loss import RowLossSpec
 
 
 def next_token_nll(
@@ -30,6 +31,25 @@ def next_token_nll(
     validation.same_shape("x_0", x_0, "x_t", x_t)
     flat = torch.nn.functional.cross_entropy(logits.flatten(0, -2), x_0.long().flatten(), reduction="none")
     return flat.reshape(x_0.shape)
+
+
+def next_token_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec:
+    """Describe the fused form of `next_token_nll`: the output at a position is the logits of the clean token there.
+
+    Args:
+        head: `m2s.heads.NextToken`.
+        x_0: Clean tokens [*site].
+        x_t: The shifted sequence [*site]. Not read.
+        t: Times [*b]. Not read.
+
+    Returns:
+        The operation, and a weight of 1 for every row.
+
+    Raises:
+        TypeError: The head is not a next-token head.
+    """
+    weight = torch.ones(1, x_0.numel(), dtype=torch.float64, device=x_0.device)
+    return RowLossSpec("cross_entropy", weight, _head(head).process)
 
 
 def zero_integral(

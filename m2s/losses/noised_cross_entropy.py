@@ -63,7 +63,7 @@ def noised_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec:
         TypeError: The loss is not defined for the head.
     """
     process = _process(head)
-    return RowLossSpec("masked_ce", _weight(process, x_0, x_t, t).reshape(1, -1), process)
+    return RowLossSpec("cross_entropy", _weight(process, x_0, x_t, t).reshape(1, -1), process)
 
 
 def _process(head: Head) -> RankOne:

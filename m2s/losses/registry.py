@@ -17,13 +17,13 @@ from m2s.heads import Head
 from m2s.losses.any_order import any_order
 from m2s.losses.ct_elbo import ct_elbo
 from m2s.losses.d3pm import chain, chain_kl, d3pm
-from m2s.losses.gidd import gidd, gidd_clipped
+from m2s.losses.gidd import gidd, gidd_clipped, gidd_clipped_rows, gidd_rows
 from m2s.losses.masked_cross_entropy import absorbing, masked_cross_entropy
-from m2s.losses.next_token import next_token_nll, zero_integral
+from m2s.losses.next_token import next_token_nll, next_token_rows, zero_integral
 from m2s.losses.noised_cross_entropy import noised_cross_entropy, noised_rows
-from m2s.losses.path_kl import path_kl
+from m2s.losses.path_kl import path_kl, path_kl_rows
 from m2s.losses.score_entropy import row_loss_spec, score_entropy
-from m2s.losses.udlm import udlm
+from m2s.losses.udlm import udlm, udlm_rows
 from m2s.ops.last_layer import Output
 from m2s.ops.linear_loss import RowLossSpec
 from m2s.registry import Registry
@@ -114,11 +114,11 @@ LOSSES.add("score-entropy", LossEntry(score_entropy, fused=row_loss_spec, zero_u
 LOSSES.add("masked", LossEntry(masked_cross_entropy, fused=_masked_rows, zero_unmasked=True))
 LOSSES.add("any-order", LossEntry(any_order, nelbo=masked_cross_entropy, without_time=True))
 LOSSES.add("noised", LossEntry(noised_cross_entropy, nelbo=score_entropy, fused=noised_rows))
-LOSSES.add("gidd", LossEntry(gidd))
-LOSSES.add("gidd-clipped", LossEntry(gidd_clipped, nelbo=score_entropy))
-LOSSES.add("udlm", LossEntry(udlm))
-LOSSES.add("path-kl", LossEntry(path_kl))
+LOSSES.add("gidd", LossEntry(gidd, fused=gidd_rows, zero_unmasked=True))
+LOSSES.add("gidd-clipped", LossEntry(gidd_clipped, nelbo=score_entropy, fused=gidd_clipped_rows, zero_unmasked=True))
+LOSSES.add("udlm", LossEntry(udlm, fused=udlm_rows))
+LOSSES.add("path-kl", LossEntry(path_kl, fused=path_kl_rows, zero_unmasked=True))
 LOSSES.add("chain", LossEntry(chain, nelbo=chain_kl))
 LOSSES.add("d3pm", LossEntry(d3pm, nelbo=chain_kl))
 LOSSES.add("ct-elbo", LossEntry(ct_elbo))
-LOSSES.add("likelihood", LossEntry(next_token_nll, nelbo=zero_integral))
+LOSSES.add("likelihood", LossEntry(next_token_nll, nelbo=zero_integral, fused=next_token_rows))

@@ -7,15 +7,16 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.bridge import gather_at, safe_log
 from m2s.dtypes import at_least_float32, to_float64
-from m2s.heads import Head, LogScore, Posterior
+from m2s.heads import FactorizedRate, Head, LogScore, Posterior
 from m2s.heads.output import logits, padded_logits
 from m2s.ops import linear_loss, uses_triton
+from m2s.ops.factorized_entropy import row_scalars as factorized_scalars
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.posterior_entropy import posterior_score_entropy
 from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
 from m2s.ops.score_entropy import entropy_from_logs, unconstrained_score_entropy
 from m2s.ops.score_entropy import row_scalars as score_scalars
-from m2s.process import Process
+from m2s.process import Process, RankOne, SiteCoefficients
 
 
 def score_entropy(
@@ -74,17 +75,36 @@ def row_loss_spec(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> linear_los
         The operation and the scalars of every row; None where there is no fused form (tabulated processes, other heads).
     """
     process = head.process.rank_one
-    if process is None or not isinstance(head, Posterior | LogScore):
+    return None if process is None else row_loss_at(head, process, x_0, x_t, t, process.at(x_t, to_float64(t)))
+
+
+def row_loss_at(
+    head: Head, process: RankOne, x_0: Tensor, x_t: Tensor, t: Tensor, site: SiteCoefficients
+) -> linear_loss.RowLossSpec | None:
+    """Describe the fused form of score entropy with given scalars, such as a rate n(k) that differs from the process's.
+
+    Args:
+        head: The head.
+        process: Its process.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+        site: The scalars of every position, as `process.at` returns them in float64.
+
+    Returns:
+        As `row_loss_spec`.
+    """
+    if isinstance(head, FactorizedRate):
+        scalars = factorized_scalars(x_0, x_t, site, process.vocab, process.mask)
+        return linear_loss.RowLossSpec("factorized_entropy", scalars, process)
+    if isinstance(head, LogScore):
+        return linear_loss.RowLossSpec("score_entropy", score_scalars(x_0, x_t, site, head.shift(x_t, t)), process)
+    if not isinstance(head, Posterior):
         return None
-    site = process.at(x_t, to_float64(t))
-    if isinstance(head, Posterior) and process.is_pure_mask:
+    if process.is_pure_mask:
         rate = torch.where(torch.eq(x_t, process.vocab), site.rate * site.alpha / site.m_k, 0)  # Theorem 4.6
-        return linear_loss.RowLossSpec("masked_ce", rate.reshape(1, -1), process)
-    if isinstance(head, Posterior):
-        return linear_loss.RowLossSpec(
-            "posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process
-        )
-    return linear_loss.RowLossSpec("score_entropy", score_scalars(x_0, x_t, site, head.shift(x_t, t)), process)
+        return linear_loss.RowLossSpec("cross_entropy", rate.reshape(1, -1), process)
+    return linear_loss.RowLossSpec("posterior_entropy", posterior_scalars(head.offset_at_current_token(x_t, t), site), process)
 
 
 def check_pair(process: Process, x_0: Tensor, x_t: Tensor, t: Tensor) -> None:

@@ -8,8 +8,9 @@ from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, Posterior, leave_one_out_from_posterior
-from m2s.losses.score_entropy import check_pair
+from m2s.losses.score_entropy import check_pair, row_loss_spec
 from m2s.ops.last_layer import Output
+from m2s.ops.linear_loss import RowLossSpec
 from m2s.process import Uniform
 
 
@@ -34,9 +35,7 @@ def udlm(
     Raises:
         TypeError: The head has no posterior over `m2s.Uniform`.
     """
-    process = head.process
-    if not (isinstance(process, Uniform) and head.has_posterior):
-        raise UnsupportedError("UDLM's loss", head, Posterior, Uniform)
+    process = _uniform(head)
     check_pair(process, x_0, x_t, t)
     count, schedule = process.vocab, process.schedule
     nu = leave_one_out_from_posterior(head.posterior(output, x_t, t), x_t, t, process)
@@ -48,3 +47,29 @@ def udlm(
     terms = a / a_k * torch.log(b_k * a / (b * a_k))
     bracket = (count / a_k - count / b_k).squeeze(-1) - terms.sum(-1)
     return (schedule.alpha_prime(time) / (count * schedule.alpha(time))).to(nu.dtype) * bracket
+
+
+def udlm_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec | None:
+    """Describe the fused form of `udlm`: that of score entropy, which it equals.
+
+    Args:
+        head: The head.
+        x_0: Clean tokens [*site].
+        x_t: Noisy tokens [*site].
+        t: Times [*b].
+
+    Returns:
+        The operation and the scalars of every row; None for a head without a fused form.
+
+    Raises:
+        TypeError: The head has no posterior over `m2s.Uniform`.
+    """
+    _uniform(head)
+    return row_loss_spec(head, x_0, x_t, t)
+
+
+def _uniform(head: Head) -> Uniform:
+    """Return the process of a head for which the loss is defined."""
+    if not (isinstance(head.process, Uniform) and head.has_posterior):
+        raise UnsupportedError("UDLM's loss", head, Posterior, Uniform)
+    return head.process

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.heads import Head, LogScore, Posterior
+from m2s.heads import FactorizedRate, Head, LogScore, Posterior
 from m2s.losses.registry import Loss, entry_of, fused_spec
 from m2s.losses.score_entropy import check_pair
 from m2s.ops import linear_loss, uses_triton
@@ -138,7 +138,7 @@ def skips_unmasked(loss: Loss, head: Head) -> bool:
     """
     entry, rank_one = entry_of(loss), head.process.rank_one
     fused = entry is not None and entry.fused is not None and entry.zero_unmasked
-    return fused and isinstance(head, Posterior | LogScore) and rank_one is not None and rank_one.is_pure_mask
+    return fused and isinstance(head, FactorizedRate | LogScore | Posterior) and rank_one is not None and rank_one.is_pure_mask
 
 
 def _masked_rows(

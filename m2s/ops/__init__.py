@@ -6,9 +6,9 @@ Each folder is one operation. Its files are
 - `cpu.py`, where it exists: a tuned version in torch for any device, used where Triton does not run;
 - `triton.py`: the fused GPU kernels. Triton is imported only where a kernel is launched.
 
-`m2s.ops.backend` chooses between them. The losses over the vocabulary (`posterior_entropy`, `score_entropy`, `masked_ce`)
-work on rows of logits. `linear_loss.py` computes these rows from hidden states in chunks, so that the logits of all positions
-never exist at once.
+`m2s.ops.backend` chooses between them. The losses over the vocabulary (`posterior_entropy`, `score_entropy`,
+`factorized_entropy`, `cross_entropy`) work on rows of logits. `linear_loss.py` computes these rows from hidden states in
+chunks, so that the logits of all positions never exist at once.
 """
 
 from m2s.ops.backend import probe_triton, use_backend, uses_triton, why_unavailable

@@ -5,8 +5,8 @@ This is the end of the forward pass of a fused training step. Logits are compute
 training: the weights of the losses are known, so that values and gradients are computed from the same logits.
 `per_position` is for arbitrary upstream gradients: its backward pass computes the logits a second time.
 
-A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy or masked_ce) with two functions in its `cpu.py` and
-`triton.py`:
+A row loss is a module of `m2s.ops` (posterior_entropy, score_entropy, factorized_entropy or cross_entropy) with two functions
+in its `cpu.py` and `triton.py`:
 
 - `prepare(x_t, x_0, row_scalars)` converts the tokens `[N]` and row scalars `[C, N]` of all rows once;
 - `row_losses(logits, x_t, x_0, row_scalars, has_mask, vocab, weight, dtype)` returns the losses of some rows, and with a weight
@@ -46,7 +46,7 @@ def linear_loss(
     """Compute the losses of all rows and, given weights, the gradients of their weighted sum.
 
     Args:
-        kind: Name of the row loss: "posterior_entropy", "score_entropy" or "masked_ce".
+        kind: Name of the row loss: "posterior_entropy", "score_entropy", "factorized_entropy" or "cross_entropy".
         hidden: Hidden states `[N, D]`.
         weight: Weight of the last layer `[V, D]`.
         bias: Bias of the last layer `[V]`, or None.
@@ -147,8 +147,8 @@ class RowLossSpec(NamedTuple):
     """A row loss and its scalars.
 
     Args:
-        kind: Name of the row loss in `m2s.ops`: "posterior_entropy", "score_entropy" or "masked_ce".
-        scalars: Row scalars `[C, N]` in float64, from `row_scalars` of that module (for "masked_ce" the rate, C = 1).
+        kind: Name of the row loss in `m2s.ops`: "posterior_entropy", "score_entropy", "factorized_entropy" or "cross_entropy".
+        scalars: Row scalars `[C, N]` in float64, from `row_scalars` of that module (for "cross_entropy" the rate, C = 1).
         process: The forward process.
     """
 

@@ -148,6 +148,17 @@ def _sum_of_powers(a, b, c, d, top):
 
 @no_type_check
 @triton.jit
+def _rescaling(before, after):
+    """2^(before - after), and exactly 1 where both are equal.
+
+    Both are products that were rounded. A fused multiply-add would take one of them without its rounding error. The factor
+    of an unchanged maximum would then differ from 1 by up to 1e-6, in every iteration.
+    """
+    return tl.where(before == after, 1.0, tl.exp2(before - after))
+
+
+@no_type_check
+@triton.jit
 def sum_of_weights(logits, vocab, full, BLOCK: tl.constexpr):
     """Return the greatest logit times log2(e), and the sum of the weights relative to it in float64.
 
@@ -169,12 +180,12 @@ def sum_of_weights(logits, vocab, full, BLOCK: tl.constexpr):
         e, f, g, h = _load_four(logits + start + 4 * BLOCK + lanes, BLOCK)
         tops = tl.maximum(tops, tl.maximum(_max_four(a, b, c, d), _max_four(e, f, g, h)))
         before, scaled = scaled, tops * LOG2E
-        sums = sums * tl.exp2(before - scaled) + (_sum_of_powers(a, b, c, d, scaled) + _sum_of_powers(e, f, g, h, scaled))
+        sums = sums * _rescaling(before, scaled) + (_sum_of_powers(a, b, c, d, scaled) + _sum_of_powers(e, f, g, h, scaled))
     for start in range(full, vocab, BLOCK):
         column = start + lanes
         value = tl.load(logits + column, mask=column < vocab, other=LOWEST)
         tops = tl.maximum(tops, value)
         before, scaled = scaled, tops * LOG2E
-        sums = sums * tl.exp2(before - scaled) + tl.exp2(value * LOG2E - scaled)
+        sums = sums * _rescaling(before, scaled) + tl.exp2(value * LOG2E - scaled)
     top = tl.max(scaled, 0)
-    return top, tl.sum((sums * tl.exp2(scaled - top)).to(tl.float64), 0)
+    return top, tl.sum((sums * _rescaling(scaled, top)).to(tl.float64), 0)

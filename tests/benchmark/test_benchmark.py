@@ -173,7 +173,7 @@ def test_kernels_are_tuned_over_blocks_and_warps(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("m2s.benchmark.tune.BLOCKS", (512,))
     monkeypatch.setattr("m2s.benchmark.tune.WARPS", (8, 32))
     table = run(tmp_path, "loss", "projection", "--tune", device=DEVICE)["parts"]["tune"]["tables"]
-    assert table.keys() == {"posterior_entropy", "score_entropy", "masked_ce", "project"}
+    assert table.keys() == {"posterior_entropy", "score_entropy", "factorized_entropy", "cross_entropy", "project"}
     assert all(row["512"]["8"] > 0 and row["512"]["32"] is None for row in table.values())  # 512 is less than 32 warps have
     assert "posterior_entropy: median ms by block (rows) and warps (columns)" in capsys.readouterr().out
 

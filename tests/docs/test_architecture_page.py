@@ -114,7 +114,7 @@ def test_every_registry_is_in_the_table() -> None:
     assert listed == set(found), [found[each] for each in set(found) - listed]
 
 
-@pytest.mark.parametrize("method", ["m2s-offset", "sedd", "md4"])
+@pytest.mark.parametrize("method", ["m2s-offset", "sedd", "md4", "neural-ctmc"])
 def test_the_calls_of_a_training_step(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions of m2s on the stack when a loss kernel is launched: those of the table, from the entry point on."""
     pytest.importorskip("triton")
@@ -140,7 +140,7 @@ def test_the_calls_of_a_training_step(method: str, tmp_path: Path, monkeypatch: 
 
         return watched
 
-    for operation in ("posterior_entropy", "score_entropy", "masked_ce"):
+    for operation in ("posterior_entropy", "score_entropy", "factorized_entropy", "cross_entropy"):
         launcher = importlib.import_module(f"m2s.ops.{operation}.triton")
         monkeypatch.setattr(launcher, names[-1], watch(getattr(launcher, names[-1])))
     quick = ["--steps", "1", "--batch", "1", "--validation-samples", "1", "--device", DEVICE, "--compile", "no"]

@@ -5,7 +5,7 @@ import torch
 
 import m2s
 from m2s.losses.noised_cross_entropy import noised_cross_entropy, noised_rows
-from m2s.ops.masked_ce.naive import masked_cross_entropy as row_loss
+from m2s.ops.cross_entropy.naive import cross_entropy as row_loss
 from oracle import CASES
 
 ORACLE = CASES["uniform-linear"].oracle()

@@ -55,10 +55,13 @@ def test_the_loss_of_the_nelbo() -> None:
 
 def test_which_losses_are_fused() -> None:
     uniform, mask = (METHODS[name].build(VOCAB).head for name in ("m2s", "md4"))
-    assert [name for name, entry in LOSSES.items() if entry.fused] == ["score-entropy", "masked", "noised"]
+    assert [name for name, entry in LOSSES.items() if not entry.fused] == ["any-order", "chain", "d3pm", "ct-elbo"]
     assert has_fused_form(score_entropy, uniform) and has_fused_form(masked_cross_entropy, mask)
-    assert not has_fused_form(score_entropy, METHODS["neural-ctmc"].build(VOCAB).head)
-    assert not has_fused_form(LOSSES["udlm"].function, uniform)
+    assert not has_fused_form(score_entropy, METHODS["m2s-gaussian"].build(VOCAB).head)
+    assert not has_fused_form(LOSSES["ct-elbo"].function, uniform)
+    text = ["ar", "duo", "gidd", "gidd-clipped", "md4", "mdlm", "neural-ctmc", "radd", "sedd", "sedd-absorb", "udlm"]
+    for parts in (METHODS[name].build(VOCAB) for name in [*text, "m2s", "m2s-offset"]):
+        assert has_fused_form(parts.loss, parts.head)
 
 
 def test_which_choices_read_an_option() -> None:

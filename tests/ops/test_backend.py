@@ -12,6 +12,12 @@ from m2s.models import DiT, DiTConfig
 from m2s.ops import backend, linear_loss, probe_triton, use_backend, uses_triton
 
 CUDA = torch.device("cuda")
+HEADS = {  # by the row loss of their score entropy
+    "posterior_entropy": m2s.Posterior,
+    "score_entropy": m2s.LogScore,
+    "factorized_entropy": m2s.FactorizedRate,
+    "cross_entropy": m2s.Posterior,
+}
 with FakeTensorMode():
     ROWS = torch.empty(1, device="cuda")  # without a GPU
 
@@ -66,14 +72,14 @@ def test_working_triton_is_used(untried):
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted sum", "per position"])
-@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "masked_ce"])
+@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("name", ["fused", "reference"])
 def test_backward_uses_the_backend_of_its_forward(name, kind, weighted, monkeypatch):
     """A backward pass outside `use_backend` runs the kernels, or the torch code, of its forward pass."""
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    process = m2s.Absorbing(6, m2s.Linear()) if kind == "masked_ce" else m2s.Hybrid(6, 0.3)
-    head = m2s.LogScore(process) if kind == "score_entropy" else m2s.Posterior(process)
+    process = m2s.Absorbing(6, m2s.Linear()) if kind == "cross_entropy" else m2s.Hybrid(6, 0.3)
+    head = HEADS[kind](process)
     x_0, t = torch.arange(4, device=device).unsqueeze(-1), torch.tensor([0.2, 0.4, 0.6, 0.8], device=device)
     x_t = torch.full_like(x_0, 6)
     leaves = [torch.randn(shape, device=device, requires_grad=True) for shape in ((4, 1, 8), (7, 8), (7,))]

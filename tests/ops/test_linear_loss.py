@@ -11,6 +11,7 @@ import torch
 import m2s
 from m2s.losses import weighted_sum
 from m2s.ops import backend, last_layer_chunks, linear_loss, use_backend
+from m2s.ops.factorized_entropy import row_scalars as factorized_scalars
 from m2s.ops.last_layer import Unprojected
 from m2s.ops.posterior_entropy import row_scalars as posterior_scalars
 from m2s.ops.score_entropy import row_scalars as score_scalars
@@ -40,6 +41,8 @@ def sites(name, vocab, count, kind, seed=0):
         scalars = posterior_scalars(head.offset_at_current_token(x_t, t), site)
     elif kind == "score_entropy":
         head, scalars = m2s.LogScore(process), score_scalars(x_0, x_t, site)
+    elif kind == "factorized_entropy":
+        head, scalars = m2s.FactorizedRate(process), factorized_scalars(x_0, x_t, site, vocab, process.mask)
     else:
         head = m2s.Posterior(process)
         rate = -process.schedule.alpha_prime(t) / process.schedule.beta(t)
@@ -51,20 +54,23 @@ def cases():
     """Row loss, process, vocabulary and number of rows."""
     for vocab, count in SHAPES:
         for name in PROCESSES:
-            if name != "absorbing":  # that is masked_ce
+            if name != "absorbing":  # that is cross_entropy
                 yield "posterior_entropy", name, vocab, count
             yield "score_entropy", name, vocab, count
-        yield "masked_ce", "absorbing", vocab, count
+            yield "factorized_entropy", name, vocab, count
+        yield "cross_entropy", "absorbing", vocab, count
     yield "posterior_entropy", "uniform", 50257, 2
     yield "posterior_entropy", "hybrid", 50257, 1
     yield "score_entropy", "uniform", 50257, 1
-    yield "masked_ce", "absorbing", 50257, 1
+    yield "factorized_entropy", "uniform", 50257, 2
+    yield "factorized_entropy", "hybrid", 50257, 1
+    yield "cross_entropy", "absorbing", 50257, 1
 
 
 def exact(kind, head, logits, x_0, x_t, t, weight):
     """The losses by the definition, and the gradient of their weighted sum, in float64 with autograd."""
     logits = logits.double().requires_grad_()
-    if kind == "masked_ce":
+    if kind == "cross_entropy":
         found = m2s.masked_cross_entropy(head, logits[:, None], x_0, x_t, t)
     else:
         log_score = head.log_score(logits[:, None], x_t, t)
@@ -120,7 +126,7 @@ def test_rows_against_the_definition(kind, name, vocab, count):
 
 
 @pytest.mark.parametrize("name", ["uniform", "absorbing", "hybrid", "hybrid-masks"])
-@pytest.mark.parametrize("head", [m2s.Posterior, m2s.LogScore])
+@pytest.mark.parametrize("head", [m2s.Posterior, m2s.LogScore, m2s.FactorizedRate])
 def test_score_entropy_of_hidden_states(name, head):
     """m2s.score_entropy and the weighted sum of training give the same for hidden states as for logits."""
     process = m2s.Hybrid(30, 0.0) if name == "hybrid-masks" else PROCESSES[name](30)
@@ -155,11 +161,11 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "masked_ce"])
+@pytest.mark.parametrize("kind", ["posterior_entropy", "score_entropy", "factorized_entropy", "cross_entropy"])
 @pytest.mark.parametrize("name", ["reference", "fused"])
 def test_last_layer_and_loss(kind, bias, name, small_chunks):
     """Values and gradients as autograd finds them through the logits, in several chunks."""
-    head, x_0, x_t, t, scalars = sites("absorbing" if kind == "masked_ce" else "hybrid", 140, 11, kind)
+    head, x_0, x_t, t, scalars = sites("absorbing" if kind == "cross_entropy" else "hybrid", 140, 11, kind)
     generator = torch.Generator().manual_seed(2)
     parts = [torch.randn(shape, generator=generator) for shape in ((11, 8), (150, 8), (150,))]
     leaves = [(value if i == 0 else value / 2).to(DEVICE).requires_grad_() for i, value in enumerate(parts)]

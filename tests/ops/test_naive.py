@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 import m2s
-from m2s.ops.masked_ce import cpu as masked_cpu
-from m2s.ops.masked_ce import naive as masked_naive
+from m2s.ops.cross_entropy import cpu as cross_entropy_cpu
+from m2s.ops.cross_entropy import naive as cross_entropy_naive
+from m2s.ops.factorized_entropy import cpu as factorized_cpu
+from m2s.ops.factorized_entropy import naive as factorized_naive
 from m2s.ops.posterior_entropy import cpu as posterior_cpu
 from m2s.ops.posterior_entropy import naive as posterior_naive
 from m2s.ops.score_entropy import cpu as score_cpu
@@ -70,14 +72,32 @@ def test_unconstrained_score_entropy(name: str, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_masked_cross_entropy(vocab: int) -> None:
+@pytest.mark.parametrize("name", PROCESSES)
+def test_factorized_score_entropy(name: str, vocab: int) -> None:
+    """Loss and gradient of an exit rate and a jump distribution, with two ignored columns."""
+    process, x_0, x_t, t = problem(name, vocab)
+    site = process.at(x_t, t)
+    outputs = torch.randn(len(x_0), process.states, dtype=torch.float64, requires_grad=True)
+    expected = with_gradient(factorized_naive.factorized_score_entropy(outputs, x_0, x_t, site, process.mask), outputs)
+    scalars = factorized_cpu.row_scalars(x_0, x_t, site, vocab, process.mask)
+    weight = torch.linspace(0.5, 2, len(x_0), dtype=torch.float64)
+    wide = torch.nn.functional.pad(outputs.detach(), (0, 2), value=torch.nan)
+    loss, gradient = factorized_cpu.row_losses(wide, x_t, x_0, scalars, process.mask is not None, vocab, weight, torch.float64)
+    assert gradient is not None and (gradient[:, process.states :] == 0).all()
+    assert_agree((loss, gradient[:, : process.states]), expected)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_cross_entropy(vocab: int) -> None:
     """Loss and gradient of the cross-entropy, with an ignored column."""
     logits = (2 * torch.randn(12, vocab + 1, dtype=torch.float64)).requires_grad_()
     x_t, x_0 = torch.full((12,), vocab), torch.randint(vocab, (12,))
     rate = torch.rand(12, dtype=torch.float64)
-    expected = with_gradient(masked_naive.masked_cross_entropy(logits, x_0, rate, vocab), logits)
+    expected = with_gradient(cross_entropy_naive.cross_entropy(logits, x_0, rate, vocab), logits)
     weight = torch.linspace(0.5, 2, 12, dtype=torch.float64)
-    loss, gradient = masked_cpu.row_losses(logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64)
+    loss, gradient = cross_entropy_cpu.row_losses(
+        logits.detach(), x_t, x_0, rate.unsqueeze(0), True, vocab, weight, torch.float64
+    )
     assert gradient is not None
     assert_agree((loss, gradient), expected)
 

@@ -23,7 +23,7 @@ def short(out: Path, **changes: object) -> Config:
     return small(out, **{**few, "device": DEVICE, "precision": "float32", "compile": "no", **changes})
 
 
-@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "md4", "gidd"])
+@pytest.mark.parametrize("method", ["m2s", "m2s-offset", "sedd", "md4", "gidd", "gidd-clipped", "neural-ctmc", "duo", "ar"])
 def test_every_method(tmp_path, method):
     for kernels in ("reference", "fused"):
         train(short(tmp_path / kernels, method=method, kernels=kernels), ROWS)

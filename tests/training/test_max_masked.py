@@ -4,6 +4,7 @@ Sums, gradients and training steps are the same as with all positions, also wher
 the kernels run in Triton's interpreter, and a substitute takes the place of a graph.
 """
 
+import functools
 import itertools
 import weakref
 
@@ -34,6 +35,7 @@ HEADS = {
     "masked-hybrid": m2s.Posterior(m2s.Hybrid(VOCAB, 0.0)),
     "free": m2s.LogScore(m2s.Absorbing(VOCAB, m2s.LogLinear()), "sigma"),
     "free-hybrid": m2s.LogScore(m2s.Hybrid(VOCAB, 0.0)),
+    "factorized": m2s.FactorizedRate(m2s.Absorbing(VOCAB, m2s.Linear())),
 }
 
 
@@ -94,7 +96,10 @@ def test_which_losses_skip_unmasked_positions():
     masks, mixed = HEADS["masked"], m2s.Posterior(m2s.Hybrid(VOCAB, 0.1))
     assert skips_unmasked(m2s.masked_cross_entropy, masks) and not skips_unmasked(m2s.losses.any_order, masks)
     assert not skips_unmasked(m2s.score_entropy, mixed) and not skips_unmasked(m2s.score_entropy, m2s.LogScore(mixed.process))
-    assert not skips_unmasked(m2s.score_entropy, m2s.FactorizedRate(masks.process))
+    assert not skips_unmasked(m2s.score_entropy, m2s.Ordinal(masks.process))
+    assert skips_unmasked(m2s.losses.path_kl, HEADS["factorized"])
+    for loss in (m2s.losses.gidd, functools.partial(m2s.losses.gidd_clipped, max_weight=2.0)):
+        assert skips_unmasked(loss, HEADS["masked-hybrid"]) and not skips_unmasked(loss, mixed)
 
 
 def test_the_number_of_reserved_rows():

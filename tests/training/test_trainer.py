@@ -116,9 +116,9 @@ def test_a_loss_without_a_fused_form_is_noted_once(tmp_path: Path, capsys: pytes
     pytest.importorskip("triton")
     few = {"steps": 1, "batch": 1, "micro_batch": None, "validate_every": 0, "compile": "no", "precision": "float32"}
     few |= {"device": "cuda" if torch.cuda.is_available() else "cpu"}
-    for loss, noted in (("score-entropy", 0), ("udlm", 1)):
+    for loss, noted in (("score-entropy", 0), ("udlm", 0), ("ct-elbo", 1)):
         config = small(tmp_path / loss, method="udlm", head__loss=loss, kernels="fused", **few)
         train(config, random_rows(length=2))
         assert capsys.readouterr().err.count(f"the loss {loss} has no fused form for Posterior") == noted
-    train(small(tmp_path / "reference", method="udlm", head__loss="udlm", kernels="reference", **few), random_rows(length=2))
+    train(small(tmp_path / "reference", method="udlm", head__loss="ct-elbo", kernels="reference", **few), random_rows(length=2))
     assert "has no fused form" not in capsys.readouterr().err

@@ -146,7 +146,7 @@ def row_losses(
         at = slice(start, start + size)
         value = logits[at, :states]
         logs = (log_r[at], log_r_x[at], log_r_mask[at])
-        d, ratio = _differences(value, k[at], x[at], *logs, shift[at], vocab if has_mask else None)
+        d, ratio = differences(value, x[at], *logs, shift[at], vocab if has_mask else None)
         h = torch.where(ratio > 0, ratio * bregman(d), d.exp()).scatter_(-1, k[at], 0.0)
         loss[at] = torch.where(rate[at] > 0, rate[at] * h.sum(-1, keepdim=True), 0)
         if gradient is not None and weight is not None:
@@ -198,10 +198,29 @@ def _second_derivative(gradient: Tensor, k: Tensor, x: Tensor, row_scalars: Tens
     return torch.where(at_k | (rate == 0), 0, gradient + (rate * ratio.exp()).to(gradient.dtype))
 
 
-def _differences(
-    value: Tensor, k: Tensor, x: Tensor, log_r: Tensor, log_r_x: Tensor, log_r_mask: Tensor, shift: Tensor, mask: int | None
-) -> tuple[Tensor, Tensor]:
-    """d = log s - log r and r for a block of rows; where r = 0, d = log s."""
+def differences(
+    value: Float[Tensor, "N S"],
+    x: Int[Tensor, "N 1"],
+    log_r: Float[Tensor, "N 1"],
+    log_r_x: Float[Tensor, "N 1"],
+    log_r_mask: Float[Tensor, "N 1"],
+    shift: Float[Tensor, "N 1"],
+    mask: int | None,
+) -> tuple[Float[Tensor, "N S"], Float[Tensor, "N S"]]:
+    """Compute d = log s - log r and r for rows of log s + shift, where r takes at most three values in a row.
+
+    Args:
+        value: log s + shift.
+        x: Clean tokens.
+        log_r: log r of all columns but x and the mask, in float64; -inf stands for r = 0.
+        log_r_x: log r at x.
+        log_r_mask: log r at the mask.
+        shift: Number that is subtracted from `value`, in float64.
+        mask: The mask, or None.
+
+    Returns:
+        d and r in the dtype of `value`; where r = 0, d = log s.
+    """
 
     def against(entry: Tensor, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
         """d and r of entries that have the same ratio."""

@@ -30,8 +30,8 @@ def row_losses(
     """Compute the loss of rows of logits and, given weights, its gradient.
 
     Args:
-        logits: Posterior logits; the first `vocab` columns count.
-        x_t: Current tokens: the mask in every row. Not read.
+        logits: Rows of logits; the first `vocab` columns count.
+        x_t: Current tokens. Not read.
         x_0: Clean tokens.
         row_scalars: The rate of each row.
         has_mask: Whether the process has a mask. Not read.

@@ -1,19 +1,19 @@
-"""Definition of the masked cross-entropy: rate times -log softmax at the clean token."""
+"""Definition of the weighted cross-entropy of rows: rate times -log softmax at the clean token."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def masked_cross_entropy(
+def cross_entropy(
     logits: Float[Tensor, "N V"], x_0: Int[Tensor, "N"], rate: Float[Tensor, "N"], vocab: int
 ) -> Float[Tensor, "N"]:
     """Compute the loss of every row from the definition, with gradients by autograd.
 
     Args:
-        logits: Posterior logits; the first `vocab` columns count.
+        logits: Rows of logits; the first `vocab` columns count.
         x_0: Clean tokens.
-        rate: Weight of each row; 0 at positions that are not masked.
+        rate: Weight of each row.
         vocab: Number of clean tokens.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Cross-entropy of masked positions and its gradient as a Triton kernel, one program per row.
+"""Cross-entropy of rows of logits and its gradient as a Triton kernel, one program per row.
 
 The first pass computes the normalizing sum, the second one the gradient, which overwrites the logits. The entry at the clean
 token x is taken out of the row for the duration of the passes, so that the sum of the other weights is exact where x is almost
@@ -16,7 +16,7 @@ from m2s.ops.row_kernels import LN2, LOG2E, LOWEST, TILE, launch, prepare, sum_o
 
 @no_type_check
 @triton.jit
-def _masked_ce(
+def _cross_entropy(
     logits,
     gradient,
     loss,
@@ -33,7 +33,7 @@ def _masked_ce(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Loss and gradient of one row. Its only scalar is the rate; `current` is the mask in every row and is not read."""
+    """Loss and gradient of one row. Its only scalar is the rate; `current` is not read."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     x = tl.load(clean_token + row)
@@ -80,4 +80,4 @@ def _masked_ce(
 
 
 __all__ = ["prepare", "row_losses"]
-row_losses = functools.partial(launch, _masked_ce, 1024, 8)
+row_losses = functools.partial(launch, _cross_entropy, 1024, 8)
