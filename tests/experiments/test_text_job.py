@@ -1,4 +1,4 @@
-"""experiments/session.py on a small text: stages of a row, calls that run out of time, and the results that are packed."""
+"""experiments/text_job.py on a small text: stages of a row, calls that run out of time, and the results that are packed."""
 
 import importlib.util
 import json
@@ -24,10 +24,10 @@ TEXT = ["--", "--budget", "0.3", "--limit", "3", "--set", *(f"{key}={value}" for
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch):
+def job(tmp_path, monkeypatch):
     """The script as a module, in a folder with a small prepared text."""
     monkeypatch.syspath_prepend(FOLDER)
-    spec = importlib.util.spec_from_file_location("session_script", FOLDER / "session.py")
+    spec = importlib.util.spec_from_file_location("job_script", FOLDER / "text_job.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -48,8 +48,8 @@ def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_rows_from_training_to_packed_results(session, monkeypatch, capsys):
-    assert session.main(["out", "--rows", "sedd,m2s-offset", "--weights", *COMMON, *TEXT]) == 0
+def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
+    assert job.main(["out", "--rows", "sedd,m2s-offset", "--weights", *COMMON, *TEXT]) == 0
     for row in ("sedd", "m2s-offset"):
         found, budget = read(f"out/{row}.json"), read(f"out/budgets/{row}.json")
         assert found["tokens"] == budget["steps"] * 64 and budget["steps"] % 4 == 0
@@ -63,7 +63,7 @@ def test_rows_from_training_to_packed_results(session, monkeypatch, capsys):
         small = m2s.load(f"out/weights/{row}").model.state_dict()
         for name, value in m2s.load(f"out/runs/{row}").model.state_dict().items():
             assert small[name].dtype == torch.bfloat16 and torch.equal(small[name], value.bfloat16())
-    assert session.transfer.main(["join", "back", "arrived"]) == 0
+    assert job.transfer.main(["join", "back", "arrived"]) == 0
     there = files(Path("arrived/results"))
     run = {"train.json", "log.jsonl", "config.json"}
     expected = {"entry.json", *(f"{row}.json" for row in ("sedd", "m2s-offset"))}
@@ -98,16 +98,16 @@ def test_rows_from_training_to_packed_results(session, monkeypatch, capsys):
 
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz") if "bundle" not in path.parts}
     capsys.readouterr()
-    assert session.main(["out", "--rows", "sedd", "--seconds", "0", *COMMON, *TEXT]) == 0
+    assert job.main(["out", "--rows", "sedd", "--seconds", "0", *COMMON, *TEXT]) == 0
     assert capsys.readouterr().out == "1 parts of results in back\n"
-    monkeypatch.setattr(session, "run_m2s", None)  # nothing is computed again
-    assert session.main(["out", "--rows", "sedd", *COMMON, *TEXT]) == 0
+    monkeypatch.setattr(job, "run_m2s", None)  # nothing is computed again
+    assert job.main(["out", "--rows", "sedd", *COMMON, *TEXT]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_interrupted_training_and_sampling_resume(session, monkeypatch, capsys):
+def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     """A signal stops training between two steps, and then sampling between two batches. The third call finishes."""
-    train, finish, draw = session.text.train, loop.finish_step, session.run_m2s
+    train, finish, draw = job.text.train, loop.finish_step, job.run_m2s
     started = []
 
     def recorded_train(config):
@@ -119,61 +119,61 @@ def test_interrupted_training_and_sampling_resume(session, monkeypatch, capsys):
             signal.raise_signal(signal.SIGALRM)
         return finish(trainer, *given)
 
-    monkeypatch.setattr(session.text, "train", recorded_train)
+    monkeypatch.setattr(job.text, "train", recorded_train)
     monkeypatch.setattr(loop, "finish_step", interrupted_step)
     given = ["out", "--rows", "mdlm", *COMMON, "--seconds", "600", *TEXT]
-    assert session.main(given) == 0
+    assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out
     steps = read("out/budgets/mdlm.json")["steps"]
     saved = [int(path.name.removeprefix("step-")) for path in Path("out/runs/mdlm/state").iterdir()]
     assert max(saved) == 3 < steps and not Path("out/mdlm.json").exists()
-    assert session.transfer.main(["join", "back", "first"]) == 0
-    assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in session.RUN_FILES)}
+    assert job.transfer.main(["join", "back", "first"]) == 0
+    assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in job.RUN_FILES)}
 
     def interrupted_draw(words):
         signal.raise_signal(signal.SIGALRM)
         time.sleep(5)  # not reached
 
-    monkeypatch.setattr(session, "run_m2s", interrupted_draw)
-    assert session.main(given) == 0
+    monkeypatch.setattr(job, "run_m2s", interrupted_draw)
+    assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out and started == ["mdlm-probe", "mdlm", "mdlm"]
     row = read("out/mdlm.json")
     assert row["tokens"] == steps * 64 and not Path("out/samples/mdlm/ancestral-linear-2.npz").exists()
 
-    monkeypatch.setattr(session, "run_m2s", draw)
-    assert session.main(given) == 0
+    monkeypatch.setattr(job, "run_m2s", draw)
+    assert job.main(given) == 0
     assert "finished: mdlm" in capsys.readouterr().out and len(started) == 3
-    assert session.transfer.main(["join", "back", "last"]) == 0
+    assert job.transfer.main(["join", "back", "last"]) == 0
     assert {f"samples/mdlm/ancestral-linear-{n}.npz" for n in (2, 4)} <= files(Path("last/results"))
 
 
-def test_a_stage_that_fails_does_not_stop_the_others(session, monkeypatch, capsys):
-    draw = session.run_m2s
+def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
+    draw = job.run_m2s
 
     def fails_once(words):
         if "bayes" in words and "cosine" in words:
             raise RuntimeError("no memory for it")
         draw(words)
 
-    monkeypatch.setattr(session, "run_m2s", fails_once)
-    assert session.main(["out", "--rows", "m2s", *COMMON, *TEXT]) == 1
+    monkeypatch.setattr(job, "run_m2s", fails_once)
+    assert job.main(["out", "--rows", "m2s", *COMMON, *TEXT]) == 1
     assert "no memory for it" in capsys.readouterr().err
     found = {path.name for path in Path("out/samples/m2s").iterdir()}
     assert found == {f"{name}-{n}.npz" for name in ("bayes-linear", "euler-cosine", "euler-linear") for n in (2, 4)}
 
 
-def test_every_method_of_the_entries_has_samplers_that_support_it(session):
-    for entry in session.text.BUDGETED.values():
+def test_every_method_of_the_entries_has_samplers_that_support_it(job):
+    for entry in job.text.BUDGETED.values():
         for row in entry.rows.values():
-            assert row["method"] in session.SAMPLINGS
+            assert row["method"] in job.SAMPLINGS
 
 
-def test_invalid_rows_and_large_results_are_errors(session, monkeypatch, capsys):
-    assert session.main(["out", "--rows", "sed", *COMMON]) == 2
+def test_invalid_rows_and_large_results_are_errors(job, monkeypatch, capsys):
+    assert job.main(["out", "--rows", "sed", *COMMON]) == 2
     assert "did you mean sedd" in capsys.readouterr().err and not Path("out").exists()
     Path("out").mkdir()
     Path("out/sedd.json").write_bytes(np.random.default_rng(0).bytes(100_000))
-    monkeypatch.setattr(session, "TOTAL_MIB", 0.05)
-    monkeypatch.setattr(session, "PART_MIB", 0.02)
-    with pytest.raises(session.UserError, match="bundle fewer rows at once"):
-        session.bundle(Path("out"), ["sedd"], Path("back"))
+    monkeypatch.setattr(job, "TOTAL_MIB", 0.05)
+    monkeypatch.setattr(job, "PART_MIB", 0.02)
+    with pytest.raises(job.UserError, match="bundle fewer rows at once"):
+        job.bundle(Path("out"), ["sedd"], Path("back"))

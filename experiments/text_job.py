@@ -1,7 +1,7 @@
 """Train rows of a text entry, and draw, audit and repair their samples, in calls of limited time on one machine.
 
-    python experiments/session.py OUT --data packed/text --entry methods --rows sedd --seconds 560 --bundle back
-    python experiments/session.py OUT ...                  # the same again: continues where the last call ended
+    python experiments/text_job.py OUT --data packed/text --entry methods --rows sedd --seconds 560 --bundle back
+    python experiments/text_job.py OUT ...                  # the same again: continues where the last call ended
     python experiments/transfer.py join back results       # on another machine
 
 For each row, `experiments/text.py` trains it and evaluates its NELBO. Samples with the sampler of its paper follow; for heads
@@ -96,7 +96,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Session:
+class Job:
     """The options of a call, and the stages that follow from them.
 
     Args:
@@ -266,7 +266,7 @@ def work(options: argparse.Namespace, started: float) -> bool:
         Whether nothing failed.
     """
     entry = text.ENTRIES[options.entry]
-    session = Session(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch)
+    job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch)
     failed = []
     for row in options.rows:
         words = [
@@ -284,7 +284,7 @@ def work(options: argparse.Namespace, started: float) -> bool:
         if text.main([*words, "--results", str(options.out / "no-results")]):
             failed.append(row)
             continue
-        for stage in session.stages(row):
+        for stage in job.stages(row):
             if not stage.result.exists():
                 gc.collect()
                 if torch.cuda.is_available():
@@ -419,7 +419,7 @@ def main(arguments: list[str] | None = None) -> int:
             bundle(options.out, options.rows, options.bundle)
         return code
     except UserError as error:
-        print(f"session.py: {error}", file=sys.stderr)
+        print(f"text_job.py: {error}", file=sys.stderr)
         return 2
 
 
