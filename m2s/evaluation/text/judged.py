@@ -1,0 +1,88 @@
+"""What a judge gives for a set of texts, stored in a file, so that the judge reads every text once."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m2s.data.files import BadData
+from m2s.evaluation.genppl import Samples, Scores, score
+from m2s.evaluation.judge import Judge
+from m2s.io import atomic_write
+from m2s.npz import read_npz
+
+FORMAT = 1
+ARRAYS = ("nll", "tokens", "bytes", "entropy", "last", "mean")
+FOLDER = "judged"
+"""The folder beside samples that holds these files."""
+
+
+def content_hash(samples: Samples) -> str:
+    """Return the SHA-256 of the tokens and texts of some samples.
+
+    Args:
+        samples: The samples.
+    """
+    tokens = None if samples.tokens is None else [list(samples.tokens.shape), samples.tokens.tobytes().hex()]
+    return hashlib.sha256(json.dumps([samples.texts, tokens]).encode()).hexdigest()
+
+
+def judged_key(samples: Samples, judge: Judge, weights: str) -> str:
+    """Return the SHA-256 of everything that the scores depend on.
+
+    Args:
+        samples: The samples.
+        judge: The judge.
+        weights: The fingerprint of its weights, from `m2s.provenance.fingerprint`.
+    """
+    described = [FORMAT, content_hash(samples), asdict(samples.protocol), judge.describe(), weights, judge.device.type]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def judged_scores(samples: Samples, judge: Judge, weights: str, path: Path | None, batch_size: int = 8) -> Scores:
+    """Return the scores and embeddings of samples from a file, or let the judge read them and write the file.
+
+    Args:
+        samples: The samples.
+        judge: The judge.
+        weights: The fingerprint of its weights.
+        path: The file, whose folder exists; None: nothing is stored.
+        batch_size: Sequences that the judge reads at once.
+
+    Returns:
+        The scores.
+
+    Raises:
+        UserError: The judge cannot read the samples.
+        OSError: The file cannot be written.
+    """
+    key = judged_key(samples, judge, weights)
+    if path is not None and path.is_file():
+        try:
+            return _load(path, key, samples, judge)
+        except BadData:
+            pass  # of other samples, another judge or another version: it is replaced
+    found = score(samples, judge, batch_size)
+    if path is not None:
+        rest = json.dumps({"corpus_entropy": found.corpus_entropy, "entropy_of": found.entropy_of, "distinct": found.distinct})
+        with atomic_write(path) as temporary:
+            np.savez(temporary, key=key, rest=rest, **{name: getattr(found, name) for name in ARRAYS})
+    return found
+
+
+def _load(path: Path, key: str, samples: Samples, judge: Judge) -> Scores:
+    """Read the file. BadData where it is damaged or has another key."""
+    try:
+        held = read_npz(path, ["key", "rest", *ARRAYS])
+        if str(held["key"]) != key:
+            raise BadData(f"{path} is of other samples or of another judge")
+        rest = dict(json.loads(str(held["rest"])))
+        arrays: dict[str, Any] = {name: held[name] for name in ARRAYS}
+        if any(len(values) != len(samples) for values in arrays.values()):
+            raise BadData(f"{path} has another number of samples")
+        return Scores(samples=samples, judge=judge.describe(), **arrays, **rest)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise BadData(f"{path} is damaged ({type(error).__name__}: {error})") from error
