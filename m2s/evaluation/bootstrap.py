@@ -4,7 +4,8 @@ A statistic is a function of sums over sequences, such as exp(sum of nll / sum o
 one for each sequence, and all resamples are one matrix product.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +82,22 @@ def resampled(
         raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")
     if seed < 0:
         raise ValueError(f"seed is {seed}, but it must be 0 or more")
+    chunks = _stored_counts(count, resamples, seed) if resamples * count <= CHUNK else _all_counts(count, resamples, seed)
+    return np.concatenate([statistic(counts @ columns) for counts in chunks])
+
+
+def _all_counts(count: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:
+    """Yield how often each sequence is in each resample, for some resamples at a time."""
     generator = np.random.default_rng(seed)
     chunk = max(1, CHUNK // count)
-    indices = (generator.integers(count, size=(min(chunk, resamples - done), count)) for done in range(0, resamples, chunk))
-    return np.concatenate([statistic(_counts(index) @ columns) for index in indices])
+    for done in range(0, resamples, chunk):
+        yield _counts(generator.integers(count, size=(min(chunk, resamples - done), count))).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=1)
+def _stored_counts(count: int, resamples: int, seed: int) -> list[Float[np.ndarray, "r n"]]:
+    """Return the counts, and keep them for the next statistic of as many sequences: drawing them takes most of the time."""
+    return list(_all_counts(count, resamples, seed))
 
 
 def percentile_interval(value: float, values: Float[np.ndarray, "resamples"], level: float = 0.95) -> Interval:

@@ -472,7 +472,12 @@ def _variant(name: str) -> str:
     It is empty where it is the model of that name, also in another file format that keeps the weights.
     """
     start, path = Path(name).name.lower(), _find(name)
-    if path is None or not path.name.lower().startswith(start) or Path(name).expanduser().exists():
+    if (
+        path is None
+        or path.name.lower() == start
+        or not path.name.lower().startswith(start)
+        or Path(name).expanduser().exists()
+    ):
         return ""
     words = re.split(r"[-.]", path.name.lower().removesuffix(".gguf").removeprefix(start).strip("-._"))
     bits = {word: re.match(r"i?q(\d)", word) for word in words}

@@ -4,6 +4,7 @@ A model that repeats itself has a low entropy and few distinct n-grams. Neither 
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,22 @@ from m2s.evaluation.genppl.scores import entropy
 from m2s.hub import Checkpoint
 
 
-def ngram_ids(tokens: Integer[np.ndarray, "n L"], size: int) -> Int64[np.ndarray, "n m"]:
+def ngram_ids(tokens: Integer[np.ndarray, "n L"], max_n: int) -> Iterator[Int64[np.ndarray, "n m"]]:
     """Give every distinct n-gram of some sequences a number, without collisions.
 
     Args:
         tokens: The sequences, [n, L].
-        size: The length of an n-gram, at most L.
+        max_n: The length of the longest n-grams, at most L.
 
-    Returns:
-        The number of the n-gram at each position, from 0 on, [n, L - size + 1]. Two are equal where the n-grams are.
+    Yields:
+        For each length 1..max_n the number of the n-gram at each position, from 0 on, [n, L - length + 1]. Two are equal where
+        the n-grams are.
     """
     first = ids = _numbered(tokens.astype(np.int64))
-    for offset in range(1, size):
-        following = first[:, offset : offset + ids.shape[1] - 1]
-        ids = _numbered(ids[:, :-1] * (int(first.max()) + 1) + following)
-    return ids
+    for length in range(1, max_n + 1):
+        if length > 1:
+            ids = _numbered(ids[:, :-1] * (int(first.max()) + 1) + first[:, length - 1 :])
+        yield ids
 
 
 def _numbered(values: Int64[np.ndarray, "n m"]) -> Int64[np.ndarray, "n m"]:
@@ -76,8 +78,7 @@ def _statistics(sequences: Integer[Tensor, "n L"], max_n: int) -> dict[str, Any]
     if not 1 <= max_n <= length:
         raise UserError(f"max_n is {max_n}, but it must lie in 1..{length}, the length of a sequence")
     found: dict[str, Any] = {}
-    for n in range(1, max_n + 1):
-        ids = ngram_ids(sequences.numpy(), n)
+    for n, ids in enumerate(ngram_ids(sequences.numpy(), max_n), 1):
         bits = [entropy(row) / math.log(2) for row in ids]
         found[f"entropy_{n}"] = _mean(torch.tensor(bits, dtype=torch.float64))
         found[f"distinct_{n}"] = _mean(torch.from_numpy(distinct_per_sequence(ids) / (length - n + 1)))

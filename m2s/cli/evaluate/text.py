@@ -15,22 +15,25 @@ from m2s.provenance import is_rerun
 if TYPE_CHECKING:
     from m2s.data import Tokenizer
     from m2s.evaluation.genppl import Protocol, Samples
-    from m2s.evaluation.text.held_out import HeldOutText
+    from m2s.evaluation.text import TrainingText
     from m2s.evaluation.text.table import Row
 
 RESULT, PARTS = "text.json", "parts"
+MANY = 500  # samples, from which MAUVE has 50 clusters
 BATCHES = {"cpu": 8, "cuda": 64}  # sequences in each call of the judge
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Everything that is measured, and what it is compared with."""
+    """Everything that is measured, and the held-out text that it is compared with."""
 
     samples: list["Samples"]
-    held_out: "HeldOutText"
+    reference: "Samples"
+    real: "Samples"
+    split: str
 
     def __iter__(self) -> Iterator["Samples"]:
-        yield from (*self.samples, self.held_out.real)
+        yield from (*self.samples, self.real)
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,11 @@ class Text:
         if self.out is not None:
             output_file(output_folder(self.out) / RESULT, (".json",))
         store = ResultStore(None if self.out is None else output_folder(self.out / PARTS))
-        context = TextContext(MeasuredText(texts.held_out.reference), training, self.resamples, self.seed, device)
+        context = TextContext(MeasuredText(texts.reference), training, self.resamples, self.seed, device)
         rows, judges = self._rows(texts), []
         try:
             if judged := {name: metric for name, metric in metrics.items() if "judge" in metric.needs}:
-                for name in self.judge or (protocol.default_judge,):
+                for name in dict.fromkeys(self.judge or (protocol.default_judge,)):
                     judge = load_judge(name, self.device, self.dtype)
                     reader = JudgeReader(judge, self.batch_size or BATCHES.get(judge.device.type, BATCHES["cpu"]))
                     judges.append(reader.described)
@@ -136,36 +139,24 @@ class Text:
         except torch.OutOfMemoryError as error:
             raise UserError(f"the memory of {device} is too small: give --batch-size or --train-tokens") from error
         rankings = rank_all(rows, metrics, [judge["name"] for judge in judges])
-        tables, marks = format_rows(rows, rankings), format_marks(rankings)
-        notes = self._notes(texts, training, judges)
-        print_escaped("\n".join([*tables, "", *marks, *format_columns(rankings), *notes]))
+        tables, notes = format_rows(rows, rankings), self._notes(texts, training, judges)
+        print_escaped("\n".join([*tables, "", *format_marks(rankings), *format_columns(rankings), *notes]))
         if self.out is not None:
+            described = [
+                {"name": row.name, "file": str(text.path), "kind": row.kind, "settings": text.settings, "values": row.values}
+                for row, text in zip(rows, texts, strict=True)
+            ]
+            held_out = {"folder": str(self.against), "split": texts.split, "windows": len(texts.reference)}
             found = {
-                "files": [self._describe(row, text) for row, text in zip(rows, texts, strict=True)],
-                "rankings": [
-                    {
-                        "group": one.group,
-                        "metric": one.metric,
-                        "column": one.column.name,
-                        "better": one.column.better,
-                        "order": list(one.order),
-                        "adversaries_before_all_samples": list(one.first_adversaries),
-                        "adversaries_above_held_out_text": list(one.above_real),
-                    }
-                    for one in rankings
-                ],
-                "held_out": {
-                    "folder": str(self.against),
-                    "split": texts.held_out.split,
-                    "windows": len(texts.held_out.reference),
-                },
+                "files": described,
+                "rankings": [ranking.to_dict() for ranking in rankings],
+                "held_out": held_out,
                 "training": {"searched_tokens": training.count, "tokens": training.total},
                 "judges": judges,
                 "notes": notes,
                 "bootstrap": {"resamples": self.resamples, "seed": self.seed, "level": 0.95, "unit": "sequence"},
-                **provenance(device, *(["transformers"] if judges else [])),
             }
-            write_json(self.out / RESULT, found)
+            write_json(self.out / RESULT, {**found, **provenance(device, *(["transformers"] if judges else []))})
             print_escaped(f"{self.out / RESULT} written")
 
     def _protocol(self) -> "Protocol":
@@ -197,7 +188,7 @@ class Text:
         read_meta(folder)
         tokenizer = Tokens(folder, "train", 1).tokenizer
         samples = [read_samples(path, protocol, tokenizer, self.limit) for path in files]
-        shapes = {one.tokens.shape for one in samples if one.tokens is not None}
+        shapes = {shape(one) for one in samples}
         if len(shapes) > 1:
             sizes = ", ".join(f"{count} x {length}" for count, length in sorted(shapes))
             raise UserError(
@@ -206,9 +197,9 @@ class Text:
             )
         for one in samples:
             _check_tokenizer(one, tokenizer, folder)
-        (count, length) = shapes.pop()
+        count, length = shapes.pop()
         split = held_out_split(folder, length, self.split)
-        return _Texts(samples, load_held_out(folder, split, count, length, tokenizer, protocol))
+        return _Texts(samples, *load_held_out(folder, split, count, length, tokenizer, protocol), split)
 
     def _rows(self, texts: _Texts) -> list["Row"]:
         """An empty row for each file, and one for held-out text."""
@@ -227,30 +218,38 @@ class Text:
         for row, results in zip(rows, found, strict=True):
             row.values[group] = results
 
-    def _notes(self, texts: _Texts, training: Any, judges: list[dict[str, Any]]) -> list[str]:
+    def _notes(self, texts: _Texts, training: "TrainingText", judges: list[dict[str, Any]]) -> list[str]:
         """What a reader must know about the numbers."""
-        reference = texts.held_out.reference
-        count = len(texts.samples[0])
-        size = f"{counted(len(reference), 'window')} of {reference.tokens.shape[1]} tokens"  # type: ignore[union-attr]
+        count, windows, length = len(texts.samples[0]), len(texts.reference), shape(texts.reference)[1]
         lines = [
-            f"held-out text: {self.against} ({texts.held_out.split}), {size} to compare with, and as many others as the row "
-            "held-out text; intervals: 95%, of mauve the range over seeds of k-means"
+            f"held-out text: {self.against} ({texts.split}), {counted(windows, 'window')} of {length} tokens to compare with, "
+            "and as many others as the row held-out text",
+            "±: half of the 95% interval, whose ends are in the .json; for mauve half of the range over seeds of k-means",
         ]
-        if len(reference) < count:
+        if min(windows, count) < MANY:
+            lines.append(f"mauve: {min(windows, count)} samples are few, and it is noisy; the paper has 5,000")
+        if windows < count:
             lines.append(
-                f"there are {len(reference)} windows of held-out text for {count} samples: mauve, frechet and distinct n-grams "
-                "of the row held-out text are of a smaller set"
+                f"there are {windows} windows of held-out text for {count} samples: mauve, frechet and the n-grams of all "
+                "sequences are those of a smaller set in the row held-out text"
             )
         if training.count < training.total:
             lines.append(
-                f"novelty: only the first {training.count:,} of {training.total:,} training tokens are searched: the fraction "
-                "of novel n-grams is an upper bound, and the length of copies a lower bound"
+                f"novelty: only the first {training.count:,} of {training.total:,} training tokens are searched, so the "
+                "fraction of novel n-grams is an upper bound, and the length of copies a lower bound"
             )
         return [*lines, *(f"judge: {judge['name']} in {judge['dtype']}" for judge in judges)]
 
-    def _describe(self, row: "Row", text: "Samples") -> dict[str, Any]:
-        """What the result stores of one file."""
-        return {"name": row.name, "file": str(text.path), "kind": row.kind, "settings": text.settings, "values": row.values}
+
+def shape(samples: "Samples") -> tuple[int, int]:
+    """Return the number of samples and their length.
+
+    Args:
+        samples: Samples that have tokens.
+    """
+    assert samples.tokens is not None  # those of an .npz
+    count, length = samples.tokens.shape
+    return count, length
 
 
 def _check_tokenizer(samples: "Samples", tokenizer: "Tokenizer", folder: Path) -> None:

@@ -20,10 +20,10 @@ def principal_components(x: Float64[Tensor, "n D"], explained: float) -> Float64
         The coordinates of the points, centered, [n, k], with the smallest k that explains so much.
     """
     centered = x - x.mean(0)
-    left, singular, _ = torch.linalg.svd(centered, full_matrices=False)
-    share = singular.square().cumsum(0)
+    values, vectors = torch.linalg.eigh(centered.T @ centered)
+    share = values.flip(0).clamp(min=0).cumsum(0)
     count = int((share < explained * share[-1]).sum()) + 1
-    return (left * singular)[:, :count]
+    return centered @ vectors.flip(1)[:, :count]
 
 
 def kmeans(x: Float64[Tensor, "n D"], clusters: int, seed: int) -> Int[Tensor, "n"]:

@@ -1,6 +1,5 @@
 """Held-out text of the same length as samples: one set to compare with, and another that is measured like samples."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,21 +8,6 @@ from m2s.data import BadData, Tokenizer, Tokens
 from m2s.data.tokens import read_meta
 from m2s.errors import UserError
 from m2s.evaluation.genppl import Protocol, Samples, decode
-
-
-@dataclass(frozen=True)
-class HeldOutText:
-    """Two disjoint sets of windows of held-out text, of the same size.
-
-    Args:
-        reference: The windows that samples are compared with.
-        real: The windows that are measured like samples. Their values are those of perfect samples, up to noise.
-        split: The split that they are from.
-    """
-
-    reference: Samples
-    real: Samples
-    split: str
 
 
 def held_out_split(folder: Path, length: int, split: str = "") -> str:
@@ -47,8 +31,10 @@ def held_out_split(folder: Path, length: int, split: str = "") -> str:
     return found
 
 
-def load_held_out(folder: Path, split: str, count: int, length: int, tokenizer: Tokenizer, protocol: Protocol) -> HeldOutText:
-    """Load two sets of windows, spread evenly over a split. They alternate.
+def load_held_out(
+    folder: Path, split: str, count: int, length: int, tokenizer: Tokenizer, protocol: Protocol
+) -> tuple[Samples, Samples]:
+    """Load two disjoint sets of windows, spread evenly over a split. They alternate.
 
     Args:
         folder: The folder that `m2s data prepare` made.
@@ -59,7 +45,8 @@ def load_held_out(folder: Path, split: str, count: int, length: int, tokenizer: 
         protocol: The protocol by which they are scored.
 
     Returns:
-        The two sets.
+        The windows that samples are compared with, and those that are measured like samples. The values of the latter are those
+        of perfect samples, up to noise.
 
     Raises:
         BadData: The folder is damaged.
@@ -70,9 +57,9 @@ def load_held_out(folder: Path, split: str, count: int, length: int, tokenizer: 
     if int(tokens.max()) >= tokenizer.vocab:
         raise BadData(f"{folder} has tokens that its tokenizer does not have: prepare the text again")
 
-    def samples(rows: int, name: str) -> Samples:
-        part = tokens[rows::2]
+    def samples(first: int, name: str) -> Samples:
+        part = tokens[first::2]
         texts = [decode(tokenizer, row) for row in part]
         return Samples(folder / f"{split}-{name}", protocol, texts, part, tokenizer, {})
 
-    return HeldOutText(samples(0, "reference"), samples(1, "held-out"), split)
+    return samples(0, "reference"), samples(1, "held-out")

@@ -26,8 +26,10 @@ def content_hash(samples: Samples) -> str:
     Args:
         samples: The samples.
     """
-    tokens = None if samples.tokens is None else [list(samples.tokens.shape), samples.tokens.tobytes().hex()]
-    return hashlib.sha256(json.dumps([samples.texts, tokens]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(samples.texts).encode())
+    if samples.tokens is not None:
+        digest.update(f"{samples.tokens.shape}".encode() + samples.tokens.astype(np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def judged_key(samples: Samples, judge: Judge, weights: str) -> str:

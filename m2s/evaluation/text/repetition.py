@@ -42,10 +42,7 @@ def _measure(text: MeasuredText, context: TextContext) -> dict[str, Any]:
     tokens = text.tokens
     texts = len(np.unique(tokens, axis=0))
     found: dict[str, Any] = {"distinct_texts": {"value": texts / len(tokens), "low": None, "high": None}}
-    for size in SIZES:
-        if size > tokens.shape[1]:
-            continue
-        ids = ngram_ids(tokens, size)
+    for size, ids in enumerate(ngram_ids(tokens, min(max(SIZES), tokens.shape[1])), 1):
         repeated = 1 - distinct_per_sequence(ids) / ids.shape[1]
         columns = np.stack([repeated, np.ones_like(repeated)], axis=1)
         mean = bootstrap(columns, lambda sums: sums[..., 0] / sums[..., 1], context.resamples, context.seed)

@@ -50,7 +50,8 @@ class Ranking:
         column: The column.
         order: The names of the files, the best first. Held-out text is not ranked.
         first_adversaries: The adversaries that are ranked before all samples of models. Empty where there are no samples.
-        above_real: The adversaries that are better than held-out text. Empty where the column compares with held-out text.
+        above_real: The adversaries that are better than held-out text, with intervals that do not overlap. Empty where the
+            column compares with held-out text.
     """
 
     group: str
@@ -59,6 +60,18 @@ class Ranking:
     order: tuple[str, ...]
     first_adversaries: tuple[str, ...]
     above_real: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a result stores, as JSON can hold it."""
+        return {
+            "group": self.group,
+            "metric": self.metric,
+            "column": self.column.name,
+            "better": self.column.better,
+            "order": list(self.order),
+            "adversaries_before_all_samples": list(self.first_adversaries),
+            "adversaries_above_held_out_text": list(self.above_real),
+        }
 
     @property
     def is_fooled(self) -> bool:
@@ -96,16 +109,17 @@ def _columns(metrics: Mapping[str, TextMetric], judges: Sequence[str]) -> Iterat
 def _rank(rows: Sequence[Row], group: str, metric: str, column: Column) -> Ranking | None:
     """Rank the files by one column; None where it was not measured."""
     found = {row.name: value for row in rows if (value := row.value(group, metric, column.name)) is not None}
-    real = next((found[row.name]["value"] for row in rows if row.kind == "held-out" and row.name in found), None)
-    if column.better == "closest" and real is None:
+    real = next((found[row.name] for row in rows if row.kind == "held-out" and row.name in found), None)
+    target = None if real is None else real["value"]
+    if column.better == "closest" and target is None:
         return None
 
     def cost(name: str) -> float:
         value = found[name]["value"]
         assert value is not None  # every measured value is a number
         if column.better == "closest":
-            assert real is not None  # checked above
-            return abs(value - real)
+            assert target is not None  # checked above
+            return abs(value - target)
         return value if column.better == "lowest" else -value
 
     kinds = {row.name: row.kind for row in rows}
@@ -114,15 +128,18 @@ def _rank(rows: Sequence[Row], group: str, metric: str, column: Column) -> Ranki
         return None
     adversaries = [name for name in order if kinds[name] == "adversary"]
     best = min((cost(name) for name in order if kinds[name] == "samples"), default=None)
-    limit = None if real is None or column.better == "closest" else real if column.better == "lowest" else -real
-    return Ranking(
-        group,
-        metric,
-        column,
-        tuple(order),
-        tuple(name for name in adversaries if best is not None and cost(name) < best),
-        tuple(name for name in adversaries if limit is not None and cost(name) < limit),
+    before = tuple(name for name in adversaries if best is not None and cost(name) < best)
+    above = tuple(name for name in adversaries if real is not None and _is_better(found[name], real, column))
+    return Ranking(group, metric, column, tuple(order), before, above)
+
+
+def _is_better(value: Value, other: Value, column: Column) -> bool:
+    """Return whether a value is better than another, and so is every value of its interval."""
+    (low, high), (other_low, other_high) = (
+        [one["value"] if one.get(end) is None else one[end] for end in ("low", "high")] for one in (value, other)
     )
+    assert low is not None and high is not None and other_low is not None and other_high is not None
+    return {"lowest": high < other_low, "highest": low > other_high, "closest": False}[column.better]
 
 
 def format_rows(rows: Sequence[Row], rankings: Sequence[Ranking]) -> list[str]:
@@ -157,9 +174,10 @@ def _cell(row: Row, ranking: Ranking) -> str:
     found = row.value(ranking.group, ranking.metric, ranking.column.name)
     if found is None:
         return "-"
-    form = ranking.column.format
-    ends = [format(found[end], form) for end in ("low", "high") if found.get(end) is not None]
-    return format(found["value"], form) + (f" [{', '.join(ends)}]" if ends else "")
+    form, low, high = ranking.column.format, found.get("low"), found.get("high")
+    return format(found["value"], form) + (
+        f" ±{format((high - low) / 2, form)}" if low is not None and high is not None else ""
+    )
 
 
 def format_marks(rankings: Sequence[Ranking]) -> list[str]:
