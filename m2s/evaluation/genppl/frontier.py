@@ -48,7 +48,7 @@ class Curve:
     def points(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
         """Entropy (nats) and log perplexity of each point, each [m]."""
         entropy = [result["entropy_nats"]["value"] for result in self.results]
-        return np.array(entropy), np.log([result["perplexity"]["value"] for result in self.results])
+        return np.array(entropy, np.float64), np.log([result["perplexity"]["value"] for result in self.results])
 
 
 def frontier_curves(results: Sequence[Mapping[str, Any]]) -> list[Curve]:
@@ -79,12 +79,13 @@ def frontier_curves(results: Sequence[Mapping[str, Any]]) -> list[Curve]:
 
 
 def _names(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Name each group by the folder of its files where that differs between groups, else by the first file."""
+    """Name each group by its first file, or groups of several files by their folders where these differ."""
     paths = [Path(group[0]["file"]) for group in groups]
-    folders = [path.parent.name for path in paths]
-    if len(set(folders)) == len(folders) and all(folders) and len(folders) > 1:
-        return folders
-    return [path.stem for path in paths]
+    folders = [path.parent.name for path, group in zip(paths, groups, strict=True) if len(group) > 1]
+    by_folder = len(set(folders)) == len(folders) > 1 and all(folders)
+    return [
+        path.parent.name if by_folder and len(group) > 1 else path.stem for path, group in zip(paths, groups, strict=True)
+    ]
 
 
 def area_below(entropy: Float[np.ndarray, "m"], log_perplexity: Float[np.ndarray, "m"], low: float, high: float) -> float:
