@@ -72,8 +72,10 @@ def test_curves_are_compared_over_the_entropies_that_all_cover() -> None:
 
 
 def test_the_interval_is_that_of_the_delta_method() -> None:
-    """All points of y = 2 (x - 3) move by the same e in x and in y, where e is an error of a mean: sequences of equal number are
-    resampled with the same indices. Over an interval of length 1 inside the curve the area changes by e - 2 e."""
+    """All points of y = 2 (x - 3) move by the same e in x and in y, since files of one size are resampled with the same indices.
+
+    Over an interval of length 1 inside the curve the area changes by e - 2 e. Here e has the standard error of a mean.
+    """
     spread, count = 0.01, 400
     points = curve("a", [(3, 0), (4, 2), (5, 4), (6, 6)], spread=spread, count=count)
     other = curve("b", [(4, 1), (5, 1)], count=count)

@@ -1,5 +1,7 @@
 """MAUVE: its parts against scipy and closed forms, and the properties of the definition."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ def published_area(p: np.ndarray, q: np.ndarray) -> float:
     areas = []
     for first, second in ((0, 1), (1, 0)):
         ordered = sorted((point[first], -point[second]) for point in points)
-        areas.append(sum((b[0] - a[0]) * (-a[1] - b[1]) / 2 for a, b in zip(ordered[:-1], ordered[1:], strict=True)))
+        areas.append(sum((b[0] - a[0]) * (-a[1] - b[1]) / 2 for a, b in itertools.pairwise(ordered)))
     return sum(areas) / 2
 
 

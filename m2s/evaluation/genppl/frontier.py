@@ -83,9 +83,7 @@ def _names(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     paths = [Path(group[0]["file"]) for group in groups]
     folders = [path.parent.name for path, group in zip(paths, groups, strict=True) if len(group) > 1]
     by_folder = len(set(folders)) == len(folders) > 1 and all(folders)
-    return [
-        path.parent.name if by_folder and len(group) > 1 else path.stem for path, group in zip(paths, groups, strict=True)
-    ]
+    return [path.parent.name if by_folder and len(group) > 1 else path.stem for path, group in zip(paths, groups, strict=True)]
 
 
 def area_below(entropy: Float[np.ndarray, "m"], log_perplexity: Float[np.ndarray, "m"], low: float, high: float) -> float:
