@@ -281,8 +281,8 @@ class MakeAdversaries:
         for name, tokens in made.items():
             settings = {"adversary": name, "seed": self.seed, "data": text.description, "text": text.fingerprint}
             with atomic_write(files[name]) as temporary:
-                arrays = {"settings": json.dumps(settings), "command": json.dumps(command())}
-                np.savez_compressed(temporary, tokens=tokens.astype(np.int32), **arrays)
+                ids, words = tokens.astype(np.int32), json.dumps(command())
+                np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=words)
         print_escaped(f"{counted(self.n, 'sample')} of {self.length} tokens each: {', '.join(map(str, files.values()))}")
 
 

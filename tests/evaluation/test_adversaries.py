@@ -96,14 +96,14 @@ def test_shuffled_is_held_out_text_in_another_order(source: AdversarySource, pac
 
 def test_repeated_is_one_sentence_of_held_out_text(source: AdversarySource, packed: Path) -> None:
     text = bytes(token % 256 for token in stream(packed, "validation"))
-    whole = 0
+    complete = 0
     for row in make_adversary("repeated", source, N, 0).tolist():
         period = next(size for size in range(1, LENGTH + 1) if row[size:] == row[:-size])
         assert period <= LENGTH // 2
         sentence = bytes(token % 256 for token in row[:period])
         assert sentence in text
-        whole += sentence.endswith(b".") and sentence.count(b".") == 1
-    assert whole > N / 3, "most windows have a sentence of 5 to 12 bytes"
+        complete += sentence.endswith(b".") and sentence.count(b".") == 1
+    assert complete > N / 3, "most windows have a sentence of 5 to 12 bytes"
 
 
 def test_copied_is_training_text(source: AdversarySource, packed: Path) -> None:

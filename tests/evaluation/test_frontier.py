@@ -72,7 +72,7 @@ def test_curves_are_compared_over_the_entropies_that_all_cover() -> None:
 
 
 def test_the_interval_is_that_of_the_delta_method() -> None:
-    """All points of y = 2 (x - 3) move by the same e in x and in y, since files of one size are resampled with the same indices.
+    """All points of y = 2 (x - 3) move by the same e in x and in y, since all files have the same resamples.
 
     Over an interval of length 1 inside the curve the area changes by e - 2 e. Here e has the standard error of a mean.
     """
@@ -113,7 +113,7 @@ def test_the_figure_has_a_line_for_each_model() -> None:
     axes = plot_frontier(results).axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
     assert [text.get_text() for text in axes.texts] == ["T = 0.5", "T = 1.5", "T = 0.5", "T = 1.5", "p"]
-    (span,) = axes.patches
-    assert span.get_x() == pytest.approx(4 / math.log(2)) and span.get_width() == pytest.approx(2 / math.log(2))
+    (shaded,) = axes.patches
+    assert shaded.get_x() == pytest.approx(4 / math.log(2)) and shaded.get_width() == pytest.approx(2 / math.log(2))
     lines = [line.get_ydata() for line in axes.lines if len(line.get_ydata()) == 2 and line.get_linestyle() == "-"]
     assert np.allclose(lines[0], np.exp([3, 6])) and np.allclose(lines[1], np.exp([5, 8]))

@@ -174,10 +174,9 @@ def _cell(row: Row, ranking: Ranking) -> str:
     found = row.value(ranking.group, ranking.metric, ranking.column.name)
     if found is None:
         return "-"
-    form, low, high = ranking.column.format, found.get("low"), found.get("high")
-    return format(found["value"], form) + (
-        f" ±{format((high - low) / 2, form)}" if low is not None and high is not None else ""
-    )
+    spec, low, high = ranking.column.format, found.get("low"), found.get("high")
+    half = "" if low is None or high is None else f" ±{format((high - low) / 2, spec)}"
+    return format(found["value"], spec) + half
 
 
 def format_marks(rankings: Sequence[Ranking]) -> list[str]:
