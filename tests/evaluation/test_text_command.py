@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from m2s.cli import main
 from m2s.data import Bytes, Tokens
@@ -86,7 +87,8 @@ def test_command(here: Path, folders: dict[str, Path], judges: dict[str, Judge],
         assert values["perplexity"]["perplexity"] == pytest.approx(summarize(scores, 100)["perplexity"])
         nll = [directly(folder, judges[key].tokenize(text).ids) for text in samples.texts]
         assert values["perplexity"]["perplexity"]["value"] == pytest.approx(math.exp(np.concatenate(nll).mean()), rel=1e-4)
-        windows = np.load(next((here.parent / "data" / "judged").glob(f"packed-validation-reference-*-{key}.npz")))
+        (file,) = (here.parent / "data" / "judged").glob(f"packed-validation-reference-*-{key}.safetensors")
+        windows = load_file(file)
         assert values["frechet"]["frechet"]["value"] == pytest.approx(embedding_distance(scores.mean, windows["mean"]))
         assert values["mauve"]["mauve"]["value"] == pytest.approx(mauve_score(scores.last, windows["last"]).value)
         assert f"{values['perplexity']['perplexity']['value']:.2f} ±" in printed
@@ -147,7 +149,7 @@ def test_the_judge_reads_every_text_once(here: Path, folders: dict[str, Path], m
     assert read == [N]
     changed = [a["name"] for a, b in zip(first["files"], again["files"], strict=True) if a["values"] != b["values"]]
     assert changed == ["bad"]
-    (here / "judged" / f"{other.stem}-gpt2.npz").write_bytes(b"damaged")
+    (here / "judged" / f"{other.stem}-gpt2.safetensors").write_bytes(b"damaged")
     for part in (here / "out" / "parts").iterdir():
         part.write_text("{")
     assert run(here, "--judge", folders["gpt2"], "--overwrite")["files"] == again["files"] and read == [N, N]

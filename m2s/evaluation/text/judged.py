@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from m2s.data.files import BadData
 from m2s.evaluation.genppl import Samples, Scores, score
 from m2s.evaluation.judge import Judge
 from m2s.io import atomic_write
-from m2s.npz import read_npz
 
 FORMAT = 1
 ARRAYS = ("nll", "tokens", "bytes", "entropy", "last", "mean")
@@ -71,20 +72,18 @@ def judged_scores(samples: Samples, judge: Judge, weights: str, path: Path | Non
     if path is not None:
         rest = json.dumps({"corpus_entropy": found.corpus_entropy, "entropy_of": found.entropy_of, "distinct": found.distinct})
         with atomic_write(path) as temporary:
-            np.savez(temporary, key=key, rest=rest, **{name: getattr(found, name) for name in ARRAYS})
+            save_file({name: getattr(found, name) for name in ARRAYS}, temporary, {"key": key, "rest": rest})
     return found
 
 
 def _load(path: Path, key: str, samples: Samples, judge: Judge) -> Scores:
     """Read the file. BadData where it is damaged or has another key."""
     try:
-        held = read_npz(path, ["key", "rest", *ARRAYS])
-        if str(held["key"]) != key:
-            raise BadData(f"{path} is of other samples or of another judge")
-        rest = dict(json.loads(str(held["rest"])))
-        arrays: dict[str, Any] = {name: held[name] for name in ARRAYS}
-        if any(len(values) != len(samples) for values in arrays.values()):
-            raise BadData(f"{path} has another number of samples")
-        return Scores(samples=samples, judge=judge.describe(), **arrays, **rest)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        with safe_open(path, framework="numpy") as file:
+            held = file.metadata() or {}
+            if held.get("key") != key:
+                raise BadData(f"{path} is of other samples or of another judge")
+            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in ARRAYS}
+        return Scores(samples=samples, judge=judge.describe(), **arrays, **json.loads(held["rest"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         raise BadData(f"{path} is damaged ({type(error).__name__}: {error})") from error

@@ -64,10 +64,10 @@ class JudgeReader:
         """Where the scores of a text are stored; None where nothing can be written."""
         judge = Path(self.judge.name).name
         if text.path.is_file():
-            path = text.path.parent / FOLDER / f"{text.path.stem}-{judge}.npz"
+            path = text.path.parent / FOLDER / f"{text.path.stem}-{judge}.safetensors"
         else:
             size = "x".join(map(str, () if text.tokens is None else text.tokens.shape))
-            path = root() / FOLDER / f"{text.path.parent.name}-{text.path.name}-{size}-{judge}.npz"
+            path = root() / FOLDER / f"{text.path.parent.name}-{text.path.name}-{size}-{judge}.safetensors"
         try:
             output_folder(path.parent)
         except UserError as error:
