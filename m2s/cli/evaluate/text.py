@@ -78,7 +78,7 @@ class Text:
     """Samples of each file that are measured, from its start; by default the number of the protocol."""
     train_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Search only so many tokens of the training text, from its start. Then novelty is an upper bound, and copies are at least
-    as long as reported. The search takes 28 bytes of memory per token. By default all are searched."""
+    as long as reported. The search takes 60 bytes of memory per token. By default all are searched."""
     resamples: int = 2000
     """Bootstrap resamples of the sequences, for the intervals."""
     seed: int = 0
@@ -117,15 +117,16 @@ class Text:
         if self.out is not None:
             require_absent([self.out / RESULT], self.overwrite or is_rerun(self.out / RESULT))
         device = resolve_device(self.device)
+        numeric = device if device.startswith("cuda") else "cpu"  # other devices have no float64
         try:
             texts = self._read(protocol)
-            training = TrainingText(self.against.expanduser(), self.train_tokens, device)
+            training = TrainingText(self.against.expanduser(), self.train_tokens, numeric)
         except BadData as error:
             raise UserError(str(error)) from error
         if self.out is not None:
             output_file(output_folder(self.out) / RESULT, (".json",))
         store = ResultStore(None if self.out is None else output_folder(self.out / PARTS))
-        context = TextContext(MeasuredText(texts.reference), training, self.resamples, self.seed, device)
+        context = TextContext(MeasuredText(texts.reference), training, self.resamples, self.seed, numeric)
         rows, judges = self._rows(texts), []
         try:
             if judged := {name: metric for name, metric in metrics.items() if "judge" in metric.needs}:

@@ -83,7 +83,7 @@ def _load(path: Path, key: str, samples: Samples, judge: Judge) -> Scores:
             held = file.metadata() or {}
             if held.get("key") != key:
                 raise BadData(f"{path} is of other samples or of another judge")
-            arrays: dict[str, Any] = {name: file.get_tensor(name) for name in ARRAYS}
+            arrays: dict[str, Any] = {name: np.array(file.get_tensor(name)) for name in ARRAYS}
         return Scores(samples=samples, judge=judge.describe(), **arrays, **json.loads(held["rest"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         raise BadData(f"{path} is damaged ({type(error).__name__}: {error})") from error

@@ -8,7 +8,7 @@ sorted again, as in Larsson and Sadakane (2007).
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Int32, Int64, Integer
+from jaxtyping import Bool, Int32, Int64, Integer
 from torch import Tensor
 
 from m2s import validation
@@ -21,7 +21,7 @@ BLOCK = 16  # tokens that are compared at a time where a match is unique
 class SuffixArray:
     """The positions of a text, sorted by the tokens from there on.
 
-    It takes 8 bytes per token, and 28 while it is built.
+    It takes 8 bytes per token, and up to 60 while it is built.
 
     Args:
         text: The tokens, at least one, [N].
@@ -120,8 +120,7 @@ def _sorted_positions(text: Int32[Tensor, "N"], depth: int) -> Int32[Tensor, "N"
     for offset in range(width):
         keys <<= bits
         keys[: max(0, len(text) - offset)] += text[offset:] + 1
-    keys, order = keys.sort()
-    changed = _changed(keys)
+    order, changed = _sorted(keys)
     del keys
     slots = torch.arange(len(text), device=text.device, dtype=torch.int32)
     positions, rank = order.int(), torch.empty_like(slots)
@@ -129,17 +128,29 @@ def _sorted_positions(text: Int32[Tensor, "N"], depth: int) -> Int32[Tensor, "N"
     del order
     slots = slots[_tied(changed)]
     while len(slots) and width < depth:
-        at = positions[slots]
-        after = at + width
-        second = (rank[after.clamp(max=len(text) - 1)] + 1).masked_fill_(after >= len(text), 0)
-        keys, order = ((rank[at].long() << 32) | second).sort()
-        at, changed = at[order], _changed(keys)
-        del keys, order
+        order, changed = _sorted(_pair_keys(rank, positions[slots], width))
+        at = positions[slots][order]
+        del order
         positions[slots] = at
         rank[at] = _first_slots(slots, changed)
         slots = slots[_tied(changed)]
         width *= 2
     return positions
+
+
+def _pair_keys(rank: Int32[Tensor, "N"], at: Int32[Tensor, "m"], width: int) -> Int64[Tensor, "m"]:
+    """Return the rank at some positions and the rank `width` tokens later as one number. A position after the end is first."""
+    keys = rank[at].long()
+    keys <<= 32
+    after = at + width
+    keys |= (rank[after.clamp(max=len(rank) - 1)] + 1).masked_fill_(after >= len(rank), 0)
+    return keys
+
+
+def _sorted(keys: Int64[Tensor, "m"]) -> tuple[Int64[Tensor, "m"], Bool[Tensor, "m"]]:
+    """Return the order of the keys, and which of the sorted keys differ from the one before."""
+    keys, order = keys.sort()
+    return order, _changed(keys)
 
 
 def _changed(keys: Int64[Tensor, "m"]) -> Bool[Tensor, "m"]:
@@ -152,8 +163,6 @@ def _tied(changed: Bool[Tensor, "m"]) -> Bool[Tensor, "m"]:
     return ~(changed & torch.cat([changed[1:], torch.ones_like(changed[:1])]))
 
 
-def _first_slots(slots: Int[Tensor, "m"], changed: Bool[Tensor, "m"]) -> Int[Tensor, "m"]:
-    """Return for each slot the first slot of its group of equal keys."""
-    starts = changed.nonzero()[:, 0]
-    sizes = torch.diff(starts, append=starts.new_tensor([len(changed)]))
-    return slots[starts].repeat_interleave(sizes)
+def _first_slots(slots: Int32[Tensor, "m"], changed: Bool[Tensor, "m"]) -> Int32[Tensor, "m"]:
+    """Return for each slot the first slot of its group of equal keys. The slots are in order."""
+    return slots.where(changed, 0).cummax(0).values
