@@ -42,8 +42,9 @@ class SuffixArray:
         if int(self.text[:-1].min()) < 0:
             raise ValueError(f"the text has the token {int(self.text[:-1].min())}, expected tokens from 0 on")
         self.positions = _sorted_positions(self.text[:-1], depth)
-        counts = self.text[:-1].bincount()
-        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])  # where the positions of each first token start
+        # The distinct tokens, and where the positions of each start. A table of all ids would be large for large ids.
+        self.tokens, counts = self.text[self.positions].long().unique_consecutive(return_counts=True)
+        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
     def match_lengths(self, sequences: Integer[np.ndarray, "n L"]) -> Int32[np.ndarray, "n L"]:
         """Find how many tokens from each position of some sequences occur in the text, contiguously and in this order.
@@ -58,10 +59,9 @@ class SuffixArray:
         """
         width = sequences.shape[1]
         queries = torch.from_numpy(sequences.astype(np.int64)).to(self.text.device).reshape(-1)
-        known = (queries >= 0) & (queries < len(self.starts) - 1)
-        first = queries.where(known, 0)
+        first = torch.searchsorted(self.tokens, queries).clamp(max=len(self.tokens) - 1)
         low, high = self.starts[first], self.starts[first + 1]
-        lengths = (known & (high > low)).int()
+        lengths = (self.tokens[first] == queries).int()
         active = lengths.nonzero()[:, 0]
         low, high = low[active], high[active]
         for depth in range(1, min(width, self.depth)):
