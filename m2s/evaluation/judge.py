@@ -267,7 +267,7 @@ class Judge:
             parts = zip(states.split(at_once), targets.split(at_once), strict=True)
             if len(targets):
                 nll = torch.cat([_nll(_last_layer(self.model, output, some)[0], known) for some, known in parts])
-        values = [part.double().cpu().numpy() for part in nll.split((lengths - 1).tolist())]
+        values = [part.numpy() for part in nll.double().cpu().split((lengths - 1).tolist())]
         return values, _pool(hidden, real, skip).cpu().numpy()
 
 

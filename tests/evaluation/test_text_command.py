@@ -92,6 +92,7 @@ def test_command(here: Path, folders: dict[str, Path], judges: dict[str, Judge],
         assert values["frechet"]["frechet"]["value"] == pytest.approx(embedding_distance(scores.mean, windows["mean"]))
         assert values["mauve"]["mauve"]["value"] == pytest.approx(mauve_score(scores.last, windows["last"]).value)
         assert f"{values['perplexity']['perplexity']['value']:.2f} ±" in printed
+    assert f"protocol paper; not as in the protocol: the judge is {folders['gpt2']}, not google/gemma-2-9b" in printed
     assert "judge llama" in printed and "without a judge" in printed and f"{N} windows of {LENGTH} tokens" in printed
     for ranking in found["rankings"]:
         first = ranking["adversaries_before_all_samples"] or ranking["adversaries_above_held_out_text"]

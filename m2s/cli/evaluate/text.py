@@ -140,7 +140,8 @@ class Text:
         except torch.OutOfMemoryError as error:
             raise UserError(f"the memory of {device} is too small: give --batch-size or --train-tokens") from error
         rankings = rank_all(rows, metrics, [judge["name"] for judge in judges])
-        tables, notes = format_rows(rows, rankings), self._notes(texts, training, judges)
+        tables = format_rows(rows, rankings)
+        notes = [*self._notes(texts, training), *(self._about(judge, rows) for judge in judges)]
         print_escaped("\n".join([*tables, "", *format_marks(rankings), *format_columns(rankings), *notes]))
         if self.out is not None:
             described = [
@@ -219,7 +220,14 @@ class Text:
         for row, results in zip(rows, found, strict=True):
             row.values[group] = results
 
-    def _notes(self, texts: _Texts, training: "TrainingText", judges: list[dict[str, Any]]) -> list[str]:
+    def _about(self, judge: dict[str, Any], rows: list["Row"]) -> str:
+        """A line about a judge and about what differs from the protocol."""
+        measured = (row.values[judge["name"]].get("perplexity", {}) for row in rows)
+        departures = dict.fromkeys(one for found in measured for one in found.get("departures", ()))
+        line = f"judge: {judge['name']} in {judge['dtype']}, protocol {self.protocol}"
+        return f"{line}; not as in the protocol: {', '.join(departures)}" if departures else line
+
+    def _notes(self, texts: _Texts, training: "TrainingText") -> list[str]:
         """What a reader must know about the numbers."""
         count, windows, length = len(texts.samples[0]), len(texts.reference), shape(texts.reference)[1]
         lines = [
@@ -239,7 +247,7 @@ class Text:
                 f"novelty: only the first {training.count:,} of {training.total:,} training tokens are searched, so the "
                 "fraction of novel n-grams is an upper bound, and the length of copies a lower bound"
             )
-        return [*lines, *(f"judge: {judge['name']} in {judge['dtype']}" for judge in judges)]
+        return lines
 
 
 def shape(samples: "Samples") -> tuple[int, int]:
