@@ -10,7 +10,8 @@ from typing import Any
 
 from m2s import registry
 from m2s.data import DATASETS
-from m2s.evaluation import METRICS
+from m2s.evaluation import METRICS, TEXT_METRICS
+from m2s.evaluation.text import ADVERSARIES
 from m2s.heads.registry import HEADS
 from m2s.hub import CLASSES
 from m2s.losses.registry import LOSSES
@@ -33,6 +34,8 @@ REGISTRIES: tuple[registry.Registry[Any], ...] = (
     DATASETS,
     CLASSES,
     METRICS,
+    TEXT_METRICS,
+    ADVERSARIES,
 )
 
 

@@ -371,6 +371,60 @@ MUTANTS = {
         "torch.where(part.is_certainly_clean().unsqueeze(-1) & False,",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[predictor_corrector-absorbing-linear]",
     ),
+    "MAUVE: the divergence of the mixture from the samples": Mutant(
+        "evaluation/text/mauve.py",
+        "[np.exp(-scale * kl(q, r)),",
+        "[np.exp(-scale * kl(r, q)),",
+        "evaluation/test_mauve.py::test_the_area_is_that_of_the_paper",
+    ),
+    "k-means: the run with the greatest distances": Mutant(
+        "evaluation/text/clusters.py",
+        "return min(runs,",
+        "return max(runs,",
+        "evaluation/test_mauve.py::test_kmeans_returns_the_best_run_and_fills_clusters",
+    ),
+    "jackknife: groups of neighbors": Mutant(
+        "evaluation/text/frechet.py",
+        "torch.arange(len(x), device=device) % groups",
+        "torch.arange(len(x), device=device) * groups // len(x)",
+        "evaluation/test_embedding_distance.py::test_the_jackknife_leaves_out_one_group_at_a_time",
+    ),
+    "suffix array: a token between the ranks is skipped": Mutant(
+        "evaluation/text/suffix_array.py",
+        "after = at + width",
+        "after = at + width + 1",
+        "evaluation/test_suffix_array.py::test_positions_are_sorted_and_matches_are_the_longest",
+    ),
+    "novelty: an n-gram that occurs counts as novel": Mutant(
+        "evaluation/text/novelty.py",
+        "width - size + 1] < size)",
+        "width - size + 1] <= size)",
+        "evaluation/test_text_ngrams.py::test_novelty_is_that_of_sets",
+    ),
+    "repetition: a sequence shares n-grams with itself": Mutant(
+        "evaluation/text/repetition.py",
+        "[ids] > 1",
+        "[ids] > 0",
+        "evaluation/test_text_ngrams.py::test_repetition_is_that_of_sets",
+    ),
+    "frontier: the entropies that any curve covers": Mutant(
+        "evaluation/genppl/frontier.py",
+        "float(max(x.min() for x in ranges))",
+        "float(min(x.min() for x in ranges))",
+        "evaluation/test_frontier.py::test_curves_are_compared_over_the_entropies_that_all_cover",
+    ),
+    "embedding: the BOS token counts": Mutant(
+        "evaluation/judge.py",
+        "device=real.device) >= skip)",
+        "device=real.device) >= 0)",
+        "evaluation/test_judge_states.py::test_states_are_those_of_transformers[llama]",
+    ),
+    "bigram: the token before an occurrence": Mutant(
+        "evaluation/text/adversaries.py",
+        "text[at + 1],",
+        "text[at - 1],",
+        "evaluation/test_adversaries.py::test_bigram_has_the_transitions_of_the_training_text",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""`m2s data download | prepare | check | list`: get data, pack text into token files, verify data, list data sets."""
+"""`m2s data download | prepare | check | list | adversaries`: get data, pack text, verify data, list data, test metrics."""
 
 import contextlib
 import shlex
@@ -215,10 +215,82 @@ class List:
         print(f"\nOn the Hugging Face hub, by name: {', '.join(HUB_TEXTS)}, or any OWNER/NAME (`datasets` is {extra}).")
 
 
+@dataclass(frozen=True)
+@help_from_source
+class MakeAdversaries:
+    """Make samples of text without a model, which a good metric does not rank first. m2s evaluate text measures them.
+
+    unigram: independent tokens with the frequencies of the training text. bigram: a Markov chain with its transitions.
+    shuffled: held-out text with the tokens of each window in random order. repeated: one sentence of held-out text, repeated;
+    each sample has its own. copied: windows of the training text, word for word.
+
+    Each is a file NAME.npz, as m2s sample writes it. The same seed gives the same samples.
+
+    Example: m2s data adversaries packed --n 1024 --length 512 --out adversaries
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    """The text: a folder of m2s data prepare."""
+    out: Path
+    """The folder for the files."""
+    n: int = 1024
+    """Number of samples of each adversary."""
+    length: int = 512
+    """Tokens of a sample: as many as the samples have that they are compared with."""
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Make only these adversaries; by default all."""
+    split: Annotated[str, tyro.conf.arg(metavar="test|validation|train")] = ""
+    """The split of held-out text; by default test or, where that is too small, validation."""
+    seed: int = 0
+    """Seed of all randomness."""
+    overwrite: bool = False
+    """Replace files."""
+
+    def run(self) -> None:
+        """Make the samples and write them.
+
+        Raises:
+            UserError: An option is out of range, or there is too little text.
+        """
+        import json
+
+        import numpy as np
+
+        from m2s.data import BadData, Tokens
+        from m2s.evaluation.text import ADVERSARIES, AdversarySource, make_adversary
+        from m2s.evaluation.text.held_out import held_out_split
+        from m2s.io import atomic_write, output_folder, require_absent
+        from m2s.provenance import command
+
+        for name, value, least in (("n", self.n, 2), ("length", self.length, 2), ("seed", self.seed, 0)):
+            if value < least:
+                raise UserError(option=name, value=value, expected=f"at least {least}")
+        for name in self.names:
+            ADVERSARIES.find(name, "names")
+        chosen = self.names or tuple(ADVERSARIES)
+        files = {name: self.out / f"{name}.npz" for name in chosen}
+        require_absent(list(files.values()), self.overwrite)
+        folder = self.folder.expanduser()
+        try:
+            source = AdversarySource(folder, self.length, held_out_split(folder, self.length, self.split))
+            text = Tokens(folder, "train", self.length)
+            made = {name: make_adversary(name, source, self.n, self.seed) for name in chosen}
+        except (BadData, OSError, ImportError) as error:
+            raise UserError(str(error)) from error
+        output_folder(self.out)
+        for name, tokens in made.items():
+            settings = {"adversary": name, "seed": self.seed, "data": text.description, "text": text.fingerprint}
+            with atomic_write(files[name]) as temporary:
+                ids, words = tokens.astype(np.int32), json.dumps(command())
+                np.savez_compressed(temporary, tokens=ids, settings=json.dumps(settings), command=words)
+        print_escaped(f"{counted(self.n, 'sample')} of {self.length} tokens each: {', '.join(map(str, files.values()))}")
+
+
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Data:
-    """Download data sets (download), pack text into token files (prepare), verify data (check), or list the data sets (list).
+    """Download data sets (download), pack text into token files (prepare), verify data (check), list the data sets (list), or
+    make samples without a model that test metrics of text (adversaries).
 
     Example: m2s data prepare texts/ --out packed/ --tokenizer gpt2
     """
@@ -228,6 +300,7 @@ class Data:
         | Annotated[Prepare, tyro.conf.subcommand("prepare")]
         | Annotated[Check, tyro.conf.subcommand("check")]
         | Annotated[List, tyro.conf.subcommand("list")]
+        | Annotated[MakeAdversaries, tyro.conf.subcommand("adversaries")]
     )
     """What to do."""
 

@@ -41,6 +41,7 @@ RESUMES = {
     ("audit",): "the same command resumes after the last complete batch",
     ("repair",): "the same command resumes after the last complete batch",
     ("compare",): "the same command resumes after the last complete file of samples",
+    ("evaluate", "text"): "the same command resumes after the last file that was measured",
     ("data", "download"): "the same command resumes the download",
     ("data", "prepare"): "the same command resumes the preparation",
     ("demo",): "the same command resumes it",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from m2s import validation
@@ -117,6 +117,19 @@ class Tokens:
             parts.append(self._shards[shard][within : within + missing])
             start, missing, shard = start + len(parts[-1]), missing - len(parts[-1]), shard + 1
         return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+    def stream(self, limit: int | None = None) -> Integer[np.ndarray, "N"]:
+        """Return the tokens of the split as one array in memory, also those after the last full window.
+
+        Args:
+            limit: The greatest number of tokens, from the start; None: all.
+
+        Returns:
+            The tokens, [N], uint16 or uint32.
+        """
+        count = int(self._ends[-1]) if limit is None else min(limit, int(self._ends[-1]))
+        parts = [shard[: max(0, count - int(end) + len(shard))] for shard, end in zip(self._shards, self._ends, strict=True)]
+        return np.concatenate(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokens, (self.folder, self.split, self.length)  # another process maps the files itself

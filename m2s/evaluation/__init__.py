@@ -1,7 +1,7 @@
 """Evaluation of models and of samples: NELBO, FID, KID, generative perplexity, audits, with standard errors.
 
-`m2s.audit` is `m2s.evaluation.audit.audit`. `METRICS` is the registry of metrics, to which a plugin adds its own. The modules
-are imported on first access, since some of them import large packages.
+`m2s.audit` is `m2s.evaluation.audit.audit`. `METRICS` and `TEXT_METRICS` are the registries of metrics, to which a plugin adds
+its own. The modules are imported on first access, since some of them import large packages.
 """
 
 from importlib import import_module
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from m2s.evaluation.bpd import DatasetNelbo, dataset_nelbo
     from m2s.evaluation.registry import METRICS, Metric
+    from m2s.evaluation.text import TEXT_METRICS, TextMetric
 
 PARTS = (
     "audit",
@@ -26,10 +27,18 @@ PARTS = (
     "pixels",
     "registry",
     "repair",
+    "text",
 )
-LAZY_IMPORTS = {"DatasetNelbo": "bpd", "dataset_nelbo": "bpd", "METRICS": "registry", "Metric": "registry"}
+LAZY_IMPORTS = {
+    "DatasetNelbo": "bpd",
+    "dataset_nelbo": "bpd",
+    "METRICS": "registry",
+    "Metric": "registry",
+    "TEXT_METRICS": "text",
+    "TextMetric": "text",
+}
 
-__all__ = ["METRICS", "DatasetNelbo", "Metric", "dataset_nelbo"]
+__all__ = ["METRICS", "TEXT_METRICS", "DatasetNelbo", "Metric", "TextMetric", "dataset_nelbo"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,8 @@ A statistic is a function of sums over sequences, such as exp(sum of nll / sum o
 one for each sequence, and all resamples are one matrix product.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,20 +54,68 @@ def bootstrap(
     Raises:
         ValueError: An argument is out of range, or the statistic is not finite in some resample.
     """
+    values = resampled(columns, statistic, resamples, seed)
+    return percentile_interval(float(statistic(columns.sum(0))), values, level)
+
+
+def resampled(
+    columns: Float[np.ndarray, "n c"], statistic: Statistic, resamples: int = 2000, seed: int = 0
+) -> Float[np.ndarray, "resamples"]:
+    """Compute a statistic of bootstrap resamples.
+
+    Args:
+        columns: The numbers of each sequence, [n, c].
+        statistic: A function of the sums of the columns.
+        resamples: The number of resamples, at least 100.
+        seed: The seed of the resamples. Sets of the same size are resampled with the same indices.
+
+    Returns:
+        The statistic of each resample, [resamples].
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
     count = len(columns)
     if count < 2:
         raise ValueError(f"there are {count} sequences, but an interval needs at least 2")
     if resamples < 100:
         raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}, but it must lie between 0 and 1")
     if seed < 0:
         raise ValueError(f"seed is {seed}, but it must be 0 or more")
-    value = float(statistic(columns.sum(0)))
+    chunks = _stored_counts(count, resamples, seed) if resamples * count <= CHUNK else _all_counts(count, resamples, seed)
+    return np.concatenate([statistic(counts @ columns) for counts in chunks])
+
+
+def _all_counts(count: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "r n"]]:
+    """Yield how often each sequence is in each resample, for some resamples at a time."""
     generator = np.random.default_rng(seed)
     chunk = max(1, CHUNK // count)
-    indices = (generator.integers(count, size=(min(chunk, resamples - done), count)) for done in range(0, resamples, chunk))
-    values = np.concatenate([statistic(_counts(index) @ columns) for index in indices])
+    for done in range(0, resamples, chunk):
+        yield _counts(generator.integers(count, size=(min(chunk, resamples - done), count))).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=1)
+def _stored_counts(count: int, resamples: int, seed: int) -> list[Float[np.ndarray, "r n"]]:
+    """Return the counts, and keep them for the next statistic of as many sequences: drawing them takes most of the time."""
+    return list(_all_counts(count, resamples, seed))
+
+
+def percentile_interval(value: float, values: Float[np.ndarray, "resamples"], level: float = 0.95) -> Interval:
+    """Return the percentile interval of a statistic.
+
+    Args:
+        value: The statistic of all sequences.
+        values: The statistic of each resample, [resamples].
+        level: The probability of the interval.
+
+    Returns:
+        The statistic and its interval.
+
+    Raises:
+        ValueError: The level is out of range, or the statistic is not finite in some resample.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}, but it must lie between 0 and 1")
     if not np.isfinite(values).all():
         raise ValueError("the statistic is not finite in some resamples: too few sequences have anything to count")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

@@ -1,25 +1,28 @@
 """The judge of generative perplexity: a causal language model that gives -log p(token | tokens before), in nats.
 
 judge = load_judge("gpt2-large")              # a name on the Hugging Face hub, a folder, or a .gguf file
-readings = [judge.tokenize(text) for text in texts]
-nll = judge.nll([reading.ids for reading in readings])     # one array for each text
+readings = judge.tokenize_all(texts)
+output = judge.read([reading.ids for reading in readings])
+output.nll                                    # one array for each text
+output.last, output.mean                      # hidden states as embeddings of the texts, each [n, H]
 """
 
 import contextlib
 import copy
 import importlib
 import importlib.util
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Shaped
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -33,7 +36,7 @@ from m2s.progress import Progress
 DEFAULT_JUDGE = "HuggingFaceTB/SmolLM2-135M"
 """A small judge (270 MB, Apache-2.0) that runs on a CPU and that anyone can download."""
 END = "<|endoftext|>"  # the end of a document in a text
-LOGITS = 2**26  # greatest number of logits in memory at once: 256 MiB in float32
+LOGITS = {"cpu": 2**26, "cuda": 2**29}  # greatest number of logits in memory at once: 256 MiB and 2 GiB in float32
 EXTRA = "'m2s-diffusion[judge]'"  # the packages that judges need, as pip takes them
 SAME_WEIGHTS = ("", "bf16", "f16", "fp16", "f32", "fp32")  # parts of the name of a file that say nothing else about the model
 DTYPES = ("float32", "bfloat16", "float16")
@@ -50,6 +53,21 @@ class TokenizedText:
 
     ids: list[int]
     bytes: int
+
+
+@dataclass(frozen=True)
+class JudgeOutput:
+    """What one pass of a judge over some sequences gives.
+
+    Args:
+        nll: -log p of each token after the first, one array for each sequence.
+        last: The hidden state of the last layer at the last token, [n, H].
+        mean: The mean of these hidden states over the tokens, [n, H].
+    """
+
+    nll: list[Float[np.ndarray, "_"]]
+    last: Float32[np.ndarray, "n H"]
+    mean: Float32[np.ndarray, "n H"]
 
 
 @dataclass(frozen=True)
@@ -120,17 +138,41 @@ class Judge:
         Raises:
             UserError: The text has an <|endoftext|>, and the judge has no token for it.
         """
+        return self.tokenize_all([text], limit, bos)[0]
+
+    def tokenize_all(self, texts: Sequence[str], limit: int | None = None, bos: bool = True) -> list[TokenizedText]:
+        """Tokenize several texts at once, which is faster than one at a time. See `tokenize`.
+
+        Args:
+            texts: The texts.
+            limit: The greatest number of tokens of each, without the BOS token; None: all.
+            bos: Put the BOS token first, for a judge that has one.
+
+        Returns:
+            The tokens of each text, and the bytes of those that are predicted.
+
+        Raises:
+            UserError: A text has an <|endoftext|>, and the judge has no token for it.
+        """
+        pieces = [text.split(END) for text in texts]
+        if self.end is None and any(len(parts) > 1 for parts in pieces):
+            raise UserError(f"the judge {self.name} has no token for {END}: choose another judge")
+        flat = [piece for parts in pieces for piece in parts]
+        coded = self.tokenizer(flat, add_special_tokens=False, return_offsets_mapping=True) if flat else {"input_ids": []}
+        encoded = zip(flat, coded["input_ids"], coded.get("offset_mapping", []), strict=True)
+        return [self._join(itertools.islice(encoded, len(parts)), limit, bos) for parts in pieces]
+
+    def _join(self, pieces: Iterable[tuple[str, list[int], list[Any]]], limit: int | None, bos: bool) -> TokenizedText:
+        """Join the encoded pieces of a text, with the end token between them."""
         ids: list[int] = []
         sizes: list[int] = []
-        for number, piece in enumerate(text.split(END)):
+        for number, (piece, piece_ids, offsets) in enumerate(pieces):
             if number:
-                if self.end is None:
-                    raise UserError(f"the judge {self.name} has no token for {END}: choose another judge")
+                assert self.end is not None  # tokenize_all checks it
                 ids.append(self.end)
                 sizes.append(0)
-            coded = self.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
-            ids += coded["input_ids"]
-            sizes += _sizes(piece, [stop for _, stop in coded["offset_mapping"]])
+            ids += piece_ids
+            sizes += _sizes(piece, [stop for _, stop in offsets])
         ids, sizes = ids[:limit], sizes[:limit]
         if bos and self.bos is not None:
             return TokenizedText([self.bos, *ids], sum(sizes))
@@ -138,9 +180,6 @@ class Judge:
 
     def nll(self, sequences: Sequence[Sequence[int]], batch_size: int = 8) -> list[Float[np.ndarray, "_"]]:
         """Compute -log p(ids[j+1] | ids[..j]) for each j.
-
-        Sequences of similar length are batched, the longest first, and padded on the right, where causal attention ignores it.
-        Logits are converted to float32. They are computed for real positions only, some at a time.
 
         Args:
             sequences: The tokens of each sequence.
@@ -152,16 +191,40 @@ class Judge:
         Raises:
             UserError: A sequence is too long for the judge, or has an unknown token.
         """
+        return self.read(sequences, batch_size).nll
+
+    def read(self, sequences: Sequence[Sequence[int]], batch_size: int = 8, skip: int = 0) -> JudgeOutput:
+        """Compute the NLL of each token and embeddings of each sequence, in one pass.
+
+        Sequences of similar length are batched, the longest first, and padded on the right, where causal attention ignores it.
+        Logits are converted to float32. They are computed for real positions only, some at a time.
+
+        Args:
+            sequences: The tokens of each sequence.
+            batch_size: Sequences per call of the network.
+            skip: The number of first positions, such as that of a BOS token, that the mean of the hidden states leaves out.
+
+        Returns:
+            NLL and embeddings, in the given order. The embedding of a sequence without a token is zero.
+
+        Raises:
+            UserError: A sequence is too long for the judge, or has an unknown token.
+        """
         self._check(sequences)
-        result = [np.zeros(0) for _ in sequences]
-        order = sorted((i for i, ids in enumerate(sequences) if len(ids) > 1), key=lambda i: -len(sequences[i]))
+        nll = [np.zeros(0) for _ in sequences]
+        states = np.zeros((2, len(sequences), 0), np.float32)
+        order = sorted((i for i, ids in enumerate(sequences) if len(ids)), key=lambda i: -len(sequences[i]))
         with Progress(len(order), "judging", "sequence") as progress:
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                for row, values in zip(rows, self._batch([sequences[i] for i in rows]), strict=True):
-                    result[row] = values
+                values, pooled = self._batch([sequences[i] for i in rows], skip)
+                if not start:
+                    states = np.zeros((2, len(sequences), pooled.shape[2]), np.float32)
+                states[:, rows] = pooled
+                for row, value in zip(rows, values, strict=True):
+                    nll[row] = value
                 progress.update(len(rows))
-        return result
+        return JudgeOutput(nll, states[0], states[1])
 
     def _check(self, sequences: Sequence[Sequence[int]]) -> None:
         """Raise UserError if a sequence is too long or has an unknown token."""
@@ -179,8 +242,10 @@ class Judge:
                 )
 
     @torch.inference_mode()
-    def _batch(self, sequences: list[Sequence[int]]) -> list[Float[np.ndarray, "_"]]:
-        """Compute the NLL of one batch."""
+    def _batch(
+        self, sequences: list[Sequence[int]], skip: int
+    ) -> tuple[list[Float[np.ndarray, "_"]], Float32[np.ndarray, "2 n H"]]:
+        """Compute the NLL, and the last and the mean hidden state, of one batch."""
         lengths = torch.tensor([len(ids) for ids in sequences])
         ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.long)
         for row, sequence in zip(ids, sequences, strict=True):
@@ -189,15 +254,35 @@ class Judge:
         ids = ids.to(self.device)
         options = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
         predicts, targets = real[:, 1:], ids[:, 1:][real[:, 1:]]
+        nll = torch.zeros(0, device=self.device)
         if self.inseparable:
-            nll = _nll(self.model(**options).logits[:, :-1][predicts], targets)
+            output = self.model(**options, output_hidden_states=True)
+            hidden = output.hidden_states[-1]
+            nll = _nll(output.logits[:, :-1][predicts], targets)
         else:
             output = self.model.base_model(**options)
-            states = output.last_hidden_state[:, :-1][predicts]
-            at_once = max(1, LOGITS // self.vocab)
+            hidden = output.last_hidden_state
+            states = hidden[:, :-1][predicts]
+            at_once = max(1, LOGITS.get(self.device.type, LOGITS["cpu"]) // self.vocab)
             parts = zip(states.split(at_once), targets.split(at_once), strict=True)
-            nll = torch.cat([_nll(_last_layer(self.model, output, some)[0], known) for some, known in parts])
-        return [part.double().cpu().numpy() for part in nll.split((lengths - 1).tolist())]
+            if len(targets):
+                nll = torch.cat([_nll(_last_layer(self.model, output, some)[0], known) for some, known in parts])
+        values = [part.numpy() for part in nll.double().cpu().split((lengths - 1).tolist())]
+        return values, _pool(hidden, real, skip).cpu().numpy()
+
+
+def _pool(hidden: Shaped[Tensor, "n L H"], real: Bool[Tensor, "n L"], skip: int) -> Float32[Tensor, "2 n H"]:
+    """Return the hidden state at the last real position, and the mean over real positions from `skip` on.
+
+    A sequence that has no position from `skip` on has the same state for both.
+    """
+    lengths = real.sum(1)
+    last = hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1].float()
+    pooled = real & (torch.arange(real.shape[1], device=real.device) >= skip)
+    count = pooled.sum(1, keepdim=True)
+    # Padding may hold NaN, which a product with 0 would keep.
+    total = hidden.float().masked_fill(~pooled[..., None], 0.0).sum(1)
+    return torch.stack([last, torch.where(count > 0, total / count.clamp(min=1), last)])
 
 
 def _nll(logits: Shaped[Tensor, "m V"], targets: Int[Tensor, "m"]) -> Float[Tensor, "m"]:
@@ -249,9 +334,10 @@ def _sizes(text: str, stops: list[int]) -> list[int]:
     """Return the bytes of each token, from the end of the token before it. The last one extends to the end of the text."""
     if not stops:
         return []
-    at = np.concatenate([[0], np.cumsum([len(character.encode()) for character in text], dtype=np.int64)])
     ends = np.maximum.accumulate([*stops[:-1], len(text)])
-    return np.diff(at[ends], prepend=0).tolist()
+    if not text.isascii():
+        ends = np.cumsum([0, *(len(character.encode()) for character in text)], dtype=np.int64)[ends]
+    return np.diff(ends, prepend=0).tolist()
 
 
 def load_judge(name: str, device: str = "", dtype: str = "") -> Judge:
@@ -386,7 +472,12 @@ def _variant(name: str) -> str:
     It is empty where it is the model of that name, also in another file format that keeps the weights.
     """
     start, path = Path(name).name.lower(), _find(name)
-    if path is None or not path.name.lower().startswith(start) or Path(name).expanduser().exists():
+    if (
+        path is None
+        or path.name.lower() == start
+        or not path.name.lower().startswith(start)
+        or Path(name).expanduser().exists()
+    ):
         return ""
     words = re.split(r"[-.]", path.name.lower().removesuffix(".gguf").removeprefix(start).strip("-._"))
     bits = {word: re.match(r"i?q(\d)", word) for word in words}

@@ -4,10 +4,12 @@ A model that repeats itself has a low entropy and few distinct n-grams. Neither 
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int64, Integer
 from torch import Tensor
 
 from m2s.errors import UserError
@@ -16,17 +18,27 @@ from m2s.evaluation.genppl.scores import entropy
 from m2s.hub import Checkpoint
 
 
-def ngram_counts(tokens: Integer[Tensor, "L"], n: int) -> Integer[Tensor, "distinct"]:
-    """Count the n-grams of a sequence.
+def ngram_ids(tokens: Integer[np.ndarray, "n L"], max_n: int) -> Iterator[Int64[np.ndarray, "n m"]]:
+    """Give every distinct n-gram of some sequences a number, without collisions.
 
     Args:
-        tokens: The sequence, [L].
-        n: The length of an n-gram, at most L.
+        tokens: The sequences, [n, L].
+        max_n: The length of the longest n-grams, at most L.
 
-    Returns:
-        How often each distinct n-gram occurs.
+    Yields:
+        For each length 1..max_n the number of the n-gram at each position, from 0 on, [n, L - length + 1]. Two are equal where
+        the n-grams are.
     """
-    return tokens.unfold(0, n, 1).unique(dim=0, return_counts=True)[1]
+    first = ids = _numbered(tokens.astype(np.int64))
+    for length in range(1, max_n + 1):
+        if length > 1:
+            ids = _numbered(ids[:, :-1] * (int(first.max()) + 1) + first[:, length - 1 :])
+        yield ids
+
+
+def _numbered(values: Int64[np.ndarray, "n m"]) -> Int64[np.ndarray, "n m"]:
+    """Replace distinct values by 0, 1, ..., so that a product of two of them is far from overflow."""
+    return np.unique(values, return_inverse=True)[1].reshape(values.shape)
 
 
 def ngrams(
@@ -66,13 +78,23 @@ def _statistics(sequences: Integer[Tensor, "n L"], max_n: int) -> dict[str, Any]
     if not 1 <= max_n <= length:
         raise UserError(f"max_n is {max_n}, but it must lie in 1..{length}, the length of a sequence")
     found: dict[str, Any] = {}
-    for n in range(1, max_n + 1):
-        counts = [ngram_counts(sequence, n) for sequence in sequences.long()]
-        # `entropy` takes tokens, so every distinct n-gram is given a number.
-        bits = [entropy(torch.arange(len(count)).repeat_interleave(count)) / math.log(2) for count in counts]
+    for n, ids in enumerate(ngram_ids(sequences.numpy(), max_n), 1):
+        bits = [entropy(row) / math.log(2) for row in ids]
         found[f"entropy_{n}"] = _mean(torch.tensor(bits, dtype=torch.float64))
-        found[f"distinct_{n}"] = _mean(torch.tensor([len(count) / (length - n + 1) for count in counts], dtype=torch.float64))
+        found[f"distinct_{n}"] = _mean(torch.from_numpy(distinct_per_sequence(ids) / (length - n + 1)))
     return found
+
+
+def distinct_per_sequence(ids: Int64[np.ndarray, "n m"]) -> Int64[np.ndarray, "n"]:
+    """Count the distinct values in each row.
+
+    Args:
+        ids: The values, [n, m], at least one in a row.
+
+    Returns:
+        The counts, [n].
+    """
+    return 1 + (np.diff(np.sort(ids, axis=1)) != 0).sum(1)
 
 
 def _mean(values: Float[Tensor, "n"]) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ LINES: dict[str, Sequence[str]] = {
     "evaluate bpd": ("evaluate", "bpd", "run"),
     "evaluate fid": ("evaluate", "fid", "out.npz", "--against", "mnist:test"),
     "evaluate genppl": ("evaluate", "genppl", "out.txt"),
+    "evaluate text": ("evaluate", "text", "out.npz", "--against", "packed"),
     "audit": ("audit", "run", "--out", "out"),
     "repair": ("repair", "run", "--out", "out"),
     "compare": ("compare", "run", "--against", "digits:train", "--out", "out"),
@@ -28,12 +29,14 @@ LINES: dict[str, Sequence[str]] = {
     "data prepare": ("data", "prepare", "texts", "--out", "out"),
     "data check": ("data", "check", "packed"),
     "data list": ("data", "list"),
+    "data adversaries": ("data", "adversaries", "packed", "--out", "out"),
     "figure": ("figure", "toy", "--out", "toy.png"),
     "benchmark": ("benchmark", "--quick"),
     "cite": ("cite",),
     "demo": ("demo", "--out", "out"),
 }
-RESUMED = {"train", "sample", "audit", "repair", "compare", "data download", "data prepare", "demo"}
+RESUMED = {"train", "sample", "evaluate text", "audit", "repair", "compare", "data download", "data prepare", "demo"}
+SIZED = {"train", "sample", "evaluate bpd", "evaluate fid", "evaluate genppl", "evaluate text", "audit", "repair"}
 FILE = "some/file"
 ERRORS = {
     "full disk": (OSError(errno.ENOSPC, "No space left on device", FILE), f"{FILE}: the disk is full"),
@@ -103,7 +106,7 @@ def test_failure_is_one_line(
     assert ended.value.code == (130 if kind == "Ctrl-C" else 1)
     assert text.startswith("m2s: ") and text.count("\n") == 1 and said in text
     assert ("the same command resumes" in text) == (name in RESUMED)
-    if "memory" in kind and name in ("train", "sample", "evaluate bpd", "evaluate fid", "evaluate genppl", "audit", "repair"):
+    if "memory" in kind and name in SIZED:
         assert "--micro-batch" in text or "--batch-size" in text
     assert list(tmp_path.iterdir()) == []
 

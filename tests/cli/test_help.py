@@ -69,7 +69,7 @@ def test_help_is_also_a_command(path: list[str], capsys: pytest.CaptureFixture[s
         (["train", "digit"], "unknown preset 'digit'; did you mean digits?"),
         (["evaluate", "bdp"], "unknown metric 'bdp'; did you mean bpd?"),
         (["data", "prepar"], "unknown command 'prepar' of m2s data; did you mean prepare?"),
-        (["data"], "m2s data needs a command: download, prepare, check, list"),
+        (["data"], "m2s data needs a command: download, prepare, check, list, adversaries"),
         (["train", "--steps", "3"], f"m2s train needs a preset before any option: {', '.join(PRESETS)}"),
     ],
 )

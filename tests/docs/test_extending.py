@@ -77,7 +77,7 @@ def tokens(file: str) -> np.ndarray:
 
 
 def test_the_page_has_a_plugin_of_every_kind() -> None:
-    kinds = ("network", "data", "sampler", "loss", "method", "metric", "noise")
+    kinds = ("network", "data", "sampler", "loss", "method", "metric", "text_metric", "noise")
     assert [f"my_{kind}.py" for kind in kinds] == list(FILES)
     for name in FILES:
         assert f"--plugin {name}" in PAGE, name
@@ -223,6 +223,23 @@ def test_metric_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("drawn.npz", tokens=np.zeros((2, 8), dtype=np.int64))
     main(["evaluate", "size", "drawn.npz", "--checkpoint", "saved", "--plugin", "size.py"])
     assert capsys.readouterr().out == f"weights  {count}\nsamples  True\n"
+
+
+def test_metric_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.txt").write_text("".join(f"the cat number {n} sat on a mat\n<|endoftext|>\n" for n in range(60)))
+    words = ["--tokenizer", "bytes", "--validation-fraction", "0.3"]
+    main(["data", "prepare", "a.txt", "--out", "packed", *words])
+    main(["data", "adversaries", "packed", "--n", "5", "--length", "30", "--names", "shuffled", "copied", "--out", "."])
+    (command,) = (words for words in commands(PAGE) if words[:2] == ["evaluate", "text"])
+    at = command.index("a.npz")
+    command[at : at + 2] = ["shuffled.npz", "copied.npz"]
+    with restored_registries():
+        main([*command, "--out", "out"])
+    result = json.loads(Path("out/text.json").read_text())
+    for name, entry in zip(("shuffled", "copied"), result["files"], strict=False):
+        texts = [bytes(row.tolist()).replace(b"\x00", b"<|endoftext|>") for row in tokens(f"{name}.npz") % 256]
+        assert entry["values"]["text"]["words"]["words"]["value"] == np.mean([len(text.split()) for text in texts])
+    assert "words of a text" in capsys.readouterr().out
 
 
 def test_schedule_and_process() -> None:

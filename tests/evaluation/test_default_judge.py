@@ -119,6 +119,13 @@ def test_a_model_that_is_not_the_base_model_is_named(offline, folders, capsys, f
     assert capsys.readouterr().err == ""  # the model that was asked for
 
 
+def test_a_file_that_is_asked_for_by_its_name_is_no_variant(offline) -> None:
+    offline.mkdir(parents=True)
+    (offline / "SmolLM2-135M-instruct-q4_1.gguf").touch()
+    assert judge._variant("smollm2-135m-instruct-q4_1.gguf") == ""
+    assert "instruct, 4-bit weights" in judge._variant("SmolLM2-135M")
+
+
 def test_missing_samples_are_reported_before_tokenizer_and_judge(offline, tmp_path, capsys) -> None:
     said = error(capsys, "evaluate", "genppl", tmp_path / "nothing.npz", "--tokenizer", "gpt2")
     assert "there is no file" in said and "nothing.npz" in said

@@ -44,7 +44,8 @@ def made_scores(nll: list[float], tokens: list[float], protocol: str = "paper", 
     samples = samples_of(Path("x.txt"), [str(i % 2) for i in range(len(nll))], protocol)
     bytes_ = 2 * np.array(tokens)
     nats = np.array(entropies or [0.0] * len(nll))
-    return Scores(samples, {"name": "j"}, np.array(nll), np.array(tokens), bytes_, nats, 0.5, "judge", 2)
+    states = np.zeros((2, len(nll), 3), np.float32)
+    return Scores(samples, {"name": "j"}, np.array(nll), np.array(tokens), bytes_, nats, 0.5, "judge", 2, *states)
 
 
 def test_averages_of_known_numbers() -> None:

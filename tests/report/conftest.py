@@ -55,7 +55,9 @@ def judged(folder: Path) -> dict[str, Any]:
         )
         count = np.full(6, 9.0)
         entropy = generator.uniform(1, 2, 6)
-        return Scores(samples, {"name": "tiny"}, 20 + generator.uniform(0, 9, 6), count, count, entropy, 2.0, "sample", 6)
+        states = np.zeros((2, 6, 3), np.float32)
+        nll = 20 + generator.uniform(0, 9, 6)
+        return Scores(samples, {"name": "tiny"}, nll, count, count, entropy, 2.0, "sample", 6, *states)
 
     cold, warm = scores("cold.npz", 0.8), scores("warm.npz", 1.0)
     return {

@@ -1,4 +1,4 @@
-"""`m2s evaluate bpd | fid | genppl`: measure a model or its samples. One file and one line per metric."""
+"""`m2s evaluate bpd | fid | genppl | text`: measure a model or its samples. One file and one line per metric."""
 
 from dataclasses import dataclass, make_dataclass
 from functools import reduce
@@ -11,14 +11,15 @@ from m2s.cli.evaluate.bpd import Bpd
 from m2s.cli.evaluate.fid import Fid
 from m2s.cli.evaluate.genppl import GenPPL
 from m2s.cli.evaluate.metric import metric_command
+from m2s.cli.evaluate.text import Text
 
-BUILT_IN: dict[str, Any] = {"bpd": Bpd, "fid": Fid, "genppl": GenPPL}
+BUILT_IN: dict[str, Any] = {"bpd": Bpd, "fid": Fid, "genppl": GenPPL, "text": Text}
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model on held-out data (bpd, and the perplexity of text), or its samples: images (fid) or text (genppl).
+    """Measure a model on held-out data (bpd, and the perplexity of text), or its samples: images (fid) or text (genppl, text).
 
     Every metric prints its standard errors. With --out result.json it also writes everything that the result depends on. A
     --plugin can register more metrics.
@@ -30,6 +31,7 @@ class Evaluate:
         Annotated[Bpd, tyro.conf.subcommand("bpd")]
         | Annotated[Fid, tyro.conf.subcommand("fid")]
         | Annotated[GenPPL, tyro.conf.subcommand("genppl")]
+        | Annotated[Text, tyro.conf.subcommand("text")]
     )
     """The metric."""
 

@@ -33,7 +33,8 @@ class GenPPL:
     of a document counts). The result lists every departure from the protocol, such as another judge.
 
     Several files, such as samples at several temperatures, give the frontier of perplexity against entropy: a table and, with
-    --out frontier.png, a figure.
+    --out frontier.png, a figure. Files that differ in the temperature alone are one curve. With several curves, the area below
+    each is compared over the entropies that all of them cover. m2s evaluate text has metrics that perplexity and entropy lack.
 
     Example: m2s evaluate genppl samples.npz --checkpoint runs/owt --judge gpt2-large --protocol mdlm --out genppl.json
     """
@@ -77,8 +78,10 @@ class GenPPL:
             UserError: The samples cannot be paired, or the judge cannot score them.
         """
         from m2s.evaluation.genppl import (
+            format_areas,
             format_notes,
             format_table,
+            frontier_areas,
             paired_difference,
             read_samples,
             require_file,
@@ -115,9 +118,11 @@ class GenPPL:
         except ValueError as error:
             raise UserError(str(error)) from error
         ordered = sort_by_temperature(results)
-        print_escaped("\n".join([*format_table(ordered), *format_notes(ordered), *(_difference(gap) for gap in gaps)]))
+        areas = frontier_areas(ordered, self.resamples, self.seed)
+        lines = [*format_table(ordered), *format_notes(ordered), *format_areas(areas), *(_difference(gap) for gap in gaps)]
+        print_escaped("\n".join(lines))
         if out is not None:
-            self._write(out, ordered, gaps, judge)
+            self._write(out, ordered, {"differences": gaps, "frontier": areas}, judge)
 
     def _files(self) -> list[Path]:
         """Every file to read, once."""
@@ -163,13 +168,13 @@ class GenPPL:
         except (OSError, ValueError, ImportError) as error:
             raise UserError(str(error)) from error
 
-    def _write(self, out: Path, results: list[Any], gaps: list[Any], judge: "Judge") -> None:
+    def _write(self, out: Path, results: list[Any], compared: dict[str, Any], judge: "Judge") -> None:
         """Write the .json and, where asked for, the figure."""
         from m2s.evaluation.genppl import plot_frontier
         from m2s.provenance import provenance
 
         numbers = out.with_suffix(".json")
-        found = {"results": results, "differences": gaps, **provenance(judge.device, "transformers")}
+        found = {"results": results, **compared, **provenance(judge.device, "transformers")}
         with contextlib.ExitStack() as stack:  # the figure is drawn before either file gets its name
             if out != numbers:
                 plot_frontier(results).savefig(stack.enter_context(atomic_write(out)), dpi=200)

@@ -9,12 +9,20 @@ A low perplexity alone says little: repeating one likely sentence has a lower on
 tokens and the number of distinct sequences are reported with every perplexity.
 """
 
+from m2s.evaluation.genppl.frontier import (
+    Curve,
+    area_below,
+    common_interval,
+    format_areas,
+    frontier_areas,
+    frontier_curves,
+    plot_frontier,
+)
 from m2s.evaluation.genppl.protocol import PROTOCOLS, Protocol
 from m2s.evaluation.genppl.report import (
     format_notes,
     format_table,
     paired_difference,
-    plot_frontier,
     protocol_departures,
     sort_by_temperature,
     summarize,
@@ -24,13 +32,19 @@ from m2s.evaluation.genppl.scores import Scores, entropy, score
 
 __all__ = [
     "PROTOCOLS",
+    "Curve",
     "Protocol",
     "Samples",
     "Scores",
+    "area_below",
+    "common_interval",
     "decode",
     "entropy",
+    "format_areas",
     "format_notes",
     "format_table",
+    "frontier_areas",
+    "frontier_curves",
     "paired_difference",
     "plot_frontier",
     "protocol_departures",

@@ -1,19 +1,14 @@
-"""Generative perplexity as JSON, as a table and as a figure."""
+"""Generative perplexity as JSON and as a table."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from m2s.errors import counted
-from m2s.evaluation.bootstrap import bootstrap, error_bars, paired_bootstrap
+from m2s.evaluation.bootstrap import bootstrap, paired_bootstrap
 from m2s.evaluation.genppl.scores import STATISTICS, Scores
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-INK, MUTED, BLUE = "#1A1A1A", "#5A5A5A", "#004F8A"
 
 
 def summarize(scores: Scores, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
@@ -184,43 +179,3 @@ def format_notes(results: Sequence[Mapping[str, Any]]) -> list[str]:
         if one["unscored"]
     ]
     return lines
-
-
-def plot_frontier(results: Sequence[Mapping[str, Any]]) -> "Figure":
-    """Plot perplexity against entropy: one point per file, with 95% intervals.
-
-    Args:
-        results: The summaries. Their points are joined where all temperatures are known and differ.
-
-    Returns:
-        The figure.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: matplotlib is slow to import
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    x, y = (error_bars([result[name] for result in results]) for name in ("entropy_bits", "perplexity"))
-    temperatures = _temperatures(results)
-    marker = "o" if temperatures is None else "o-"
-    axes.errorbar(
-        x[0], y[0], xerr=x[1], yerr=y[1], fmt=marker, color=BLUE, ecolor=MUTED, lw=1.6, elinewidth=1.0, ms=6, capsize=2
-    )
-    names = [Path(result["file"]).stem for result in results] if temperatures is None else [f"T = {t:g}" for t in temperatures]
-    for name, at in zip(names, zip(x[0], y[0], strict=True), strict=True):
-        axes.annotate(name, at, xytext=(6, -11), textcoords="offset points", fontsize=9, color=INK)
-    axes.set_yscale("log")
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which(ScalarFormatter())
-    if y[0].max() > 4 * y[0].min():
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("entropy of the tokens of a sample, bits", color=INK)
-    axes.set_ylabel(f"generative perplexity, {Path(results[0]['judge']['name']).name}", color=INK)
-    axes.set_title("Right is more varied, down is more likely", loc="left", fontsize=11, color=INK)
-    axes.tick_params(colors=MUTED, labelsize=9)
-    axes.margins(0.12)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure

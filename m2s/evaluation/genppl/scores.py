@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32
 
 from m2s.errors import UserError
 from m2s.evaluation.bootstrap import Statistic
@@ -31,6 +31,8 @@ class Scores:
         corpus_entropy: The entropy of all tokens together, nats.
         entropy_of: Whose tokens the entropies count: "sample" or "judge".
         distinct: The number of distinct texts.
+        last: The judge's hidden state at the last token of each text, [n, H].
+        mean: The mean of the judge's hidden states over the tokens of each text, [n, H].
     """
 
     samples: Samples
@@ -42,17 +44,36 @@ class Scores:
     corpus_entropy: float
     entropy_of: str
     distinct: int
+    last: Float32[np.ndarray, "n H"]
+    mean: Float32[np.ndarray, "n H"]
 
     @property
     def columns(self) -> Float[np.ndarray, "n 7"]:
-        """The numbers of each sequence whose sums `STATISTICS` use, [n, 7].
+        """The numbers of each sequence whose sums `STATISTICS` use, [n, 7]. See `sequence_columns`."""
+        return sequence_columns(self.nll, self.tokens, self.bytes, self.entropy)
 
-        A sequence without a scored token has no perplexity and is left out of the mean of perplexities.
-        """
-        scored = self.tokens > 0
-        perplexity = np.where(scored, np.exp(self.nll / np.maximum(self.tokens, 1)), 0.0)
-        ones = np.ones_like(self.nll)
-        return np.stack([self.nll, self.tokens, self.bytes, perplexity, scored.astype(np.float64), self.entropy, ones], axis=1)
+
+def sequence_columns(
+    nll: Float[np.ndarray, "n"],
+    tokens: Float[np.ndarray, "n"],
+    bytes: Float[np.ndarray, "n"],
+    entropy_nats: Float[np.ndarray, "n"],
+) -> Float[np.ndarray, "n 7"]:
+    """Return the numbers of each sequence whose sums `STATISTICS` use.
+
+    Args:
+        nll: Nats, summed over the scored tokens, [n].
+        tokens: The number of scored tokens, [n].
+        bytes: The number of bytes that they stand for, [n].
+        entropy_nats: The entropy of the tokens within each sequence, [n].
+
+    Returns:
+        The columns, [n, 7]. A sequence without a scored token has no perplexity and is left out of the mean of perplexities.
+    """
+    scored = tokens > 0
+    perplexity = np.where(scored, np.exp(nll / np.maximum(tokens, 1)), 0.0)
+    ones = np.ones_like(nll)
+    return np.stack([nll, tokens, bytes, perplexity, scored.astype(np.float64), entropy_nats, ones], axis=1)
 
 
 STATISTICS: dict[str, Statistic] = {
@@ -76,33 +97,34 @@ def score(samples: Samples, judge: Judge, batch_size: int = 8) -> Scores:
         batch_size: Sequences that the judge reads at once.
 
     Returns:
-        NLL, tokens, bytes and entropy of each sample.
+        NLL, tokens, bytes, entropy and embeddings of each sample.
 
     Raises:
         UserError: No token can be scored, or the judge cannot read the samples' tokens.
     """
     protocol = samples.protocol
     if protocol.retokenize:
-        readings = [judge.tokenize(text, protocol.tokens, protocol.bos) for text in samples.texts]
+        readings = judge.tokenize_all(samples.texts, protocol.tokens, protocol.bos)
     else:
         readings = _read_as_tokens(samples, judge)
     counted = [_counted_tokens(reading.ids, judge, protocol) for reading in readings]
-    tokens = np.array([float(mask.sum()) for mask in counted])
-    if not tokens.any():
+    if not any(mask.any() for mask in counted):
         raise UserError(f"no sample in {samples.path} has a token to score: they are empty, or have one token and no BOS")
-    nll = judge.nll([reading.ids for reading in readings], batch_size)
     first = int(protocol.bos and judge.bos is not None)
+    output = judge.read([reading.ids for reading in readings], batch_size, first)
     sequences = [reading.ids[first:] for reading in readings] if samples.tokens is None else list(samples.tokens)
     return Scores(
         samples=samples,
         judge=judge.describe(),
-        nll=np.array([float(values[mask].sum()) for values, mask in zip(nll, counted, strict=True)]),
-        tokens=tokens,
+        nll=np.array([float(values[mask].sum()) for values, mask in zip(output.nll, counted, strict=True)]),
+        tokens=np.array([float(mask.sum()) for mask in counted]),
         bytes=np.array([float(reading.bytes) for reading in readings]),
         entropy=np.array([entropy(sequence) for sequence in sequences]),
         corpus_entropy=entropy(np.concatenate(sequences)),
         entropy_of="judge" if samples.tokens is None else "sample",
         distinct=len(set(samples.texts)),
+        last=output.last,
+        mean=output.mean,
     )
 
 
