@@ -50,6 +50,9 @@ class M2SConfig(PreTrainedConfig):
 
     model_type = MODEL_TYPE
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "M2SConfig":
         """Return the configuration of a checkpoint.
