@@ -62,7 +62,9 @@ class Vocabulary:
     def order(self) -> Tensor:
         """Return the ids in our order: clean tokens, and the mask last."""
         ids = torch.arange(self.size)
-        return ids if self.mask is None else torch.cat([ids[ids != self.mask], ids[ids == self.mask]])
+        if self.mask is None:
+            return ids
+        return torch.cat([ids[: self.mask], ids[self.mask + 1 :], ids[self.mask : self.mask + 1]])
 
 
 def their_name(name: str) -> str:
