@@ -11,8 +11,8 @@ import tyro
 from diffusers import LLaDA2Pipeline
 
 import m2s
+from m2s.hub.auto_model import M2SModel
 from m2s.hub.diffusers import M2SScheduler
-from m2s.hub.transformers import M2SModel
 
 
 def main(

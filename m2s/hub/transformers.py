@@ -1,223 +1,104 @@
-"""Checkpoints of m2s as models of transformers: `AutoModel.from_pretrained` reads the folders that `m2s.save` writes.
+"""`m2s.from_transformers`: a masked or uniform denoiser of the package transformers as a checkpoint."""
 
-transformers is optional, and this module is imported only by those who use it. Importing it registers the model type "m2s":
-
-    import m2s.hub.transformers
-    model = AutoModel.from_pretrained("runs/mine")          # an M2SModel
-    logits = model(input_ids=x_t, t=t).logits               # those of m2s.load("runs/mine").model, bit for bit
-    tokens = model.checkpoint.sample(16)
-
-The folder has the format of m2s, in which weights are named "model.*". So `save_pretrained` writes what `m2s.load` and the
-commands read.
-"""
-
-import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
+from torch import Tensor, nn
 
-try:
-    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
-    from transformers.modeling_outputs import MaskedLMOutput
-except ImportError as error:
-    raise ImportError("M2SModel needs transformers of version 5 or newer: pip install 'm2s-diffusion[judge]'") from error
-
-from m2s.data import tokenizer as tokenizers
+from m2s import validation
+from m2s.data.tokenizer import HuggingFace, Tokenizer
 from m2s.errors import UserError
-from m2s.heads import Head
-from m2s.heads.output import hide_padding
-from m2s.hub.checkpoint import MODEL, MODEL_TYPE, Checkpoint, describe, load
-from m2s.hub.config import from_dict, network_from_dict
-from m2s.ops.last_layer import Unprojected
+from m2s.heads import Head, Posterior
+from m2s.hub.checkpoint import Checkpoint
+from m2s.models.mask_at import MaskAt
+from m2s.models.transformers_network import TransformersNetwork
+from m2s.process import Process
 
-CONTENTS = ("format", "m2s", "model", "head", "data", "tokenizer", "extra")  # of config.json
-
-
-class M2SConfig(PreTrainedConfig):
-    """The contents of the `config.json` of a checkpoint, as a configuration of transformers.
-
-    Attributes:
-        model: The kind and the settings of the network.
-        head: The description of the head and its process.
-        data: A description of the data, or None.
-        tokenizer: A description of the tokenizer, or None.
-        extra: Anything else, such as a step count.
-    """
-
-    model_type = MODEL_TYPE
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "M2SConfig":
-        """Return the configuration of a checkpoint.
-
-        Args:
-            checkpoint: The checkpoint.
-        """
-        found = describe(checkpoint)
-        return cls(**{name: found[name] for name in CONTENTS}, architectures=["M2SModel"])
+SHIFTED = ("dream",)  # model types whose logits predict the next position
 
 
-class M2SModel(PreTrainedModel):
-    """A network of m2s with its head, as a `PreTrainedModel`.
+def from_transformers(
+    model: nn.Module,
+    process: Process,
+    head: Head | None = None,
+    *,
+    mask: int | None = None,
+    shift: bool | None = None,
+    prompt: Int[Tensor, "P"] | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
+    length: int | None = None,
+) -> Checkpoint:
+    """Use a denoiser of transformers: LLaDA, Dream, DiffusionGemma, BERT, or any that returns logits for token ids.
+
+    The mask becomes the last state, wherever it is in the vocabulary of the network: the columns of the logits are reordered,
+    and `checkpoint.model.to_network` converts samples to the ids of the network. Columns that belong to no token are ignored.
 
     Args:
-        config: The configuration, `M2SConfig.of(checkpoint)`.
+        model: The network, which is called with token ids alone.
+        process: The process that it was trained on: `m2s.Absorbing(K, schedule)` or `m2s.Uniform(K, schedule)`. K is the number
+            of clean tokens: the first K ids of the network that are not the mask.
+        head: What the logits mean; None: the posterior under masks, and the leave-one-out distribution under uniform noise.
+        mask: The id of the mask in the vocabulary of the network; None: `model.config.mask_token_id`.
+        shift: The logits at position i predict the token at i + 1; None: where `model.config.model_type` is Dream.
+        prompt: Token ids of a clean prompt, for a network with an encoder (DiffusionGemma).
+        tokenizer: A tokenizer of m2s, or the path or name of one of transformers. It must have the clean tokens of the process;
+            the mask is left out.
+        length: The number of tokens of a text; None: samples need a length.
 
-    Attributes:
-        model: The network, which is called as model(x_t, t, condition).
-        head: What its output means.
+    Returns:
+        The checkpoint: `.sample()`, `.evaluate()`, `m2s.audit(checkpoint)`. It cannot be saved, since the class of the network
+        belongs to another package.
 
     Raises:
-        UserError: The configuration does not describe a network.
+        UserError: The mask is missing, the network is causal, or the vocabularies differ.
+
+    Example:
+        >>> process = m2s.Absorbing(126_348, m2s.Linear())  # LLaDA: 126,349 ids, of which 126,336 is the mask
+        >>> checkpoint = m2s.from_transformers(llada, process, mask=126_336, length=128)
+        >>> text = checkpoint.model.to_network(checkpoint.sample(4, steps=64))
     """
-
-    config_class = M2SConfig
-    main_input_name = "input_ids"
-    _keys_to_ignore_on_load_unexpected = (r"^process\.",)  # matrices of the head
-
-    def __init__(self, config: M2SConfig) -> None:
-        super().__init__(config)
-        if not isinstance(getattr(config, "model", None), Mapping):
-            raise UserError("the configuration does not describe a network: use M2SConfig.of(checkpoint)")
-        self.model = network_from_dict(config.model)
-        self.head: Head | None = None if _has_matrices(config.head) else from_dict(config.head)
-        self._tokenizer: tokenizers.Tokenizer | None = None
-        self.post_init()
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "M2SModel":
-        """Return a checkpoint as a model of transformers. It shares the weights.
-
-        Args:
-            checkpoint: The checkpoint, such as `m2s.load("runs/mine")`.
-        """
-        model = cls(M2SConfig.of(checkpoint))
-        model.model, model.head, model._tokenizer = checkpoint.model, checkpoint.head, checkpoint.tokenizer
-        return model.train(checkpoint.model.training)
-
-    @classmethod
-    def from_pretrained(cls, path_or_repo: str | Path, *arguments: Any, **options: Any) -> "M2SModel":
-        """Load a checkpoint that `m2s.save` or `save_pretrained` wrote.
-
-        Args:
-            path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub.
-            arguments: Those of `PreTrainedModel.from_pretrained`.
-            options: Those of `PreTrainedModel.from_pretrained`, such as `dtype` and `device_map`.
-
-        Returns:
-            The model, in evaluation mode.
-        """
-        model = super().from_pretrained(path_or_repo, *arguments, **options)
-        found = model[0] if isinstance(model, tuple) else model
-        if found.head is None:  # its matrices are in the file of the weights
-            found.head = load(path_or_repo).head
-        if Path(path_or_repo).is_dir() and found.config.tokenizer is not None:
-            found._tokenizer = tokenizers.from_dict(found.config.tokenizer, Path(path_or_repo))
-        return model
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The network and the head as a checkpoint of m2s, with `sample`, `evaluate` and `save`. It shares the weights."""
-        assert self.head is not None
-        settings = {name: getattr(self.config, name, None) for name in CONTENTS}
-        return Checkpoint(self.model, self.head, self._tokenizer, settings["data"], settings)
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        t: Float[Tensor, "B"] | None = None,
-        condition: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        **others: Any,
-    ) -> MaskedLMOutput:
-        """Call the network.
-
-        Args:
-            input_ids: Tokens x_t, [B, L].
-            t: Times, [B]. A network without time conditioning needs none.
-            condition: Conditions, [B, ...], or None.
-            attention_mask: 0 at padding, [B, L]. It needs a network that reads padding.
-            others: Arguments that pipelines pass, such as `position_ids`. They are not used.
-
-        Returns:
-            An output whose `logits` are [B, L, states]. The head says what they mean.
-
-        Raises:
-            UserError: The network sees the time and none is given, or there is padding that it cannot read.
-        """
-        if t is None:
-            if getattr(self.model.config, "time", True):
-                raise UserError(option="t", reason="this network sees the time", hint="give the times of the samples")
-            t = torch.zeros(len(input_ids), device=input_ids.device)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            if getattr(self.model, "padding_id", None) is None:
-                hint = "leave padding out; in a pipeline give lengths that are multiples of the block"
-                raise UserError(option="attention_mask", reason="the network was trained without padding", hint=hint)
-            input_ids = hide_padding(self.model, input_ids, attention_mask == 0)
-        output = self.model(input_ids, t) if condition is None else self.model(input_ids, t, condition)
-        logits = output.project() if isinstance(output, Unprojected) else output
-        return MaskedLMOutput(logits=logits[..., : self.config.model["states"]])
-
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        is_main_process: bool = True,
-        state_dict: Mapping[str, Tensor] | None = None,
-        push_to_hub: bool = False,
-        **options: Any,
-    ) -> None:
-        """Save the checkpoint with its model card, in the format of m2s.
-
-        Args:
-            save_directory: The folder; created if it does not exist.
-            is_main_process: Whether this process writes.
-            state_dict: The weights, where they are gathered from several processes.
-            push_to_hub: Also upload it, to the repository `repo_id`.
-            options: `repo_id` and `private` of the upload. Others, such as the size of a part, are not used.
-        """
-        if not is_main_process:
-            return
-        checkpoint = self.checkpoint
-        if state_dict is not None:
-            network = copy.deepcopy(self.model)
-            network.load_state_dict({name.removeprefix(MODEL): value for name, value in state_dict.items()})
-            checkpoint = Checkpoint(network, checkpoint.head, checkpoint.tokenizer, checkpoint.data, checkpoint.config)
-        checkpoint.save_pretrained(save_directory)
-        if push_to_hub:
-            checkpoint.push_to_hub(options.get("repo_id") or Path(save_directory).name, bool(options.get("private")))
-
-    def push_to_hub(self, repo_id: str, private: bool = False, command: str | None = None, **options: Any) -> str:
-        """Upload the checkpoint with its model card to the Hugging Face hub.
-
-        Args:
-            repo_id: The repository, "owner/name"; created if it does not exist.
-            private: Create a private repository.
-            command: How the network was trained, for the card.
-            options: Others of `PreTrainedModel.push_to_hub`, which are not used.
-
-        Returns:
-            The address of the repository.
-        """
-        return self.checkpoint.push_to_hub(repo_id, private, command)
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Networks of m2s initialize their own weights."""
+    validation.instance("model", model, nn.Module, "a network of transformers")
+    validation.instance("process", process, Process, "a process such as m2s.Absorbing(30_521, m2s.Linear())")
+    settings = getattr(model, "config", None)
+    if head is None:
+        head = Posterior(process, offset="none" if process.mask is not None else "exact")
+    validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
+    if head.process is not process:
+        raise UserError(option="head", value=head, reason=f"the process is {process}", hint="make the head of that process")
+    if shift is None:
+        shift = str(getattr(settings, "model_type", "")).lower() in SHIFTED
+    network = TransformersNetwork(model, shift, prompt)
+    found = _mask_id(process, settings, mask)
+    if not network.has_encoder or network.prompt is not None:
+        network.check_bidirectional(*[token for token in range(3) if token != found][:2])
+    adapted = network if found is None else MaskAt(network, found, process.vocab)
+    data: dict[str, Any] = {"kind": "text", "length": length}
+    return Checkpoint(adapted.eval(), head, _tokenizer(tokenizer, process, found), data, {})
 
 
-def _has_matrices(description: Any) -> bool:
-    """Whether a description refers to tensors of the file of the weights."""
-    if not isinstance(description, Mapping):
-        return False
-    return "tensor" in description or any(_has_matrices(value) for value in description.values())
+def _mask_id(process: Process, settings: Any, mask: int | None) -> int | None:
+    """The id of the mask in the vocabulary of the network; None for a process without one."""
+    if process.mask is None:
+        if mask is not None:
+            raise UserError(option="mask", value=mask, reason=f"{process} has no mask", hint="leave it out")
+        return None
+    found = getattr(settings, "mask_token_id", None) if mask is None else mask
+    if not isinstance(found, int) or found < 0:
+        hint = "give the id of the mask in the network's vocabulary"
+        raise UserError(option="mask", reason="neither it nor model.config.mask_token_id is given", hint=hint)
+    return found
 
 
-AutoConfig.register(MODEL_TYPE, M2SConfig)
-AutoModel.register(M2SConfig, M2SModel)
-AutoModelForMaskedLM.register(M2SConfig, M2SModel)
+def _tokenizer(given: Tokenizer | str | Path | None, process: Process, mask: int | None) -> Tokenizer | None:
+    """The tokenizer, without the mask."""
+    if given is None or isinstance(given, Tokenizer):
+        found = given
+    else:
+        found = HuggingFace(str(given))
+        if mask is not None and mask < found.vocab:
+            found = HuggingFace(str(given), mask=mask)
+    if found is not None and found.vocab != process.vocab:
+        hint = f"give a process of {found.vocab:,} tokens"
+        raise UserError(option="tokenizer", reason=f"it has {found.vocab:,} clean tokens, and the process {process}", hint=hint)
+    return found

@@ -325,6 +325,17 @@ def test_in_the_pipeline_of_diffusion_gemma(gemma: Any) -> None:
         assert torch.equal(drawn, generated(gemma, M2SScheduler.of(head, **options), 5, 1.0))
 
 
+def test_their_network_and_scheduler_in_m2s(gemma: Any) -> None:
+    """The converted head and sampler draw from the adapted network, with `m2s.sample` and its reproducible numbers."""
+    same = from_diffusers(diffusers.DiscreteDDIMScheduler(num_inference_steps=3).config, 32)
+    adapted = m2s.from_transformers(gemma, same.head.process, same.head, prompt=torch.tensor([5, 6, 7]))
+    asked = (same.head, (2, 4), same.num_inference_steps, same.sampler, same.config.grid)
+    drawn = m2s.sample(adapted.model, *asked, seed=0, micro_batch=2)
+    assert int(drawn.max()) < 32 and torch.equal(
+        drawn[1:], m2s.sample(adapted.model, *asked[:1], (1, 4), *asked[2:], seed=0, start=1, micro_batch=2)
+    )
+
+
 def test_samplers_without_a_fixed_plan_are_errors() -> None:
     masks, head = m2s.Posterior(m2s.Absorbing(K, m2s.Linear())), m2s.Posterior(m2s.Uniform(K, m2s.Linear()))
     for given, options, message in (
