@@ -327,7 +327,7 @@ def test_in_the_pipeline_of_diffusion_gemma(gemma: Any) -> None:
 
 def test_their_network_and_scheduler_in_m2s(gemma: Any) -> None:
     """The converted head and sampler draw from the adapted network, with `m2s.sample` and its reproducible numbers."""
-    same = from_diffusers(diffusers.DiscreteDDIMScheduler(num_inference_steps=3).config, 32)
+    same = from_diffusers({"_class_name": "DiscreteDDIMScheduler", "num_inference_steps": 3}, 32)
     adapted = m2s.from_transformers(gemma, same.head.process, same.head, prompt=torch.tensor([5, 6, 7]))
     asked = (same.head, (2, 4), same.num_inference_steps, same.sampler, same.config.grid)
     drawn = m2s.sample(adapted.model, *asked, seed=0, micro_batch=2)
