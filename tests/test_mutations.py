@@ -257,6 +257,36 @@ MUTANTS = {
         "new = draw_categorical(score * (score != 1), noise",
         "samplers/test_step_distributions.py::test_gibbs_corrector_preserves_the_distribution",
     ),
+    "psi: the uniform number of the corrector is not rescaled": Mutant(
+        "samplers/psi.py",
+        "u = (choice - kappa) / (1 - kappa).where(kappa < 1, 1)",
+        "u = choice - kappa",
+        "samplers/test_uniform_samplers.py::test_psi_step[uniform-linear-0.6]",
+    ),
+    "psi: fresh noise at time t in place of s": Mutant(
+        "samplers/psi.py",
+        "at_s = rank_one.at(part.x_t, to_float64(s))",
+        "at_s = rank_one.at(part.x_t, part.t)",
+        "samplers/test_uniform_samplers.py::test_guided_steps_combine_the_distributions_of_both_predictions[psi]",
+    ),
+    "absorbing_uniform: replaces as often as with fresh noise": Mutant(
+        "samplers/absorbing_uniform.py",
+        "return process.alpha(s) - stay * process.alpha(t), stay",
+        "return process.alpha(s) * (1 - stay), stay",
+        "samplers/test_marginals.py::test_one_site[absorbing_uniform]",
+    ),
+    "entropy bound: the sum includes the greatest entropy": Mutant(
+        "samplers/entropy_bound.py",
+        "torch.nn.functional.pad(ranked.cumsum(-1)[:, :-1], (1, 0))",
+        "ranked.cumsum(-1)",
+        "samplers/test_uniform_samplers.py::test_entropy_bound_step[uniform-linear-0.0]",
+    ),
+    "informed corrector: chooses the most confident sites": Mutant(
+        "samplers/informed.py",
+        "return confidence / self.selection_temperature +",
+        "return -confidence / self.selection_temperature +",
+        "samplers/test_uniform_samplers.py::test_informed_choice_has_the_stated_probabilities",
+    ),
     "remasking: does not unmask more to compensate for remasking": Mutant(
         "samplers/remasking.py",
         "(alpha_s - (1 - again) * alpha_t)",

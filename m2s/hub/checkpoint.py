@@ -38,6 +38,7 @@ from m2s.rng import derived_seed, draw_seed
 from m2s.samplers import Diagnostics, sample
 from m2s.version import __version__
 
+MODEL_TYPE = "m2s"  # by which AutoModel of transformers finds `m2s.hub.auto_model`
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
 MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
 MAX_SITES = 2**31 - 1  # of an image, where the network has no limit
@@ -445,6 +446,16 @@ def push(folder: str | Path, repo: str, private: bool = False) -> str:
     return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS, *tokenizers.KEPT), private)
 
 
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what `config.json` says of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+    """
+    extra = checkpoint.config.get("extra")
+    return _describe(checkpoint.model, checkpoint.head, checkpoint.data, checkpoint.tokenizer, extra, {})
+
+
 def _describe(
     model: nn.Module,
     head: Head,
@@ -455,6 +466,7 @@ def _describe(
 ) -> dict[str, Any]:
     """The contents of `config.json`. The head's matrices are put into `tensors`."""
     config: dict[str, Any] = {
+        "model_type": MODEL_TYPE,
         "format": FORMAT,
         "m2s": __version__,
         "model": network_to_dict(model),
