@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
+from m2s.cli.certify import Certify
 from m2s.cli.cite import Cite
 from m2s.cli.compare import Compare
 from m2s.cli.data import Data
@@ -37,6 +38,7 @@ COMMANDS |= {
     "train": Train,
     "sample": Sample,
     "evaluate": Evaluate,
+    "certify": Certify,
     "audit": Audit,
     "repair": Repair,
     "compare": Compare,

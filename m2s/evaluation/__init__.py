@@ -23,6 +23,7 @@ PARTS = (
     "gguf",
     "inception",
     "judge",
+    "likelihood",
     "ngrams",
     "pixels",
     "registry",
