@@ -21,6 +21,7 @@ PARTS = (
     "fid",
     "genppl",
     "gguf",
+    "harness",
     "inception",
     "judge",
     "likelihood",
@@ -29,6 +30,7 @@ PARTS = (
     "registry",
     "repair",
     "text",
+    "zero_shot",
 )
 LAZY_IMPORTS = {
     "DatasetNelbo": "bpd",

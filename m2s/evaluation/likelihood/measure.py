@@ -102,6 +102,7 @@ def draw_term(
     number: int,
     free: Bool[Tensor, "B L"] | None = None,
     condition: Tensor | None = None,
+    strata: int = 1,
 ) -> Float[Tensor, "B"]:
     """Estimate a term once for each sequence, nats per sequence, float64.
 
@@ -114,6 +115,8 @@ def draw_term(
         number: The number of the pass.
         free: True where a token is unknown, [B, L]. The others are given: they stay clean and cost nothing. None: all.
         condition: The network's third argument, [B, ...]; None: it gets none.
+        strata: The number of passes whose levels are stratified together: each has one of so many equal intervals of quantiles.
+            The mean over these passes is unbiased.
 
     Returns:
         Nats, [B].
@@ -124,6 +127,7 @@ def draw_term(
     assert term.value is not None
     process, seed = network.head.process, derived_seed(seed, term.name)
     u = CounterNoise(seed, rows, x_0.shape[1], number).once(LEVEL_OF_TIME)
+    u = (number % strata + u) / strata
     level, weight = term.levels.draw(process, u, counted.sum(-1))
     x_t = term.levels.corrupt(process, x_0, level, rows, seed, number, free)
     t = term.levels.time(process, level)

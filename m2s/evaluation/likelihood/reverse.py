@@ -18,6 +18,7 @@ MAX_ENTRIES = 2_000_000  # of the generators in memory
 INTERVALS = (20, 40, 80)  # of the three solutions that are extrapolated
 
 
+@torch.no_grad()
 def exact_nll(world: World, estimator: Estimator) -> tuple[Float[Tensor, "X"], float]:
     """Return -log p(x) of every clean sequence under the reverse process that an estimator refers to.
 
