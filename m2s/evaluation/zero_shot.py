@@ -258,7 +258,7 @@ def read_documents(task: Task, data: str | None = None) -> list[str]:
 
 
 def _cut(stream: Sequence[int], length: int, stride: int) -> Iterable[Request]:
-    """The windows of one stream: the first predicts all of its tokens, the others up to `stride`."""
+    """The windows of one stream: the first predicts all of its tokens, the others up to `stride`, with the rest as context."""
     first = 0
     while first < len(stream):
         if first == 0:
@@ -266,6 +266,6 @@ def _cut(stream: Sequence[int], length: int, stride: int) -> Iterable[Request]:
             yield Request((), tuple(stream[:count]))
         else:
             count = min(stride, len(stream) - first)
-            start = max(0, first + count - length)
+            start = first if stride == length else max(0, first + count - length)
             yield Request(tuple(stream[start:first]), tuple(stream[first : first + count]))
         first += count

@@ -70,7 +70,7 @@ class ZeroShot:
             UserError: An option is invalid, or the data cannot be read.
         """
         from m2s.devices import resolve_device
-        from m2s.evaluation.likelihood import ESTIMATORS
+        from m2s.evaluation.likelihood import ESTIMATORS, Options
         from m2s.evaluation.zero_shot import TASKS, make_windows, read_documents
         from m2s.provenance import fingerprint, is_rerun, provenance
 
@@ -96,7 +96,7 @@ class ZeroShot:
         made = make_windows(documents, task, checkpoint.tokenizer, length, wrap, self.stride)
         weights = fingerprint(checkpoint.model)
         numbers = self._summary(self._nats(checkpoint, made, weights), made)
-        missing = estimator.missing(checkpoint.head, self._options())
+        missing = estimator.missing(checkpoint.head, Options())
         print_escaped("\n".join(self._lines(task.title, made, numbers, missing)))
         if self.out is not None:
             options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
@@ -104,12 +104,6 @@ class ZeroShot:
             write_json(self.out, finite({**found, "options": options, **provenance(resolve_device(self.device))}))
             self._partial().unlink(missing_ok=True)
             print_escaped(f"written to {self.out}")
-
-    def _options(self) -> Any:
-        """The options of the estimators."""
-        from m2s.evaluation.likelihood import Options
-
-        return Options()
 
     def _partial(self) -> Path:
         """Where the state of an interrupted command is saved."""

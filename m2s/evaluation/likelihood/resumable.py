@@ -86,7 +86,9 @@ def measure_all(
 
 
 def _save(partial: Path, settings: Mapping[str, Any], finished: Mapping[str, Draws]) -> None:
-    """Write the state."""
+    """Write the state, unless a value is infinite, which JSON cannot hold."""
+    if not all(bool(each.total.isfinite().all()) for each in finished.values()):
+        return
     draws = {
         name: {"calls": each.calls, "terms": {term: values.tolist() for term, values in each.terms.items()}}
         for name, each in finished.items()

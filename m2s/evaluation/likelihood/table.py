@@ -57,13 +57,13 @@ def format_measurements(
         Lines.
     """
     reference = rows.get("nelbo", {}).get("nats", math.nan)
-    heads = "".join(f"{f'bits/{unit}':>14s}" for unit in units)
+    heads = "".join(f"{f'bits/{unit}':>17s}" for unit in units)
     lines = [
         f"{'estimator':16s}{'nats':>11s}{'± rows':>9s}{'limit':>11s}{heads}{'drop, nats':>12s}{'calls':>6s}{'variance':>10s}"
         f"{'x calls':>10s}  upper bound"
     ]
     for name, row in rows.items():
-        bits = "".join(f"{row[f'bits_per_{unit}']:14.5f}" for unit in units)
+        bits = "".join(f"{row[f'bits_per_{unit}']:17.5f}" for unit in units)
         kind = "yes" if not missing[name] else f"no: lacks {', '.join(missing[name])}"
         lines.append(
             f"{name:16s}{row['nats']:11.3f}{row['error']:9.3f}{row['upper']:11.3f}{bits}{reference - row['nats']:12.4f}"
@@ -85,6 +85,6 @@ def _terms(rows: Mapping[str, Mapping[str, Any]], units: Sequence[str]) -> list[
         return []
     row, lines = rows["nelbo"], ["", "terms of the NELBO"]
     for name, nats in row["terms"].items():
-        bits = "".join(f"{nats * row[f'bits_per_{unit}'] / row['nats']:14.5f}" for unit in units)
+        bits = "".join(f"{nats * row[f'bits_per_{unit}'] / row['nats']:17.5f}" for unit in units)
         lines.append(f"  {name:14s}{nats:11.4f}{'':20s}{bits}")
     return [*lines, ""]
