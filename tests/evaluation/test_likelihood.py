@@ -279,7 +279,7 @@ def test_batches_do_not_change_draws() -> None:
 def test_a_problem_too_large_to_enumerate_is_an_error() -> None:
     head = TIGHT["uniform"]
     with pytest.raises(ValueError, match="too many to enumerate"):
-        certify(random_network(head.process, 2), head, 9)
+        certify(random_network(head.process, 2), head, 12)
     with pytest.raises(ValueError, match="it needs masking noise"):
         certify(random_network(head.process, 2), head, 2, ["llada"])
     with pytest.raises(ValueError, match="no estimator of that name"):
