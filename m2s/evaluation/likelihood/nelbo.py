@@ -1,8 +1,8 @@
 """The NELBO of m2s with all of its terms, and its integral alone, which most papers report.
 
-Times have the density 1/(t + 0.1), which had the smaller variance in `experiments/variance.py`. Under uniform, masking and
-hybrid noise the reconstruction term is split: the case that no token was replaced at t_min is exact, and the rest, whose
-probability is about L t_min, is sampled.
+Times have the density 1/(t + 0.1), and are uniform under masking: so each had the smaller variance in
+`experiments/variance.py`. Under uniform, masking and hybrid noise the reconstruction term is split: the case that no token was
+replaced at t_min is exact, and the rest, whose probability is about L t_min, is sampled.
 """
 
 from m2s.evaluation.likelihood.base import (
@@ -31,7 +31,26 @@ def integral_terms(head: Head, options: Options) -> list[Term]:
         options: The options.
     """
     low, high = interval(head, options)
-    return [Term("integral", Times(low, high, importance=IMPORTANCE), score_entropy)]
+    return [Term("integral", Times(low, high, importance=importance_of(head)), score_entropy)]
+
+
+def importance_of(head: Head) -> float | None:
+    """Return c of the density 1/(t + c) of times; None for uniform times, under masking.
+
+    Args:
+        head: The head.
+    """
+    return None if is_masking(head) else IMPORTANCE
+
+
+def is_masking(head: Head) -> bool:
+    """Return whether the process only masks, and the head has a posterior.
+
+    Args:
+        head: The head.
+    """
+    process = head.process.rank_one
+    return process is not None and process.is_pure_mask and head.has_posterior
 
 
 def nelbo_terms(head: Head, options: Options) -> list[Term]:
@@ -57,8 +76,7 @@ def last_terms(head: Head, t: float) -> list[Term]:
     if process is None:
         return [Term("reconstruction", Point(t), reconstruction)]
     sampled = Term("reconstruction", Touched(t), reconstruction)
-    certain = process.is_pure_mask and head.has_posterior
-    return [sampled] if certain else [sampled, Term("reconstruction", Untouched(t), reconstruction)]
+    return [sampled] if is_masking(head) else [sampled, Term("reconstruction", Untouched(t), reconstruction)]
 
 
 def _missing(head: Head, options: Options) -> tuple[str, ...]:
