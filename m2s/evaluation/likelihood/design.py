@@ -25,7 +25,7 @@ from m2s.evaluation.bpd.examples import EvaluationSet
 from m2s.evaluation.likelihood.base import Options, Term, interval, needs_rates, reconstruction
 from m2s.evaluation.likelihood.levels import COUNT, KIND, LEVEL_OF_TIME, POSITION, TOKEN, Point, Times
 from m2s.evaluation.likelihood.measure import draw_term
-from m2s.evaluation.likelihood.nelbo import importance_of, is_masking, last_terms
+from m2s.evaluation.likelihood.nelbo import IMPORTANCE, is_masking, last_terms
 from m2s.evaluation.likelihood.touched import draw_number, replace_tokens
 from m2s.heads import Head
 from m2s.losses.elbo import NelboTerms
@@ -76,12 +76,12 @@ PLAIN = Design()
 def efficient(head: Head) -> Design:
     """Return the design with the smallest variance per network call in `experiments/variance.py`.
 
-    Under masking the expected integrand is nearly constant in t, so that times are uniform there.
+    The split of the reconstruction term needs one more call, except under masking.
 
     Args:
         head: The head.
     """
-    return Design(importance_of(head), stratified=True, coupling="sweep", split=is_masking(head), last_every=8)
+    return Design(IMPORTANCE, stratified=True, coupling="sweep", split=is_masking(head), last_every=8)
 
 
 @dataclass(frozen=True)
