@@ -180,6 +180,8 @@ class Certify:
             *(self.batch_size or largest, options, held_out.labels, device),
         )
         rows = {name: each.summary(units) for name, each in draws.items()}
+        for name, each in draws.items():
+            rows[name]["drop"], rows[name]["drop_error"] = each.drop(draws["nelbo"])
         missing = {name: ESTIMATORS[name].missing(head, options) for name in names}
         print_escaped("\n".join(format_measurements(rows, missing, list(units))))
         described = {name: {"title": ESTIMATORS[name].title, "source": ESTIMATORS[name].source} for name in names}

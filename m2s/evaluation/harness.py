@@ -44,6 +44,7 @@ class Harness(LM):
         max_gen_toks: Tokens of a generation, unless a task says otherwise.
         temperature: Sharpens the posterior of a generation, unless a task says otherwise.
         device: "cpu" or "cuda"; empty: cuda where there is a GPU.
+        max_batch_size: Not used. The harness passes it to every model.
 
     Raises:
         UserError: The checkpoint has no tokenizer or no length, or a number is out of range.
@@ -65,7 +66,7 @@ class Harness(LM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        del max_batch_size  # the harness passes it to every model
+        del max_batch_size
         self._device = resolve_device(device or "")
         loaded = m2s.hub.load(checkpoint, self._device, verify=True)
         if loaded.tokenizer is None:

@@ -63,6 +63,9 @@ def test_measures_and_certifies_a_checkpoint(checkpoint: Path, tmp_path: Path, c
     assert nelbo["bits_per_byte"] == pytest.approx(nelbo["bits_per_token"])
     assert nelbo["nats"] < nelbo["upper"] and nelbo["missing"] == []
     assert found["measured"]["integral"]["missing"] == ["reconstruction", "prior"]
+    terms = found["measured"]["nelbo"]["terms"]
+    dropped = terms["prior"] + terms["reconstruction"]
+    assert found["measured"]["integral"]["drop"] == pytest.approx(dropped, rel=1e-5)  # on the same noise
     assert set(nelbo["terms"]) == {"integral", "prior", "reconstruction"}
     exact = {each["estimator"]: each for each in found["certificates"]}
     assert exact["nelbo"]["passed"] and exact["llada"]["passed"]

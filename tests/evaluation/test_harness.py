@@ -76,10 +76,10 @@ def test_generation_keeps_the_context_and_stops(folder: Path) -> None:
     def generate(**options: object) -> str:
         return model.generate_until([Instance("generate_until", {}, ("ab", options), 0)])[0]
 
-    whole = generate(until=[], max_gen_toks=4)
-    assert generate(until=[], max_gen_toks=4) == whole and len(whole.encode("utf-8", "replace")) > 0
-    stop = whole[1]
-    assert generate(until=[stop], max_gen_toks=4) == whole.split(stop)[0]
+    full = generate(until=[], max_gen_toks=4)
+    assert generate(until=[], max_gen_toks=4) == full and len(full.encode("utf-8", "replace")) > 0
+    stop = full[1]
+    assert generate(until=[stop], max_gen_toks=4) == full.split(stop)[0]
 
 
 def test_invalid_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """The NELBO of m2s with all of its terms, and its integral alone, which most papers report.
 
 Times have the density 1/(t + 0.1), and are uniform under masking: so each had the smaller variance in
-`experiments/variance.py` where passes are independent. Under uniform, masking and hybrid noise the reconstruction term is split:
-the case that no token was replaced at t_min is exact, and the rest, whose probability is about L t_min, is sampled.
+`experiments/variance.py` where passes are independent. Under uniform, masking and hybrid noise the reconstruction term is
+split: the case that no token was replaced at t_min is exact, and the rest, whose probability is about L t_min, is sampled.
 """
 
 from m2s.evaluation.likelihood.base import (
