@@ -1,5 +1,9 @@
 """m2s as a model of lm-evaluation-harness, under the name "m2s". Importing this module registers it.
 
+    python -m m2s.evaluation.harness run --model m2s --model_args checkpoint=runs/owt --tasks lambada_openai
+
+runs the command lm_eval with it, since lm_eval imports no models of other packages. In Python:
+
     import lm_eval
     import m2s.evaluation.harness
 
@@ -193,3 +197,14 @@ class Harness(LM):
         for stop in until:
             text = text.split(stop)[0] if stop else text
         return text
+
+
+def main() -> None:
+    """Run the command of lm_eval, with the model "m2s" registered."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

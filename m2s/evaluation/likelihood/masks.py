@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from m2s.evaluation.likelihood.levels import OPEN, POSITION, Levels, Times
+from m2s.losses.noise import TOUCHED
 from m2s.ops.counter_noise import CounterNoise
 from m2s.process import Process
 
@@ -49,7 +50,8 @@ class MaskShare(Levels):
         free: Bool[Tensor, "B L"] | None = None,
     ) -> Int[Tensor, "B L"]:
         assert process.mask is not None
-        masked = CounterNoise(seed, rows, x_0.shape[1], step)(POSITION) < level.unsqueeze(-1)
+        # The numbers of `corrupt_by_counter`, so that estimators over times and over shares are compared on the same noise.
+        masked = CounterNoise(seed, rows, x_0.shape[1], step)(TOUCHED) >= 1 - level.unsqueeze(-1)
         return torch.where(masked if free is None else masked & free, process.mask, x_0.long())
 
     def probability(
