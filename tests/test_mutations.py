@@ -455,6 +455,36 @@ MUTANTS = {
         "text[at - 1],",
         "evaluation/test_adversaries.py::test_bigram_has_the_transitions_of_the_training_text",
     ),
+    "any order: n masks weighted by 1/L in place of 1/n": Mutant(
+        "evaluation/likelihood/masks.py",
+        "(number / size, 1 / number)",
+        "(number / size, 1 / size)",
+        "evaluation/test_likelihood.py::test_any_order_agrees_with_permutations",
+    ),
+    "replaced tokens: the case without any is counted twice": Mutant(
+        "evaluation/likelihood/touched.py",
+        "torch.where(same, nothing, 0)",
+        "torch.where(same, 0 * nothing, 0)",
+        "evaluation/test_design.py::test_the_split_of_a_time_is_exact",
+    ),
+    "sweep: every pass starts at the same position": Mutant(
+        "evaluation/likelihood/design.py",
+        "start = (start + count) % length",
+        "start = start % length",
+        "evaluation/test_design.py::test_a_sweep_takes_positions_without_replacement",
+    ),
+    "reverse process: rates without the score": Mutant(
+        "evaluation/likelihood/reverse.py",
+        "forward * log_score.exp()",
+        "forward * log_score.exp().sqrt()",
+        "evaluation/test_likelihood.py::test_reverse_process_agrees_with_the_oracle",
+    ),
+    "conditional likelihood: the first predicted token is given": Mutant(
+        "evaluation/likelihood/conditional.py",
+        ">= given.unsqueeze(-1)",
+        "> given.unsqueeze(-1)",
+        "evaluation/test_conditional.py::test_a_clamped_context_is_a_smaller_problem",
+    ),
 }
 
 

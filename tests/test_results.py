@@ -189,6 +189,17 @@ def importance() -> list[float]:
     return [rows[0]["variance"] / row["variance"] for row in rows]
 
 
+def certificates() -> list[float]:
+    """Margins without their sign, which is not part of a printed number."""
+    return [abs(each["margin"]) for each in experiment("certificates")["certificates"]]
+
+
+def variance_ratios() -> list[float]:
+    """How many times fewer calls the efficient design needs under masks than `m2s evaluate bpd`."""
+    masks = experiment("variance")["methods"]["mdlm"]
+    return [masks["all"]["ratio"] / masks["m2s evaluate bpd"]["ratio"]]
+
+
 def text_recipe() -> list[float]:
     rows = {row["row"]: row for row in experiment("text-recipe")["rows"]}
     nats = {name: nelbo(row)["nats"]["value"] for name, row in rows.items()}
@@ -292,6 +303,8 @@ DERIVED = {
     "MNIST at 50 epochs": mnist_50_epochs,
     "Sampling times by importance": importance,
     "A recipe for text: first ablation": text_recipe,
+    "The variance of the NELBO per network call": variance_ratios,
+    "Which estimators of the likelihood are upper bounds": certificates,
 }
 
 
@@ -311,6 +324,32 @@ def test_rows_of_the_digits_tables() -> None:
     for row in experiment("methods")["rows"]:
         bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
         has_rows(RESULTS, f"| `{row['method']}` | {bits} | {row['distance']:.3f} | {row['samples_per_second']:.1f} |")
+
+
+def test_rows_of_the_certificates_table() -> None:
+    """Estimators that lack nothing pass everywhere, and the others fail where bounds are tight."""
+    found = experiment("certificates")["certificates"]
+    for name in dict.fromkeys(each["estimator"] for each in found):
+        rows = [each for each in found if each["estimator"] == name]
+        passed = sum(each["passed"] for each in rows)
+        kraft, margin = max(each["kraft"] for each in rows), min(each["margin"] for each in rows)
+        page = section("Which estimators of the likelihood are upper bounds")
+        has_rows(page, f"| `{name}` | {passed} of {len(rows)} | {kraft:.6f} | {margin:.6f} |")
+    for each in found:
+        assert each["passed"] or each["missing"]
+        assert not (each["passed"] and each["missing"] and each["world"].endswith("exact network"))
+
+
+def test_rows_of_the_variance_table() -> None:
+    page, methods = section("The variance of the NELBO per network call"), experiment("variance")["methods"]
+    names = list(methods)
+    for design in methods[names[0]]:
+        cells = []
+        for name in names:
+            row = methods[name][design]
+            interval = f" ({row['low']:.2f} to {row['high']:.2f})" if "low" in row else ""
+            cells.append(f"{row['ratio']:.2f}{interval}")
+        has_rows(page, f"| {design} | {' | '.join(cells)} |")
 
 
 def test_rows_of_the_mnist_table() -> None:

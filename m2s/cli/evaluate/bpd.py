@@ -167,8 +167,8 @@ class Bpd:
         """Load the models and the data."""
         from m2s.evaluation.bpd import example_sizes
 
-        checkpoint = _load(self.checkpoint, world.device)
-        other = None if self.against is None else _load(self.against, world.device)
+        checkpoint = load_described(self.checkpoint, world.device)
+        other = None if self.against is None else load_described(self.against, world.device)
         if other is not None:
             check_same_data((self.checkpoint, checkpoint), (str(self.against), other))
         try:
@@ -258,8 +258,19 @@ class Bpd:
         print_escaped(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 
 
-def _load(place: str, device: Any) -> "Checkpoint":
-    """A checkpoint that describes its data."""
+def load_described(place: str, device: Any) -> "Checkpoint":
+    """Load a checkpoint that describes its data.
+
+    Args:
+        place: A folder, or a repository of the Hugging Face hub.
+        device: Where to put the network.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UserError: It cannot be read, or does not describe its data.
+    """
     checkpoint = load_checkpoint(place, device)
     if (checkpoint.data or {}).get("kind") not in ("image", "text"):
         raise UserError(
