@@ -303,7 +303,7 @@ def check_inputs(entry: Entry) -> None:
     Raises:
         UserError: One of them is missing.
     """
-    inception.locate()
+    inception.load()
     data.load(PRESETS[entry.preset].data.name)
 
 
