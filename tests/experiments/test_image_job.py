@@ -18,8 +18,8 @@ from m2s.data.files import sha256
 from m2s.evaluation import inception
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.models import build
-from m2s.training.build import describe_network, make_process
 from m2s.training import loop
+from m2s.training.build import describe_network, make_process
 from m2s.training.config import resolve
 from small_runs import InMemorySource
 
