@@ -162,9 +162,9 @@ def test_a_long_row_resumes_and_its_states_and_the_final_fid_are_measured(job, m
     assert m2s.load("out/states/sedd-md4-4").config["extra"]["step"] == 4
     # The sets together are the samples of one call, since a sample depends on its number only.
     words = ["--steps", str(LIMIT), "--sampler", "euler", "--grid", "cosine", "--micro-batch", str(LIMIT), "--batch-size", "4"]
-    m2s_main(["sample", "out/runs/sedd-md4", "--n", str(10 * LIMIT), *words, "--out", "whole.npz"])
-    with np.load("whole.npz") as whole, np.load("out/samples/sedd-md4/final.npz") as final:
-        assert np.array_equal(whole["tokens"], final["tokens"])
+    m2s_main(["sample", "out/runs/sedd-md4", "--n", str(10 * LIMIT), *words, "--out", "together.npz"])
+    with np.load("together.npz") as together, np.load("out/samples/sedd-md4/final.npz") as final:
+        assert np.array_equal(together["tokens"], final["tokens"])
     assert job.main(["out", "--entry", "cifar10-long", "--rows", "sedd-md4", "--table"]) == 0
     (row,) = read("out/cifar10-long.json")["rows"]
     assert [point["images"] for point in row["points"]] == [8, 12, 16, 24] and "final" in row["fid"]

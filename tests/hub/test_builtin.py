@@ -14,6 +14,7 @@ from m2s.cli import main
 from m2s.hub import builtin
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import make_weights
 import weight_recipes
 
 NAMES = builtin.names()
@@ -58,6 +59,18 @@ def test_the_cards_have_the_numbers_of_figures_json(group: weight_recipes.Group)
         assert f"**{found['values']['bits']['nelbo']['value']:.4f} ± " in card
         # No file names a folder of the machine that made it.
         assert not any(str(Path.home()) in path.read_text() for path in (builtin.folder() / name).glob("*.json"))
+
+
+def test_other_numbers_than_those_of_a_card_are_found() -> None:
+    values = figures(PAIR[0])["values"]
+    assert not make_weights.differences(values, json.loads(json.dumps(values)))
+    changed = json.loads(json.dumps(values))
+    changed["bits"]["nelbo"]["value"] *= 1 + 2 * make_weights.TOLERANCE
+    changed["examples"] += 1
+    (first, second) = make_weights.differences(values, changed)
+    assert first.startswith("bits.nelbo.value: ") and second.startswith("examples: ")
+    del changed["pixel_distance"]
+    assert make_weights.differences(values, changed)
 
 
 def integral(checkpoint: m2s.hub.Checkpoint, x_0: torch.Tensor, t: torch.Tensor, seed: int) -> torch.Tensor:
