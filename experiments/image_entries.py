@@ -177,12 +177,12 @@ def mnist_sets(method: str) -> tuple[SampleSet, ...]:
     Args:
         method: The method.
     """
-    own = METHODS[method].sampler
-    chosen = [SampleSet(steps, own) for steps in (*MNIST_STEPS, *MORE_STEPS)]
+    default = METHODS[method].sampler
+    chosen = [SampleSet(steps, default) for steps in (*MNIST_STEPS, *MORE_STEPS)]
     if method == "sedd":
         projected = ("--project",)
-        chosen += [SampleSet(n, own, grid, projected, "projected") for grid in GRIDS for n in MNIST_STEPS]
-    others = [(sampler, grid) for sampler in SAMPLERS[method] for grid in GRIDS if (sampler, grid) != (own, "cosine")]
+        chosen += [SampleSet(n, default, grid, projected, "projected") for grid in GRIDS for n in MNIST_STEPS]
+    others = [(sampler, grid) for sampler in SAMPLERS[method] for grid in GRIDS if (sampler, grid) != (default, "cosine")]
     return (*chosen, *(SampleSet(steps, sampler, grid) for sampler, grid in others for steps in MNIST_STEPS))
 
 
