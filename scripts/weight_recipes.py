@@ -58,6 +58,7 @@ class Group:
         data: What they were trained on, with its license, for the model card.
         device: Where they are measured; "": a GPU where there is one.
         passes: Times per example of the NELBO.
+        limit: The NELBO is that of so many held-out examples, evenly spread; None: all.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Group:
     data: str
     device: str = "cpu"
     passes: int = 16
+    limit: int | None = None
 
     def prepare(self, text: Path | None) -> None:
         """Prepare the data.
@@ -84,11 +86,9 @@ class Group:
         Args:
             work: The folder for their results.
         """
-        return [
-            self.with_device(["evaluate", "bpd", builtin.PREFIX + name, "--passes", str(self.passes)])
-            + out(work / f"{name}-bpd.json")
-            for name in self.recipes
-        ]
+        limit = [] if self.limit is None else ["--limit", str(self.limit)]
+        words = [["evaluate", "bpd", builtin.PREFIX + name, "--passes", str(self.passes), *limit] for name in self.recipes]
+        return [self.with_device(each) + out(work / f"{name}-bpd.json") for each, name in zip(words, self.recipes, strict=True)]
 
     def with_device(self, words: list[str]) -> list[str]:
         """Return a command with the device.
@@ -212,7 +212,7 @@ class TextGroup(Group):
         length: Characters of a sample.
     """
 
-    n: int = 256
+    n: int = 128
     steps: int = 64
     length: int = 128
 
@@ -378,7 +378,8 @@ GROUPS = {
         },
         data=f"The first {CHARACTERS:,} characters of a sample of Project Gutenberg: English books in the public domain, in "
         "the 27 characters of text8. Every 100th document is held out. " + LICENSE,
-        passes=2,
+        passes=4,
+        limit=512,
     ),
     "mnist": ImageGroup(
         name="mnist",

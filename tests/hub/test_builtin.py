@@ -33,7 +33,7 @@ def test_every_folder_is_complete_and_all_are_small() -> None:
         == sorted(path.name for path in builtin.folder().iterdir())
         == sorted(name for group in SHIPPED for name in group.recipes)
     )
-    assert set(PAIR) <= set(NAMES)
+    assert {*PAIR, "chars"} <= set(NAMES)
     files = {"README.md", "config.json", "figures.json", "model.safetensors", "train.json"}
     assert all({path.name for path in (builtin.folder() / name).iterdir()} == files for name in NAMES)
     assert sum(path.stat().st_size for path in builtin.folder().rglob("*") if path.is_file()) <= LARGEST
@@ -152,6 +152,7 @@ def test_commands_accept_built_in_weights(
     before = {path: path.stat().st_mtime_ns for path in builtin.folder().rglob("*")}
     few = ["--n", "4", "--steps", "2", "--device", "cpu"]
     main(["sample", "builtin:digits-m2s", *few, "--out", "digits.png"])
+    main(["sample", "builtin:chars", *few, "--out", "text.txt"])
     main(["audit", "builtin:digits-sedd", *few, "--out", "audit"])
     main(["repair", "builtin:digits-sedd", *few, "--measure", "none", "--out", "repair"])
     main(["compare", "builtin:digits-sedd", "builtin:digits-m2s", "--against", "digits:test", *few, "--out", "compare"])
@@ -159,6 +160,7 @@ def test_commands_accept_built_in_weights(
     assert "digits (test): 2 images of 8 x 8" in capsys.readouterr().out
     arms = json.loads(Path("compare/compare.json").read_text())["arms"]
     assert [arm["name"] for arm in arms] == ["digits-sedd", "digits-sedd-repaired", "digits-m2s"]
+    assert Path("text.txt").read_text().count("--- sample ") == 4
     main(["data", "list"])
     printed = capsys.readouterr().out
     assert all(f"builtin:{name}" in printed and builtin.summary(name) in printed for name in NAMES)
