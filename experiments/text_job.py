@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -200,12 +200,24 @@ class Job:
         words = [word, str(checkpoint), "--out", str(out), "--n", str(n), "--steps", str(steps), "--micro-batch", str(size)]
         words += options
 
-        def run() -> None:
-            output_folder(out.parent)
-            with recorded_command(["m2s", *words]):
-                run_m2s(words)
+        return command_stage(words, out, result)
 
-        return Stage(" ".join(["m2s", *words]), result, run)
+
+def command_stage(words: list[str], out: Path, result: Path) -> Stage:
+    """Return the stage of a command of m2s.
+
+    Args:
+        words: The command.
+        out: What it writes.
+        result: The file that it writes last.
+    """
+
+    def run() -> None:
+        output_folder(out.parent)
+        with recorded_command(["m2s", *words]):
+            run_m2s(words)
+
+    return Stage(" ".join(["m2s", *words]), result, run)
 
 
 def copy_samples(repair: Path, target: Path) -> None:
@@ -284,22 +296,37 @@ def work(options: argparse.Namespace, started: float) -> bool:
         if text.main([*words, "--results", str(options.out / "no-results")]):
             failed.append(row)
             continue
-        for stage in job.stages(row):
-            if not stage.result.exists():
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
-                try:
-                    stage.run()
-                except Exception as error:
-                    failed.append(stage.name)
-                    print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        failed += run_stages(job.stages(row), started)
         if options.weights:
             save_weights(options.out, row)
     if failed:
         print(f"failed: {'; '.join(failed)}", file=sys.stderr)
     return not failed
+
+
+def run_stages(stages: Iterable[Stage], started: float) -> list[str]:
+    """Run the stages that are not finished. A stage that fails does not end the others.
+
+    Args:
+        stages: The stages.
+        started: `time.monotonic()` at the start of the process.
+
+    Returns:
+        The names of those that failed.
+    """
+    failed = []
+    for stage in stages:
+        if not stage.result.exists():
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
+            try:
+                stage.run()
+            except Exception as error:
+                failed.append(stage.name)
+                print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return failed
 
 
 def save_weights(out: Path, row: str) -> None:
@@ -327,10 +354,25 @@ def bundle(out: Path, rows: list[str], target: Path) -> None:
     Raises:
         UserError: They do not fit into one transfer.
     """
+    pack(out, small_files(out, rows), rows, target)
+
+
+def pack(out: Path, files: Iterable[Path], rows: list[str], target: Path) -> None:
+    """Pack files in parts for one transfer.
+
+    Args:
+        out: The folder of all results.
+        files: Files in it.
+        rows: The rows that they belong to, for the message.
+        target: The folder of the parts.
+
+    Raises:
+        UserError: They do not fit into one transfer.
+    """
     collected = out / "bundle" / "results"
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir(parents=True)
-    for file in small_files(out, rows):
+    for file in files:
         place = collected / file.relative_to(out)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)

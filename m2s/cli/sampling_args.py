@@ -33,8 +33,9 @@ class SamplingArgs:
     sampler_options: ClassVar[tuple[str, ...]] = ()  # set by `with_sampler_options`
     least_batch: ClassVar[int] = 64
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
-    Hugging Face hub."""
+    """The model: a folder with config.json and model.safetensors, such as that of a run; builtin:NAME, such as
+    builtin:digits-sedd, for weights that ship with m2s (m2s data list names them); or a repository OWNER/NAME of the Hugging
+    Face hub."""
     out: Path
     """Where to write."""
     n: int = 16

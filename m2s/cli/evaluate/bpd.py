@@ -70,8 +70,9 @@ class Bpd:
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
-    Hugging Face hub."""
+    """The model: a folder with config.json and model.safetensors, such as that of a run; builtin:NAME, such as
+    builtin:digits-sedd, for weights that ship with m2s (m2s data list names them); or a repository OWNER/NAME of the Hugging
+    Face hub."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|PATH")] = ""
     """The data; by default what the run was trained on. Images: digits, mnist, cifar10. Text: a folder of m2s data prepare, a
     file or folder of .txt, .jsonl or .parquet, or a data set of the hub, such as lm1b or OWNER/NAME."""
