@@ -99,9 +99,9 @@ def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor)
     With nu proportional to mu / P_n(k|.), both distributions are Q_n(k|y) times another one, normalized: P_{n-1}(y|x_0) for
     q and (nu P_{n-1})_y for p. So it is a sum of `m2s.losses.matrix_terms`.
 
-    It is computed in the dtype of the output where the network's softmax is nu, and else in float64: mu / P_n(k|.), and the tails
-    of an ordinal head, exceed the range of float32. For K = 256, over all steps of D3PM's three chains, the error in float32 is
-    below 2e-5 of the loss plus 2e-9 nats.
+    It is computed in the dtype of the output where the network's softmax is nu, and else in float64: mu / P_n(k|.), and the
+    tails of an ordinal head, exceed the range of float32. For K = 256, over all steps of D3PM's three chains, the error in
+    float32 is below 2e-5 of the loss plus 2e-9 nats.
     """
     process = _chain(head)
     validation.tokens("x_0", x_0, process.vocab)

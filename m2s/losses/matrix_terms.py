@@ -9,9 +9,9 @@ The normalizers are A of a, O of o and nu_{x_0} A + O of m. The quotient of the 
 
     e_y = w (o_y/O / (a_y/A) - 1),    w = O / (nu_{x_0} A + O) = 1 - mu_{x_0},
 
-and a term of the loss is v_y (a_y/A) g(e_y), g(e) = e - log(1 + e), or v_y w o_y/O where a_y = 0. No term is negative. e_y is
-a difference of two numbers of order one only where model and truth agree up to rounding; there g is about e^2/2. So the error is
-relative to the loss. The logarithm of the quotient, which a direct formula needs, would lose a fixed number of digits.
+and a term of the loss is v_y (a_y/A) g(e_y), g(e) = e - log(1 + e), or v_y w o_y/O where a_y = 0. No term is negative. Where
+the model is nearly right, e is small, and g is about e^2/2: a rounding error of e adds little. The logarithms of a direct
+formula would cancel there.
 """
 
 import torch
@@ -106,7 +106,9 @@ def sum_of_terms(
     # O is 0 where x_0 is the only token that can lead here: the loss is 0. It is small where P_t(x_t|z) is below e^-80 for the
     # token z with most of the posterior. The network must then be wrong by 80 nats. The loss is -log mu_{x_0} - w, without o.
     log_total = torch.log(others_total.where(possible, 1))
-    log_odds = torch.where(possible, log_nu_clean + torch.log(clean_total) - log_total, LARGEST_LOG[others.dtype])  # of mu_{x_0}
+    log_odds = torch.where(
+        possible, log_nu_clean + torch.log(clean_total) - log_total, LARGEST_LOG[others.dtype]
+    )  # of mu_{x_0}
     share, truth = torch.sigmoid(-log_odds), clean / clean_total
     model = torch.where(divides, others / others_total.where(divides, 1), 0)
     compared = (truth > TINY) & (weight > 0)
