@@ -35,10 +35,12 @@ REPLACEMENTS: Mapping[str, Mapping[str, Replacement]] = {
     "train cifar10": {
         "group norm": (group_norm, "is_fused", _never),
         "channels-last weights": (training, "uses_channels_last", _never),
+        "autotuning": (training, "AUTOTUNE", False),
     },
     "train mnist": {
         "group norm": (group_norm, "is_fused", _never),
         "channels-last weights": (training, "uses_channels_last", _never),
+        "autotuning": (training, "AUTOTUNE", False),
     },
     "train mnist, d3pm-gaussian": {"float32 loss": (Posterior, "softmax_is_leave_one_out", False)},
 }
@@ -94,7 +96,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         makers: dict[str, MakeStep] = {BASELINE: partial(make, None)}
         makers |= {f"without {what}": partial(make, replacement) for what, replacement in replacements.items()}
         makers[REPEATED] = partial(make, None)
-        models, _ = time_training(found, makers, ROUNDS)
+        models, _ = time_training(found, makers, 2 if setting.quick else ROUNDS)
         models.clear()
         release()
         comparison.results |= {f"{name}: {what}": result for what, result in found.results.items()}

@@ -32,6 +32,8 @@ from m2s.training.ema import EMA
 from m2s.training.optimizer import Optimizer
 from m2s.training.parallel import accumulating, recompute, wrap
 
+AUTOTUNE = True  # cuDNN times the algorithms of a convolution in its first call on a GPU, before a CUDA graph is recorded
+
 
 @dataclass(frozen=True)
 class LocalBatch:
@@ -192,6 +194,7 @@ class Trainer:
         self.patches = AttributePatches()
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
         self.patches.set(torch.backends.cudnn, "allow_tf32", self.bf16)  # for a U-Net's last layer, a float32 convolution
+        self.patches.set(torch.backends.cudnn, "benchmark", AUTOTUNE and kind == "cuda")
         graph_safe = is_graph_safe(head.process, world.device)
         if run.recompute:
             recompute(self.model, self.patches)

@@ -20,7 +20,7 @@ from m2s.training.validate import validate
 from small_runs import InMemorySource, small
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS = 9
+STEPS = 7
 
 
 def trainer_of(out: Path, **changes: object) -> Trainer:
@@ -34,8 +34,7 @@ def trainer_of(out: Path, **changes: object) -> Trainer:
     return Trainer(config, source, World.start(DEVICE), *make_objects(config, source))
 
 
-@pytest.mark.parametrize("micro_batch", [4, 2])
-@pytest.mark.parametrize("method", ["m2s-offset", "d3pm-gaussian", "m2s-gaussian"])
+@pytest.mark.parametrize(("method", "micro_batch"), [("m2s-offset", 4), ("m2s-offset", 2), ("d3pm-gaussian", 4)])
 def test_validation_and_averaging_between_replays(tmp_path, monkeypatch, method: str, micro_batch: int) -> None:
     """The losses, the validations and the averages are those of direct steps; the graph is recorded once."""
     if DEVICE == "cpu":

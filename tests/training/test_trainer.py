@@ -61,7 +61,7 @@ def attributes(model: torch.nn.Module) -> dict[str, object]:
 
 def flags() -> tuple[object, ...]:
     """Torch's global flags that a run may set."""
-    return torch.backends.cudnn.allow_tf32, torch._dynamo.config.recompile_limit
+    return torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch._dynamo.config.recompile_limit
 
 
 def test_the_random_numbers_of_the_caller_continue(tmp_path: Path) -> None:
