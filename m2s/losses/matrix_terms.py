@@ -78,7 +78,9 @@ def other_tokens(
     shift = evidence.where(evidence > -torch.inf, 0)
     weights = scatter_at(torch.exp((log_nu - shift).clamp(max=LARGEST_LOG[log_nu.dtype])), x_0, 0.0)
     weights = pad(weights, (0, transition.shape[-1] - log_nu.shape[-1]))
-    return apply_transition(weights, transition), gather_at(log_nu, x_0) - shift
+    with torch.autocast(weights.device.type, enabled=False):  # it would round the product to bf16
+        others = apply_transition(weights, transition)
+    return others, gather_at(log_nu, x_0) - shift
 
 
 def sum_of_terms(
@@ -106,9 +108,8 @@ def sum_of_terms(
     # O is 0 where x_0 is the only token that can lead here: the loss is 0. It is small where P_t(x_t|z) is below e^-80 for the
     # token z with most of the posterior. The network must then be wrong by 80 nats. The loss is -log mu_{x_0} - w, without o.
     log_total = torch.log(others_total.where(possible, 1))
-    log_odds = torch.where(
-        possible, log_nu_clean + torch.log(clean_total) - log_total, LARGEST_LOG[others.dtype]
-    )  # of mu_{x_0}
+    # the log-odds of mu_{x_0}
+    log_odds = torch.where(possible, log_nu_clean + torch.log(clean_total) - log_total, LARGEST_LOG[others.dtype])
     share, truth = torch.sigmoid(-log_odds), clean / clean_total
     model = torch.where(divides, others / others_total.where(divides, 1), 0)
     compared = (truth > TINY) & (weight > 0)

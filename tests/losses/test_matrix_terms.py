@@ -108,6 +108,18 @@ def test_sum_of_terms_is_zero_for_a_true_model_and_where_nothing_else_is_possibl
     assert float(nothing.max()) < 1e-12
 
 
+@pytest.mark.parametrize("kind", ["chain", "rates"])
+def test_autocast_does_not_change_the_loss(kind: str) -> None:
+    """Autocast leaves products in float64 alone, but would round those in float32 to bf16."""
+    process = process_of("uniform") if kind == "chain" else m2s.RateMatrix.gaussian(LEVELS, m2s.GeometricRate(3.0))
+    head, loss = m2s.Posterior(process, offset="exact"), chain if kind == "chain" else m2s.score_entropy
+    x_0, t = torch.randint(LEVELS, (2, 3)), torch.tensor([0.25, 0.5])
+    x_t, output = process.corrupt(x_0, t), torch.randn(2, 3, LEVELS)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(head, output, x_0, x_t, t)
+    assert torch.equal(found, loss(head, output, x_0, x_t, t))
+
+
 @pytest.mark.parametrize("method", ["d3pm-gaussian", "d3pm-absorbing", "m2s-gaussian"])
 def test_training_has_the_loss_curve_of_float64(method: str, tmp_path, monkeypatch) -> None:
     """The losses of 20 steps agree to 1e-5, though each step starts from weights that the steps before have changed."""
