@@ -13,7 +13,7 @@ import torch
 
 from m2s.benchmark.ablation import BASELINE, REPEATED, SMALL, saved_share
 from m2s.benchmark.comparison import Comparison, release
-from m2s.benchmark.images import TRAINED, Case, configuration, random_images
+from m2s.benchmark.images import TRAINED, Case, configuration, is_small, random_images
 from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
 from m2s.benchmark.train import MakeStep, Step, time_training, trainer
@@ -96,7 +96,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         makers: dict[str, MakeStep] = {BASELINE: partial(make, None)}
         makers |= {f"without {what}": partial(make, replacement) for what, replacement in replacements.items()}
         makers[REPEATED] = partial(make, None)
-        models, _ = time_training(found, makers, 2 if setting.quick else ROUNDS)
+        models, _ = time_training(found, makers, 2 if is_small(setting) else ROUNDS)
         models.clear()
         release()
         comparison.results |= {f"{name}: {what}": result for what, result in found.results.items()}

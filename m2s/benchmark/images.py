@@ -47,11 +47,20 @@ TRAINED = {
 SAMPLED = {"sample cifar10": Case("cifar10", "m2s-offset", 128), "sample mnist": Case("mnist", "m2s-offset", 500)}
 
 
+def is_small(setting: Setting) -> bool:
+    """Return whether networks and images are small: in a rehearsal, and on a CPU.
+
+    Args:
+        setting: The setting.
+    """
+    return setting.quick or setting.device.type != "cuda"
+
+
 def configuration(setting: Setting, case: Case) -> Config:
     """Return the configuration of a case.
 
     Args:
-        setting: Device and seed. A quick one has a small network.
+        setting: Device and seed, and whether the network is small.
         case: The preset, the method and the batch.
 
     Returns:
@@ -59,7 +68,7 @@ def configuration(setting: Setting, case: Case) -> Config:
     """
     config = replace(PRESETS[case.preset], "method", case.method)
     changes: dict[str, Any] = {"batch": case.batch, "device": str(setting.device), "seed": setting.seed, "on_nan": "skip"}
-    if setting.quick:
+    if is_small(setting):
         changes |= {"batch": 2, "network.size": "tiny", "network.width": 8, "compile": "no"}
         changes |= {"process.chain_steps": 20} if case.method.startswith("d3pm") else {}
     for key, value in changes.items():
@@ -71,11 +80,11 @@ def random_images(setting: Setting, case: Case) -> RandomTokens:
     """Return random images in the place of a data set.
 
     Args:
-        setting: A quick one has images of 8 x 8 pixels with 16 levels.
+        setting: Small images have 8 x 8 pixels with 16 levels.
         case: The preset, which says the shape.
     """
     shape = SHAPES[case.preset]
-    shape, levels = ((8, 8, *shape[2:]), 16) if setting.quick else (shape, 256)
+    shape, levels = ((8, 8, *shape[2:]), 16) if is_small(setting) else (shape, 256)
     return RandomTokens(levels, torch.Size(shape).numel(), shape, rows=1024)
 
 
@@ -84,7 +93,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     """Time training steps and sampling steps of U-Nets.
 
     Args:
-        setting: Device, repeats and seed. Sizes are those of the presets, or small ones of a quick setting.
+        setting: Device, repeats and seed. Sizes are those of the presets on a GPU.
 
     Returns:
         Times and memory of a step, and images per second; sampling counts images of 100 steps.

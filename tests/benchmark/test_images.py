@@ -28,7 +28,7 @@ def test_images_per_second(monkeypatch) -> None:
 
 
 def test_the_sizes_are_those_of_the_presets() -> None:
-    full = Setting.of(torch.device("cpu"), False)
+    full = Setting.of(torch.device("cuda"), False)
     config = configuration(full, TRAINED["train cifar10"])
     assert (config.network.kind, config.network.size, config.run.batch, config.run.micro_batch) == ("unet", "md4", 128, None)
     chain = configuration(full, TRAINED["train mnist, d3pm-gaussian"])
