@@ -91,7 +91,11 @@ def measure(setting: Setting) -> dict[str, Any]:
     """
     comparison = Comparison(setting)
     saved: dict[str, dict[str, float | None]] = {}
-    for name, replacements in REPLACEMENTS.items():
+    reason = setting.why_unavailable("fused")
+    if reason:
+        comparison.skipped.append(f"kernels fused: {reason}")
+    for name, every in REPLACEMENTS.items():
+        replacements = {what: one for what, one in every.items() if not (reason and what == "group norm")}
         found, make = Comparison(setting), partial(make_without, setting, TRAINED[name])
         makers: dict[str, MakeStep] = {BASELINE: partial(make, None)}
         makers |= {f"without {what}": partial(make, replacement) for what, replacement in replacements.items()}

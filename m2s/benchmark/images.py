@@ -99,6 +99,8 @@ def measure(setting: Setting) -> dict[str, Any]:
         Times and memory of a step, and images per second; sampling counts images of 100 steps.
     """
     comparison = Comparison(setting)
+    if reason := setting.why_unavailable("fused"):
+        comparison.skipped.append(f"kernels fused: {reason}")
     for name, case in TRAINED.items():  # one after the other, since compiled networks take memory
         make: MakeStep = partial(trainer, configuration(setting, case), random_images(setting, case))
         models, _ = time_training(comparison, {name: make}, ROUNDS)
