@@ -485,6 +485,24 @@ MUTANTS = {
         "> given.unsqueeze(-1)",
         "evaluation/test_conditional.py::test_a_clamped_context_is_a_smaller_problem",
     ),
+    "matrix terms: share of the clean token in place of that of the others": Mutant(
+        "losses/matrix_terms.py",
+        "share, truth = torch.sigmoid(-log_odds)",
+        "share, truth = torch.sigmoid(log_odds)",
+        "losses/test_matrix_terms.py::test_every_time_of_gaussian_rates",
+    ),
+    "matrix terms: weights of the clean token kept": Mutant(
+        "losses/matrix_terms.py",
+        "LARGEST_LOG[log_nu.dtype])), x_0, 0.0)",
+        "LARGEST_LOG[log_nu.dtype])), x_0, 1.0)",
+        "losses/test_matrix_terms.py::test_every_time_of_gaussian_rates",
+    ),
+    "group norm: slope of SiLU": Mutant(
+        "ops/group_norm/triton.py",
+        "dz = upstream * s * (1 + z * (1 - s))",
+        "dz = upstream * s * (1 + z * s)",
+        "ops/test_group_norm.py::test_values_and_gradients",
+    ),
 }
 
 
