@@ -179,9 +179,7 @@ def compare(unprojected: Any, projected: Any) -> dict[str, Any]:
             arm: {name: asdict(bootstrap(columns, STATISTICS[key])) for name, key in names.items()}
             for arm, columns in both.items()
         },
-        "difference": {
-            name: asdict(paired_bootstrap(projected, unprojected, STATISTICS[key])) for name, key in names.items()
-        },
+        "difference": {name: asdict(paired_bootstrap(projected, unprojected, STATISTICS[key])) for name, key in names.items()},
     }
 
 
@@ -256,11 +254,15 @@ def _repairs(found: dict[str, Any]) -> list[str]:
         for judge, by in one["judges"].items():
             values = [bracket(by[arm]["perplexity"], ".2f") for arm in ARMS]
             values += [bracket(by["difference"]["nats_per_token"], "+.4f"), bracket(by["difference"]["entropy_bits"], "+.3f")]
-            rows.append([str(one["steps"]), Path(judge).name, *values, f"{changes['tokens_changed'] / changes['tokens']:.1%}", distinct])
+            rows.append(
+                [str(one["steps"]), Path(judge).name, *values, f"{changes['tokens_changed'] / changes['tokens']:.1%}", distinct]
+            )
     if rows:
         paper = found["paper"]["repair"]
         values = [bracket(paper[arm], ".2f") for arm in ARMS]
-        rows.append([f"{paper['steps']} (paper)", "gemma-2-9b", *values, bracket(paper["nats_per_token"], "+.4f"), "-", "-", "all"])
+        rows.append(
+            [f"{paper['steps']} (paper)", "gemma-2-9b", *values, bracket(paper["nats_per_token"], "+.4f"), "-", "-", "all"]
+        )
     heads = ["steps", "judge", "perplexity", "projected", "difference, nats per token", "difference of the entropy, bits"]
     return _table([*heads, "tokens that differ", "distinct"], rows) if rows else []
 

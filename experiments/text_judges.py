@@ -4,14 +4,14 @@
     python experiments/text_judges.py judge for-judges judged --judges gemma-3-270m SmolLM2 --seconds 560     # on a GPU
     python experiments/text_judges.py judge for-judges judged --judges ...             # again: continues where it ended
 
-`pack` collects the samples of one or several folders that experiments/text_job.py filled, adversaries of `m2s data adversaries`
-and the held-out text. Projected samples of a repair become those of a row ROW-projected. Rows that were trained for another time than those
-of the entry `methods` have it in their name, such as sedd-20min. With `--done JUDGED` it leaves out sets that every judge has
-read. experiments/transfer.py brings the folder to another machine.
+`pack` collects the samples of one or several folders that experiments/text_job.py filled, adversaries of `m2s data
+adversaries` and the held-out text. Projected samples of a repair become those of a row ROW-projected. Rows that were trained
+for another time than those of the entry `methods` have it in their name, such as sedd-20min. With `--done JUDGED` it leaves
+out sets that every judge has read. experiments/transfer.py brings the folder to another machine.
 
 `judge` writes OUT/JUDGE/ROW/SET.json: the summary of `m2s evaluate genppl`, with the numbers of each sequence, and the metrics
-of `m2s evaluate text` that need a judge. A set that has a file is not judged again. A call begins no set that may not end within
-`--seconds`. Weights and results are float32; on a GPU matrix products round their operands to TF32. With `--bundle` the
+of `m2s evaluate text` that need a judge. A set that has a file is not judged again. A call begins no set that may not end
+within `--seconds`. Weights and results are float32; on a GPU matrix products round their operands to TF32. With `--bundle` the
 results are packed for one transfer. experiments/text_tables.py makes tables of them.
 """
 
@@ -37,12 +37,13 @@ from m2s.evaluation.genppl import PROTOCOLS, Samples, read_samples, summarize
 from m2s.evaluation.judge import load_judge
 from m2s.evaluation.text import MeasuredText, TextContext
 from m2s.evaluation.text.held_out import load_held_out
-from m2s.evaluation.text.measure import BATCHES, JudgeReader
+from m2s.evaluation.text.measure import JudgeReader
 from m2s.io import output_folder, write_json
 from m2s.provenance import provenance
 
 HELD_OUT, SAMPLES, PROJECTED, ADVERSARIES = "held-out", "samples", "projected", "adversaries"
 SPLIT = "validation"
+BATCHES = {"cpu": 8, "cuda": 64}  # sequences in each call of a judge
 MINUTES = {"methods": ""}  # entries whose rows have no time in their names
 PART_MIB, FILES, TOTAL_MIB = 15.5, 8, 63.5  # of one transfer
 
@@ -73,9 +74,7 @@ def collect(folder: Path) -> dict[str, Path]:
         entry = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} has no readable entry.json ({error}): give a folder of experiments/text_job.py") from error
-    found = {
-        f"{row_name(path.parent.name, entry)}/{path.stem}": path for path in sorted((folder / SAMPLES).glob("*/*.npz"))
-    }
+    found = {f"{row_name(path.parent.name, entry)}/{path.stem}": path for path in sorted((folder / SAMPLES).glob("*/*.npz"))}
     for path in sorted(folder.glob(f"repair/*/{PROJECTED}.npz")):
         row, steps = path.parent.name.rsplit("-", 1)
         found[f"{row_name(row, entry)}-{PROJECTED}/analytic-linear-{steps}"] = path
@@ -263,7 +262,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     judged.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that pack made")
     judged.add_argument("out", type=Path, metavar="OUT", help="the folder of the results")
     judged.add_argument("--judges", nargs="+", required=True, metavar="NAME", help="judges, as m2s evaluate genppl takes them")
-    judged.add_argument("--seconds", type=float, default=float("inf"), help="begin no set that may end after them; 0: only --bundle")
+    judged.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no set that may end after them; 0: only --bundle"
+    )
     judged.add_argument("--bundle", type=Path, metavar="FOLDER", help="pack the results into this folder")
     judged.add_argument("--limit", type=int, metavar="N", help="only the first N samples of each set, for a trial")
     judged.add_argument("--resamples", type=int, default=2000, help="bootstrap resamples (%(default)s)")

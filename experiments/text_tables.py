@@ -4,8 +4,8 @@
     python experiments/text_tables.py audit arrived/results judged        # writes experiments/results/text-audit.json
     python experiments/text_tables.py samples arrived/results ... --out docs/text-samples.md
 
-`judges` reads the folder of experiments/text_judges.py, and text.json of `m2s evaluate text for-judges/samples/*/*.npz --metrics
-repetition novelty`, whose metrics need the text that the models were trained on and no judge. It also writes
+`judges` reads the folder of experiments/text_judges.py, and text.json of `m2s evaluate text for-judges/samples/*/*.npz
+--metrics repetition novelty`, whose metrics need the text that the models were trained on and no judge. It also writes
 JUDGED/genppl-JUDGE.json and JUDGED/frontier-JUDGE.json, from which `m2s figure genppl` and `m2s figure frontier` draw. `audit`
 compares the audits and repairs of a folder of experiments/text_job.py with the paper. `samples` writes a page with the first
 sample of each row.
@@ -136,7 +136,9 @@ def judges(options: argparse.Namespace) -> None:
     areas = {}
     for judge, sets in summaries.items():
         from_model = {name: one for name, one in sets.items() if rows[name].kind == "samples"}
-        write_source(options.judged / f"genppl-{Path(judge).stem}.json", [one for name, one in from_model.items() if name in plain])
+        write_source(
+            options.judged / f"genppl-{Path(judge).stem}.json", [one for name, one in from_model.items() if name in plain]
+        )
         frontier = [one for name, one in from_model.items() if has_frontier(name, first)]
         write_source(options.judged / f"frontier-{Path(judge).stem}.json", frontier)
         areas[judge] = frontier_areas(frontier)
@@ -144,7 +146,9 @@ def judges(options: argparse.Namespace) -> None:
         "command": command(),
         "judges": [next(iter(sets.values()))["judge"] for sets in judged.values()],
         "provenance": {key: next(iter(first_set(judged).values()))[key] for key in ("command", "device", "versions")},
-        "departures": list(dict.fromkeys(one for sets in summaries.values() for each in sets.values() for one in each["departures"])),
+        "departures": list(
+            dict.fromkeys(one for sets in summaries.values() for each in sets.values() for one in each["departures"])
+        ),
         "sets": [describe_set(row, first[row.name]) for row in rows.values()],
         "rankings": [ranking.to_dict() for ranking in rankings],
         "frontier": areas,
@@ -218,7 +222,9 @@ def describe_set(row: Row, summary: dict[str, Any]) -> dict[str, Any]:
         row: The values of the set.
         summary: Its summary by one of the judges.
     """
-    settings = {key: summary["settings"][key] for key in ("sampler", "grid", "steps", "temperature") if key in summary["settings"]}
+    settings = {
+        key: summary["settings"][key] for key in ("sampler", "grid", "steps", "temperature") if key in summary["settings"]
+    }
     values = {
         group: {
             key: {end: value.get(end) for end in INTERVAL}
@@ -336,8 +342,8 @@ def samples(options: argparse.Namespace) -> None:
 
 SAMPLES_HEADING = """# Samples of text
 
-One sample of each row of the text tables in [RESULTS.md](../RESULTS.md): the first one, not chosen. The text between the lines is what the
-network wrote. `python experiments/text_tables.py samples` made this page.
+One sample of each row of the text tables in [RESULTS.md](../RESULTS.md): the first one, not chosen. The text between the lines
+is what the network wrote. `python experiments/text_tables.py samples` made this page.
 """
 
 
@@ -355,7 +361,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     one.add_argument("--results", type=Path, default=RESULTS / "text-judges.json", metavar="FILE", help="the result file")
     one = actions.add_parser("audit", help="tables of the audits and the repair of sedd, beside the paper's")
     one.add_argument("folder", type=Path, help="folder of experiments/text_job.py with the row sedd")
-    one.add_argument("judged", type=Path, nargs="?", help="folder of experiments/text_judges.py judge, for the perplexities of the repair")
+    one.add_argument(
+        "judged", type=Path, nargs="?", help="folder of experiments/text_judges.py judge, for the perplexities of the repair"
+    )
     one.add_argument("--row", default="sedd", help="the row (%(default)s)")
     one.add_argument("--results", type=Path, default=RESULTS / "text-audit.json", metavar="FILE", help="the result file")
     one = actions.add_parser("samples", help="a page with the first sample of each row")

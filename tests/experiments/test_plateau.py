@@ -48,7 +48,7 @@ def test_context_is_worth_much_more_than_the_level():
 
 
 def test_the_unigram_level_is_on_the_noise_of_the_validations():
-    """The trainer's validation of a network without context gives the level of the same seed. Its mean is the unigram entropy."""
+    """The trainer's validation of a network without context gives the level. Its mean over seeds is the unigram entropy."""
     train_x, held_out = plateau.draw(2000, 1), plateau.draw(plateau.HELD_OUT, 2)
     counts = torch.bincount(train_x.flatten(), minlength=plateau.VOCAB).float() + 1
 

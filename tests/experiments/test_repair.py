@@ -1,0 +1,102 @@
+"""experiments/repair.py: the forms of a score, what is counted, and the files."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import m2s
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("repair_script", ROOT / "experiments" / "repair.py")
+repair = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(repair)
+K = 5
+
+
+def scores(spread: float):
+    """A head, its input, and scores near those of a posterior (small spread) or anywhere."""
+    generator = torch.Generator().manual_seed(0)
+    process = m2s.Uniform(K, m2s.Linear())
+    x_t = torch.randint(K, (40, 3), generator=generator)
+    t = torch.rand(40, generator=generator) * 0.8 + 0.1
+    mu = torch.softmax(2 * torch.randn(40, 3, K, generator=generator, dtype=torch.float64), -1)
+    score = m2s.score_from_posterior(mu, x_t, t, process)
+    output = score.log() + spread * torch.randn(score.shape, generator=generator, dtype=torch.float64)
+    return m2s.LogScore(process), output, x_t, t, mu
+
+
+def off_sum(score, x_t):
+    return score.scatter(-1, x_t.unsqueeze(-1), 0.0).sum(-1)
+
+
+def test_every_form_leaves_the_score_of_a_posterior_as_it_is():
+    head, output, x_t, t, mu = scores(0.0)
+    for name, form in repair.forms(head).items():
+        assert torch.allclose(form.posterior(output, x_t, t), mu, atol=1e-9), name
+
+
+def test_rate_kept_is_the_nearest_score_of_a_posterior_with_the_same_sum():
+    """Against a search: no other posterior with the same current entry has a nearer score."""
+    head, output, x_t, t, _ = scores(0.3)
+    form, process = repair.RateKept(head), head.process
+    raw, kept = (one.log_score(output, x_t, t).exp() for one in (head, form))
+    signed = m2s.affine_inverse(raw, x_t, t, process)
+    current = signed.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
+    inside = (current > 0) & (current < 1)
+    assert inside.float().mean() > 0.5 and (signed.amin(-1) < -1e-3).float().mean() > 0.2
+    assert torch.allclose(off_sum(kept, x_t)[inside], off_sum(raw, x_t)[inside], rtol=1e-9)
+    mu = form.posterior(output, x_t, t)
+    assert mu.min() >= 0 and torch.allclose(mu.sum(-1), torch.ones_like(current))
+    assert torch.allclose(m2s.score_from_posterior(mu, x_t, t, process), kept)
+    distance = lambda score: (score - raw).scatter(-1, x_t.unsqueeze(-1), 0.0).square().sum(-1)  # noqa: E731
+    generator = torch.Generator().manual_seed(1)
+    projected = m2s.Projected(head).log_score(output, x_t, t).exp()
+    assert (distance(projected) <= distance(kept) + 1e-9).all()  # the projection has one constraint less
+    for size in (1e-3, 0.1, 1.0):
+        moved = (mu + size * torch.rand(mu.shape, generator=generator, dtype=mu.dtype)).scatter(-1, x_t.unsqueeze(-1), 0.0)
+        moved = moved / moved.sum(-1, keepdim=True) * (1 - current.clamp(0, 1)).unsqueeze(-1)
+        other = m2s.score_from_posterior(
+            moved.scatter(-1, x_t.unsqueeze(-1), current.clamp(0, 1).unsqueeze(-1)), x_t, t, process
+        )
+        assert (distance(other) >= distance(kept) - 1e-9)[inside].all()
+
+
+def test_clipped_is_the_positive_part():
+    head, output, x_t, t, _ = scores(0.3)
+    signed = head.posterior(output, x_t, t)
+    positive = torch.where(signed > 0, signed, 0)
+    expected = positive / positive.sum(-1, keepdim=True)
+    assert torch.allclose(repair.Clipped(head).posterior(output, x_t, t), expected)
+
+
+def test_changes_and_dropped_mass_are_those_of_the_diagnostics():
+    head = m2s.LogScore(m2s.Uniform(K, m2s.Linear()))
+
+    def model(x_t, t, condition=None):
+        return torch.sin(7.0 * x_t.double().unsqueeze(-1) + torch.arange(K) + t.double()[:, None, None])
+
+    tokens, counts = repair.draw(model, head, 4, 6, 32)
+    options = {"sampler": "analytic", "grid": "linear", "seed": 0, "micro_batch": repair.MICRO_BATCH}
+    again, found = m2s.sample(model, head, (32, 6), steps=4, diagnostics=True, **options)
+    assert torch.equal(tokens, again) and counts.mass > 0
+    assert (counts.changes, counts.sites) == (found.total("jumps"), found.total("sites"))
+    assert counts.mass == pytest.approx(found.total("negative_mass"))
+
+
+def test_rows_and_tables(tmp_path, monkeypatch, capsys):
+    for name, value in {"SEEDS": (1,), "STATES": (1, 2), "STEPS": (2,)}.items():
+        monkeypatch.setattr(repair, name, value)
+    out, results = tmp_path / "out", tmp_path / "repair.json"
+    assert repair.main([str(out), "--table", "--results", str(results)]) == 2
+    assert "1-1.json" in capsys.readouterr().err and not results.exists()
+    assert repair.main([str(out), "--samples", "8"]) == 0
+    first, second = (json.loads((out / f"1-{state}.json").read_text()) for state in (1, 2))
+    assert first["steps"][0]["distances"] != second["steps"][0]["distances"]
+    assert m2s.load(out / "states" / "1-1").config["extra"]["step"] == 1
+    assert repair.main([str(out), "--table", "--results", str(results)]) == 0
+    said = capsys.readouterr().out
+    change = second["steps"][0]["differences"]["projected - as it is"]["value"]
+    assert f"| {change:+.3f} ± 0.000 |" in said and len(json.loads(results.read_text())["rows"]) == 2
