@@ -15,11 +15,15 @@ A row is one state of one training run of `sedd`. Its scores are used in four fo
 For each form and number of steps a row has the Frechet distance of pixels between 256 samples and the training images, paired
 differences, and the number of token changes. It also has the mass of negative weights that the sampler drops without
 projection, and the mean score on noisy held-out images, which is 1 for exact scores (`m2s.evaluation.comparison.mean_scores`).
+On the same noisy images it has the score entropy of each form, and how often a form gives the true pixel no probability.
+At 32 steps it also has the distance where the projection only raises or only lowers scores, and where it acts only early or
+only late.
 """
 
 import argparse
 import json
 import sys
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,14 @@ from torch import Tensor
 import m2s
 from m2s.conversions.bridge import scatter_at
 from m2s.errors import UserError
-from m2s.evaluation.comparison import mean_scores, with_errors
+from m2s.evaluation.comparison import TIMES, HalfProjected, mean_scores, with_errors
 from m2s.evaluation.pixels import GROUPS, pixel_distances
 from m2s.heads import Head
+from m2s.heads.unconstrained import UnconstrainedScore
 from m2s.io import output_folder, write_json
 from m2s.presets import PRESETS
 from m2s.provenance import command, provenance
+from m2s.rng import derived_seed
 from m2s.samplers import StepEvent
 from m2s.training import train
 from m2s.training.config import replace
@@ -44,6 +50,8 @@ RESULTS = Path(__file__).parent / "results" / "repair.json"
 SEEDS, STATES = (1, 2, 3), (200, 600)
 STEPS = (4, 8, 16, 32, 64)
 SAMPLES, MICRO_BATCH = 256, 128
+PARTS = ("", "-scores", "-parts")  # files of a row
+MANY, BOUNDARY = 32, 0.3  # sampling steps of the parts of the projection, and the time between early and late
 RAW, PROJECTED, KEPT, CLIPPED = "as it is", "projected", "rate kept", "clipped"
 
 
@@ -84,6 +92,57 @@ class Clipped(m2s.Projected):
         signed = m2s.affine_inverse(self.head.log_score(output, x_t, t).double().exp(), x_t, t, self.process)
         positive = signed.clamp(min=0)
         return positive / positive.sum(-1, keepdim=True)
+
+
+class Within(UnconstrainedScore):
+    """Scores that are projected at some times, and as they are at others.
+
+    Args:
+        head: The head that predicts the scores.
+        low: The first time at which they are projected.
+        high: The time from which on they are not.
+    """
+
+    excludes_t_one = True
+
+    def __init__(self, head: Head, low: float, high: float) -> None:
+        super().__init__(head.process)
+        self.head, self.projected, self.low, self.high = head, m2s.Projected(head), low, high
+
+    def log_score(self, output: Any, x_t: Tensor, t: Tensor) -> Tensor:
+        """Return log s_y of every candidate y, [*site, S]."""
+        raw, projected = (one.log_score(output, x_t, t) for one in (self.head, self.projected))
+        inside = ((t >= self.low) & (t < self.high)).reshape(-1, *[1] * (raw.ndim - 1))
+        return torch.where(inside, projected, raw)
+
+
+def parts(head: Head) -> dict[str, Head]:
+    """Return forms in which only a part of the projection acts.
+
+    Args:
+        head: The head that predicts the scores.
+    """
+    return {
+        "only raised": HalfProjected(head, raises=True),
+        "only lowered": HalfProjected(head, raises=False),
+        "only early": Within(head, BOUNDARY, 2.0),
+        "only late": Within(head, -1.0, BOUNDARY),
+    }
+
+
+def measure_parts(model: Any, head: Head, samples: int) -> dict[str, float]:
+    """Return the distance to the training images for each part of the projection, at many steps.
+
+    Args:
+        model: The network.
+        head: The head that predicts the scores.
+        samples: Number of samples.
+    """
+    digits = m2s.data.load("digits")
+    reference = digits.train.long()
+    drawn = {name: draw(model, one, MANY, reference.shape[1], samples)[0] for name, one in parts(head).items()}
+    distances = pixel_distances(torch.stack(list(drawn.values())), reference, digits.vocab, 2)[:, 0]
+    return dict(zip(drawn, distances.tolist(), strict=True))
 
 
 def forms(head: Head) -> dict[str, Head]:
@@ -157,6 +216,37 @@ def measure(checkpoint: Any, seed: int, state: int, samples: int) -> dict[str, A
     return {"seed": seed, "state": state, "steps": rows, "mean_scores": means, **provenance(torch.device("cpu"))}
 
 
+@torch.no_grad()
+def score_errors(model: Any, every: dict[str, Head], x_0: Tensor) -> list[dict[str, Any]]:
+    """Measure how well each form predicts on noisy data, at the times and on the noise of `mean_scores` with seed 0.
+
+    Args:
+        model: The network.
+        every: The forms of its scores.
+        x_0: Clean images, [n, L].
+
+    Returns:
+        For each time: "t"; for each form the "score_entropy" in nats per position, with the weight of the objective, and the
+        fraction of positions where the posterior of the true token is "zero" or less; and the fraction of positions "above" and
+        "below", where the sum of the scores as they are is greater or less than that of any posterior.
+    """
+    found = []
+    for number, time in enumerate(TIMES):
+        t = torch.full((len(x_0),), time)
+        process = every[RAW].process
+        x_t = process.corrupt(x_0, t, generator=torch.Generator().manual_seed(derived_seed(0, number)))
+        output = model(x_t, t)
+        loss, zero = {}, {}
+        for name, head in every.items():
+            loss[name] = float(m2s.score_entropy(head, output, x_0, x_t, t).mean())
+            posterior = head.posterior(output, x_t, t).gather(-1, x_0.unsqueeze(-1))
+            zero[name] = float((posterior <= 0).float().mean())
+        current = every[RAW].posterior(output, x_t, t).gather(-1, x_t.unsqueeze(-1))
+        above, below = (float(beyond.float().mean()) for beyond in (current < 0, current > 1))
+        found.append({"t": time, "score_entropy": loss, "zero": zero, "above": above, "below": below})
+    return found
+
+
 def prepare(out: Path, seed: int) -> Path:
     """Train a run with all states, and return its folder.
 
@@ -190,6 +280,14 @@ def compute(out: Path, samples: int) -> None:
             if not (place / "config.json").exists():
                 export_state(run, state, place)
             write_json(out / f"{seed}-{state}.json", measure(m2s.load(place), seed, state, samples))
+        for state in STATES:
+            checkpoint = m2s.load(out / "states" / f"{seed}-{state}")
+            scores, pieces = (out / f"{seed}-{state}{part}.json" for part in PARTS[1:])
+            if not scores.exists():
+                errors = score_errors(checkpoint.model, forms(checkpoint.head), m2s.data.load("digits").test.long())
+                write_json(scores, {"score_errors": errors})
+            if not pieces.exists():
+                write_json(pieces, {"parts": measure_parts(checkpoint.model, checkpoint.head, samples)})
 
 
 def format_distances(rows: list[dict[str, Any]]) -> list[str]:
@@ -213,6 +311,26 @@ def format_distances(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def format_parts(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a Markdown table: how much each part of the projection changes the distance at many steps.
+
+    Args:
+        rows: All rows.
+    """
+    names = list(rows[0]["parts"])
+    lines = [f"| training steps | projected, {MANY} steps | {' | '.join(names)} |", "|---" * 6 + "|"]
+    for state in STATES:
+        chosen = [row for row in rows if row["state"] == state]
+        found = [next(one for one in row["steps"] if one["steps"] == MANY) for row in chosen]
+        cells = [spread([one["differences"][f"{PROJECTED} - {RAW}"]["value"] for one in found], "+.3f")]
+        raw = [one["distances"][RAW]["value"] for one in found]
+        cells += [
+            spread([row["parts"][name] - value for row, value in zip(chosen, raw, strict=True)], "+.3f") for name in names
+        ]
+        lines.append(f"| {state} | {' | '.join(cells)} |")
+    return lines
+
+
 def format_means(rows: list[dict[str, Any]]) -> list[str]:
     """Return a Markdown table: the mean score of each form over time, less one, in per cent.
 
@@ -225,6 +343,36 @@ def format_means(rows: list[dict[str, Any]]) -> list[str]:
         chosen = [row["mean_scores"] for row in rows if row["state"] == state]
         for at, one in enumerate(chosen[0]):
             cells = [spread([100 * (means[at][name] - 1) for means in chosen], "+.1f") for name in names]
+            lines.append(f"| {state} | {one['t']} | {' | '.join(cells)} |")
+    return lines
+
+
+def format_errors(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a Markdown table over time: the score entropy as it is, and how much each form adds to it; and fractions.
+
+    Args:
+        rows: All rows.
+    """
+    names = (PROJECTED, KEPT, CLIPPED)
+    heads = [
+        "training steps",
+        "t",
+        RAW,
+        *names,
+        "true token without probability, as it is",
+        PROJECTED,
+        "sum above any posterior's",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for state in STATES:
+        chosen = [row["score_errors"] for row in rows if row["state"] == state]
+        for at, one in enumerate(chosen[0]):
+            found = [errors[at] for errors in chosen]
+            losses = [each["score_entropy"] for each in found]
+            cells = [spread([loss[RAW] for loss in losses])]
+            cells += [spread([loss[name] - loss[RAW] for loss in losses], "+.3f") for name in names]
+            cells += [f"{sum(each['zero'][name] for each in found) / len(found):.1%}" for name in (RAW, PROJECTED)]
+            cells.append(f"{sum(each['above'] for each in found) / len(found):.1%}")
             lines.append(f"| {state} | {one['t']} | {' | '.join(cells)} |")
     return lines
 
@@ -259,12 +407,14 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.table:
             compute(options.out, options.samples)
             return 0
-        paths = [options.out / f"{seed}-{state}.json" for seed in SEEDS for state in STATES]
+        paths = [options.out / f"{seed}-{state}{part}.json" for seed in SEEDS for state in STATES for part in PARTS]
         if missing := [path.name for path in paths if not path.exists()]:
             raise UserError(f"{options.out} has no {missing[0]}: compute the rows first, without --table")
-        rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        rows = [dict(ChainMap(*files[at : at + len(PARTS)])) for at in range(0, len(files), len(PARTS))]
         write_json(options.results, {"command": command(), "samples": options.samples, "rows": rows})
-        print("\n".join([*format_distances(rows), "", *format_means(rows), "", f"{options.results} written"]))
+        tables = (format_distances(rows), format_parts(rows), format_means(rows), format_errors(rows))
+        print("\n".join([*(line for table in tables for line in [*table, ""]), f"{options.results} written"]))
         return 0
     except UserError as error:
         print(f"repair.py: {error}", file=sys.stderr)

@@ -130,7 +130,7 @@ def judges(options: argparse.Namespace) -> None:
     rows = make_rows(judged, ngrams)
     summaries = {judge: {name: one["genppl"] for name, one in sets.items()} for judge, sets in judged.items()}
     first = next(iter(summaries.values()))
-    plain = {name for name, one in first.items() if not is_sharpened(one)}
+    plain = {name for name, one in first.items() if not is_sharpened(one) and "-T" not in name}
     most = {name: rows[name] for name in rows if name in plain and is_longest(name, first)}
     rankings = rank_all(list(most.values()), TEXT_METRICS, list(judged))
     areas = {}
@@ -202,6 +202,8 @@ def has_frontier(name: str, summaries: dict[str, Any]) -> bool:
         summaries: The summaries of all sets.
     """
     base = name.partition("-T")[0]
+    if f"{name}-T1" in summaries:  # of a repair: those of the frontier were drawn by m2s sample
+        return False
     return any(is_sharpened(summaries[other]) for other in summaries if other.partition("-T")[0] == base)
 
 
@@ -310,7 +312,7 @@ def format_metrics(rows: dict[str, Row], rankings: Sequence[Ranking], names: Seq
 
 
 def samples(options: argparse.Namespace) -> None:
-    """Write a page with the first sample of each row, at the most steps of its first sampler and at temperature 1.
+    """Write a page with the first sample of each row, at the most steps of its first sampler by name and at temperature 1.
 
     Args:
         options: Command line options.
@@ -322,9 +324,8 @@ def samples(options: argparse.Namespace) -> None:
     for folder in options.folders:
         for name, path in text_judges.collect(folder).items():
             row, _, kind = name.partition("/")
-            given = json.loads(str(read_npz(path, ["settings"])["settings"]))
-            found = (int(given["steps"]), kind, path)
-            if given.get("temperature", 1.0) == 1.0 and (row not in chosen or (found[0], kind) > chosen[row][:2]):
+            found = (-int(json.loads(str(read_npz(path, ["settings"])["settings"]))["steps"]), kind, path)
+            if "-T" not in kind and (row not in chosen or found[:2] < chosen[row][:2]):
                 chosen[row] = found
     if not chosen:
         raise UserError(f"{', '.join(map(str, options.folders))} have no samples")
@@ -335,7 +336,7 @@ def samples(options: argparse.Namespace) -> None:
         described.pop("path", None)
         words = decode(from_dict(described), found["tokens"][0].astype("int64"))
         sampler = kind.rpartition("-")[0].replace("-", ", grid ")
-        lines += [f"## {row}", "", f"{steps} steps, sampler {sampler}, sample 0.", "", "~~~~text", words.strip(), "~~~~", ""]
+        lines += [f"## {row}", "", f"{-steps} steps, sampler {sampler}, sample 0.", "", "~~~~text", words.strip(), "~~~~", ""]
     options.out.write_text("\n".join(lines), encoding="utf-8")
     print(f"{len(chosen)} samples in {options.out}")
 

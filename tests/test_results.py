@@ -427,6 +427,19 @@ def test_rows_of_the_renovation_table() -> None:
         has_rows(page, f"| {name} | {before:.2f} | {after:.2f} | {found['ratio']:.3f} | {found['spread']:.1%} |")
 
 
+def test_rows_of_the_plateau() -> None:
+    page, found = section("The plateau on a CPU"), experiment("plateau")
+    tokens: dict[str, list[float]] = {}
+    for row in found["rows"]:
+        tokens.setdefault(row["recipe"], []).append(row["tokens_to_leave"])
+    for recipe, values in tokens.items():
+        cells = [f"{value:,.0f}" for value in (*values, statistics.median(values))]
+        has_rows(page, f"| `{recipe}` | {' | '.join(cells)} |")
+    ratio = statistics.median(tokens["owt"]) / statistics.median(tokens["owt-fast"])
+    assert ratio >= 2 and f"needs {ratio:.2f} times as many tokens" in page
+    assert max(tokens["owt-fast"]) < min(tokens["owt"])  # "leaves before the fastest of `owt`"
+
+
 @pytest.mark.parametrize("name", ["kernels", "kernels-projection", "steps"])
 def test_rows_of_the_kernel_tables(name: str) -> None:
     for kind, part in benchmark(name)["parts"].items():

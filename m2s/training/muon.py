@@ -122,8 +122,8 @@ def _gather(shard: Tensor, parameter: Tensor) -> Tensor:
     """Return a complete matrix from the rows of each process, for a parameter that FSDP2 shards."""
     if not isinstance(parameter, DTensor):
         return shard
-    layout = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
-    return DTensor.from_local(shard, parameter.device_mesh, parameter.placements, **layout).full_tensor()
+    mesh, placements, shape, stride = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=stride).full_tensor()
 
 
 def _own_rows(complete: Tensor, parameter: Tensor) -> Tensor:

@@ -86,8 +86,50 @@ def test_changes_and_dropped_mass_are_those_of_the_diagnostics():
     assert counts.mass == pytest.approx(found.total("negative_mass"))
 
 
+def test_parts_of_the_projection_are_raised_lowered_early_and_late():
+    head, output, x_t, t, _ = scores(0.3)
+    raw, projected = (one.log_score(output, x_t, t) for one in (head, m2s.Projected(head)))
+    found = {name: one.log_score(output, x_t, t) for name, one in repair.parts(head).items()}
+    assert torch.equal(found["only raised"], torch.maximum(raw, projected))
+    assert torch.equal(found["only lowered"], torch.minimum(raw, projected))
+    late = (t < repair.BOUNDARY)[:, None, None]
+    assert late.any() and not late.all()
+    assert torch.equal(found["only late"], torch.where(late, projected, raw))
+    assert torch.equal(found["only early"], torch.where(late, raw, projected))
+
+
+def test_score_errors_are_those_of_the_objective():
+    """Of a network whose scores are those of a posterior, and of one that gives the true token nothing."""
+    process = m2s.Uniform(K, m2s.Linear())
+    head = m2s.LogScore(process)
+    x_0 = torch.arange(24).reshape(6, 4) % K
+
+    def model(x_t, t):
+        mu = torch.full((*x_t.shape, K), 1 / K, dtype=torch.float64)
+        return m2s.score_from_posterior(mu, x_t, t, process).log()
+
+    found = repair.score_errors(model, repair.forms(head), x_0)
+    posterior = m2s.Posterior(process)
+    for number, one in enumerate(found):
+        t = torch.full((6,), one["t"])
+        noise = torch.Generator().manual_seed(repair.derived_seed(0, number))
+        x_t = process.corrupt(x_0, t, generator=noise)
+        expected = float(m2s.score_entropy(posterior, torch.zeros(6, 4, K), x_0, x_t, t).mean())
+        assert all(value == pytest.approx(expected, rel=1e-4) for value in one["score_entropy"].values())
+        assert set(one["zero"].values()) == {0.0} and one["above"] == one["below"] == 0.0
+
+    def wrong(x_t, t):
+        scores = model(x_t, t).exp()
+        return torch.where(torch.nn.functional.one_hot(x_0, K).bool(), 1e-3 * scores, scores).log()
+
+    for number, one in enumerate(repair.score_errors(wrong, repair.forms(head), x_0)):
+        noise = torch.Generator().manual_seed(repair.derived_seed(0, number))
+        changed = process.corrupt(x_0, torch.full((6,), one["t"]), generator=noise) != x_0
+        assert {one["zero"][name] for name in ("as it is", "projected", "clipped")} == {float(changed.float().mean())}
+
+
 def test_rows_and_tables(tmp_path, monkeypatch, capsys):
-    for name, value in {"SEEDS": (1,), "STATES": (1, 2), "STEPS": (2,)}.items():
+    for name, value in {"SEEDS": (1,), "STATES": (1, 2), "STEPS": (2,), "MANY": 2}.items():
         monkeypatch.setattr(repair, name, value)
     out, results = tmp_path / "out", tmp_path / "repair.json"
     assert repair.main([str(out), "--table", "--results", str(results)]) == 2
@@ -99,4 +141,10 @@ def test_rows_and_tables(tmp_path, monkeypatch, capsys):
     assert repair.main([str(out), "--table", "--results", str(results)]) == 0
     said = capsys.readouterr().out
     change = second["steps"][0]["differences"]["projected - as it is"]["value"]
-    assert f"| {change:+.3f} ± 0.000 |" in said and len(json.loads(results.read_text())["rows"]) == 2
+    assert f"| {change:+.3f} ± 0.000 |" in said
+    rows = json.loads(results.read_text())["rows"]
+    assert [row["state"] for row in rows] == [1, 2] and rows[0]["parts"] != rows[1]["parts"]
+    gap = rows[1]["parts"]["only late"] - second["steps"][0]["distances"]["as it is"]["value"]
+    assert f"| {gap:+.3f} ± 0.000 |" in said
+    loss = rows[0]["score_errors"][2]["score_entropy"]
+    assert f"| 1 | {repair.TIMES[2]} | {loss['as it is']:.3f} ± 0.000 | {loss['projected'] - loss['as it is']:+.3f}" in said
