@@ -34,21 +34,21 @@ def off_sum(score, x_t):
 
 def test_every_form_leaves_the_score_of_a_posterior_as_it_is():
     head, output, x_t, t, mu = scores(0.0)
-    for name, form in repair.forms(head).items():
-        assert torch.allclose(form.posterior(output, x_t, t), mu, atol=1e-9), name
+    for name, repaired in repair.forms(head).items():
+        assert torch.allclose(repaired.posterior(output, x_t, t), mu, atol=1e-9), name
 
 
 def test_rate_kept_is_the_nearest_score_of_a_posterior_with_the_same_sum():
     """Against a search: no other posterior with the same current entry has a nearer score."""
     head, output, x_t, t, _ = scores(0.3)
-    form, process = repair.RateKept(head), head.process
-    raw, kept = (one.log_score(output, x_t, t).exp() for one in (head, form))
+    repaired, process = repair.RateKept(head), head.process
+    raw, kept = (one.log_score(output, x_t, t).exp() for one in (head, repaired))
     signed = m2s.affine_inverse(raw, x_t, t, process)
     current = signed.gather(-1, x_t.unsqueeze(-1)).squeeze(-1)
     inside = (current > 0) & (current < 1)
     assert inside.float().mean() > 0.5 and (signed.amin(-1) < -1e-3).float().mean() > 0.2
     assert torch.allclose(off_sum(kept, x_t)[inside], off_sum(raw, x_t)[inside], rtol=1e-9)
-    mu = form.posterior(output, x_t, t)
+    mu = repaired.posterior(output, x_t, t)
     assert mu.min() >= 0 and torch.allclose(mu.sum(-1), torch.ones_like(current))
     assert torch.allclose(m2s.score_from_posterior(mu, x_t, t, process), kept)
     distance = lambda score: (score - raw).scatter(-1, x_t.unsqueeze(-1), 0.0).square().sum(-1)  # noqa: E731
