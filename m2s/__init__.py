@@ -24,7 +24,7 @@ from m2s.heads import (
     score_from_posterior,
     score_from_rate,
 )
-from m2s.hub import Checkpoint, load, save
+from m2s.hub import Checkpoint, from_transformers, load, save
 from m2s.losses import Elbo, Objective, elbo, masked_cross_entropy, score_entropy, stratified_times
 from m2s.ops.last_layer import Unprojected
 from m2s.process import (
@@ -113,6 +113,7 @@ __all__ = [
     "diagnose",
     "elbo",
     "fit",
+    "from_transformers",
     "leave_one_out_from_posterior",
     "load",
     "masked_cross_entropy",

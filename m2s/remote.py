@@ -16,19 +16,20 @@ OFFLINE_NAMES = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled", "Read
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
-    """Return a local folder, or download a repository.
+def locate(path_or_repo: str | Path, files: Sequence[str], suffixes: Sequence[str] = ()) -> Path:
+    """Return a local folder or file, or download a repository.
 
     Args:
-        path_or_repo: A folder, or a repository "owner/name".
+        path_or_repo: A folder, a file, or a repository "owner/name".
         files: The files to download.
+        suffixes: The suffixes of files that are returned as they are.
 
     Returns:
-        The folder, or a copy of the repository in the hub's cache.
+        The folder or the file, or a copy of the repository in the hub's cache.
 
     Raises:
         FileNotFoundError: There is no such folder, and the repository cannot be downloaded.
-        NotADirectoryError: The path is a file.
+        NotADirectoryError: The path is a file without one of the suffixes.
         ImportError: `huggingface_hub` is not installed.
     """
     if not isinstance(path_or_repo, str | Path):
@@ -40,6 +41,8 @@ def locate(path_or_repo: str | Path, files: Sequence[str]) -> Path:
         there = path.exists()
     except OSError as error:  # such as a name that is too long
         raise FileNotFoundError(f"there is no folder {str(path)[:100]}: {error.strerror}") from None
+    if there and path.suffix in suffixes:
+        return path
     if there:
         holds = path.name in files or any((path.parent / name).is_file() for name in files)
         folder = path.parent.resolve() if path.parent == Path() else path.parent

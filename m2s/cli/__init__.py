@@ -13,6 +13,7 @@ from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
 from m2s.cli.cite import Cite
 from m2s.cli.compare import Compare
+from m2s.cli.convert import Convert
 from m2s.cli.data import Data
 from m2s.cli.demo import Demo
 from m2s.cli.errors import message
@@ -42,6 +43,7 @@ COMMANDS |= {
     "compare": Compare,
     "figure": Figure,
     "report": Report,
+    "convert": Convert,
     "benchmark": Benchmark,
     "cite": Cite,
 }

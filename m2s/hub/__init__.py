@@ -2,5 +2,6 @@
 
 from m2s.hub.checkpoint import Checkpoint, load, push, save
 from m2s.hub.config import CLASSES, from_dict, to_dict
+from m2s.hub.transformers import from_transformers
 
-__all__ = ["CLASSES", "Checkpoint", "from_dict", "load", "push", "save", "to_dict"]
+__all__ = ["CLASSES", "Checkpoint", "from_dict", "from_transformers", "load", "push", "save", "to_dict"]

@@ -1,6 +1,6 @@
 """Checkpoints: a folder with `config.json`, which describes the network, and `model.safetensors`. Nothing is pickled.
 
-SEDD's checkpoints can be loaded too: see `m2s.hub.sedd`.
+Checkpoints of other projects can be loaded too: see `m2s.hub.formats`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from m2s.data.examples import choose_labels, read_examples, read_labels, weights
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.heads import Head
-from m2s.hub import sedd
+from m2s.hub import formats
 from m2s.hub.card import CARD, model_card
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict
@@ -348,14 +348,16 @@ def save(
 
 
 def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: bool = False) -> Checkpoint:
-    """Load a checkpoint of m2s or of SEDD.
+    """Load a checkpoint of m2s, or of another project (`m2s.hub.formats.FORMATS`, docs/checkpoints.md).
 
     No code of the files is run. The configuration is compared with the tensors in the file before a network is built.
 
     Args:
-        path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small".
+        path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small". Of some
+            projects also a file, such as "mdlm.ckpt".
         device: Where the network is put.
-        verify: Compare the SHA-256 of the files with those in config.json. Checkpoints of version 0.1 and of SEDD have none.
+        verify: Compare the SHA-256 of the files with those in config.json. Checkpoints of version 0.1 and of other projects
+            have none.
 
     Returns:
         The checkpoint. The network is in evaluation mode, and its weights have the dtype in which they were saved. Weights
@@ -370,16 +372,29 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: b
         >>> model, head = m2s.load("runs/mine")
         >>> x = m2s.sample(model, head, (4, 128))
     """
-    folder = remote.locate(path_or_repo, (CONFIG, WEIGHTS, *tokenizers.KEPT, *sedd.FILES))
-    _check_ordinary(folder)
-    settings = sedd.recognize(folder)
-    if settings is None:
-        return _load(folder, device, verify)
-    with _within(folder):
-        model, head, data, tokenizer = sedd.load(folder, settings)
+    place = remote.locate(path_or_repo, _hub_files(), _suffixes())
+    _check_ordinary(place)
+    with _within(place):
+        found = formats.recognize(place)
+    if found is None:
+        return _load(place, device, verify)
+    layout, settings = found
+    with _within(place):
+        model, head, data, tokenizer = layout.load(place, settings)
         check_finite(dict(model.named_parameters()))
-        config = _describe(model, head, data, tokenizer, {"sedd": settings}, {})
+        config = _describe(model, head, data, tokenizer, {layout.name: settings}, {})
     return Checkpoint(model.to(device).eval(), head, tokenizer, data, config)
+
+
+def _hub_files() -> tuple[str, ...]:
+    """The names of the files of a checkpoint, which are downloaded from a repository."""
+    others = [name for layout in formats.FORMATS.values() for name in layout.files]
+    return tuple(dict.fromkeys((CONFIG, WEIGHTS, *tokenizers.KEPT, *others)))
+
+
+def _suffixes() -> tuple[str, ...]:
+    """The suffixes of files that are a checkpoint by themselves."""
+    return tuple(suffix for layout in formats.FORMATS.values() for suffix in layout.suffixes)
 
 
 def _load(folder: Path, device: torch.device | str = "cpu", verified: bool = False) -> Checkpoint:
@@ -457,11 +472,12 @@ def _describe(
     return config
 
 
-def _check_ordinary(folder: Path) -> None:
+def _check_ordinary(place: Path) -> None:
     """Raise ValueError where a file of the checkpoint is a pipe or a device: reading it could wait forever."""
-    for name in (CONFIG, CONFIG + NEW, WEIGHTS, *tokenizers.KEPT, *sedd.FILES):
-        if (folder / name).exists() and not (folder / name).is_file():
-            raise ValueError(f"{folder / name} is not an ordinary file: take it from a copy, or save the checkpoint again")
+    files = [place / name for name in (*_hub_files(), CONFIG + NEW)] if place.is_dir() else [place]
+    for path in files + [path for suffix in _suffixes() for path in place.glob(f"*{suffix}")]:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is not an ordinary file: take it from a copy, or save the checkpoint again")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -489,9 +505,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
         raise ValueError(
-            f'{path} does not say its "format": it was not written by m2s.hub.save. Checkpoints of m2s and of SEDD '
-            "(louaaron/sedd-small, or a folder of its training) can be loaded, those of other projects, such as MDLM, DUO or "
-            f"GIDD, cannot; {MIXIN}"
+            f'{path} does not say its "format": it was not written by m2s.hub.save. Of other projects, m2s loads '
+            f"{', '.join(layout.title for layout in formats.FORMATS.values())}, and this is none of them; {MIXIN}"
         )
     if config["format"] > FORMAT:
         raise ValueError(

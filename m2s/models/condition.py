@@ -16,22 +16,22 @@ TIME_SCALE = 1000.0  # t in [0, 1] is stretched by this before its sinusoids, wh
 def sinusoids(
     value: Float[Tensor, "B"], width: int, slowest: float = 10_000.0, sin_first: bool = False
 ) -> Float[Tensor, "B {width}"]:
-    """Sinusoidal features of a scalar, half of them cosines and half sines, half = width/2 (float32).
+    """Sinusoidal features of a scalar, half of them cosines and half sines, half = width/2.
 
     Args:
-        value: One scalar per sample [B].
+        value: One scalar per sample [B], in float32 or float64.
         width: The number of features, even.
         slowest: The ratio of the highest frequency, which is one, to the lowest.
         sin_first: False: cos, then sin, of value slowest^{-i/half}, i = 0..half-1 (SEDD). True: sin, then cos, of
             value slowest^{-i/(half-1)} (MD4, after VDM).
 
     Returns:
-        The features [B, width].
+        The features [B, width], in the dtype of `value`.
     """
     half = width // 2
     steps = half - 1 if sin_first else half
-    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=value.device) * (-math.log(slowest) / steps))
-    angle = value.float().unsqueeze(-1) * frequency
+    frequency = torch.exp(torch.arange(half, dtype=value.dtype, device=value.device) * (-math.log(slowest) / steps))
+    angle = value.unsqueeze(-1) * frequency
     return torch.cat([angle.sin(), angle.cos()] if sin_first else [angle.cos(), angle.sin()], -1)
 
 
@@ -52,6 +52,7 @@ class Condition(nn.Module):
         clock: A schedule whose sigma(t) is the input in place of t (SEDD).
         sin_first: Order and frequencies of the sinusoids, as in `sinusoids`.
         silu_each: Return silu(time) + silu(class), as in UDLM; the caller then applies no SiLU to the sum.
+        constant_time: The sinusoids are those of 0 at every time.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Condition(nn.Module):
         clock: Schedule | None = None,
         sin_first: bool = False,
         silu_each: bool = False,
+        constant_time: bool = False,
     ) -> None:
         super().__init__()
         self.frequencies, self.classes, self.label_dropout, self.clock = frequencies, classes, label_dropout, clock
-        self.sin_first, self.silu_each = sin_first, silu_each
+        self.sin_first, self.silu_each, self.constant_time = sin_first, silu_each, constant_time
         self.time = nn.Sequential(nn.Linear(frequencies, hidden), nn.SiLU(), nn.Linear(hidden, width)) if time else None
         self.label = None if classes is None else nn.Embedding(classes + 1, width)
         if self.label is not None:
@@ -81,7 +83,7 @@ class Condition(nn.Module):
 
         Args:
             x_t: Tokens, [B, L]. Only their number B and their device are used.
-            t: Times in [0, 1], [B]; ignored by a network that does not see the time, where None is allowed.
+            t: Times in [0, 1], [B]; ignored by a network that does not depend on the time, where None is allowed.
             condition: Class labels, [B], from 0 to `classes`, where `classes` means "no label"; None: no labels.
 
         Returns:
@@ -106,12 +108,18 @@ class Condition(nn.Module):
     def _sinusoids(self, x_t: Tensor, t: Tensor | None) -> Tensor:
         """Return the sinusoidal features of the times [B, frequencies]."""
         assert self.time is not None
+        weights = next(self.time.parameters()).dtype
+        wide = torch.float64 if weights == torch.float64 else torch.float32  # of the angles
+        if self.constant_time:
+            zero = torch.zeros(len(x_t), dtype=wide, device=x_t.device)
+            return sinusoids(zero, self.frequencies, sin_first=self.sin_first).to(weights)
         if t is None:
             raise TypeError("t is None, but this network depends on time: give a tensor of times in [0, 1], one per sample")
         validation.times("t", t)
         _one_each("t", t, x_t)
-        value = t.float() * TIME_SCALE if self.clock is None else self.clock.sigma(t)
-        return sinusoids(value, self.frequencies, sin_first=self.sin_first).to(next(self.time.parameters()).dtype)
+        t = t.double() if wide == torch.float64 else t
+        value = t.to(wide) * TIME_SCALE if self.clock is None else self.clock.sigma(t).to(wide)
+        return sinusoids(value, self.frequencies, sin_first=self.sin_first).to(weights)
 
     def _labels(self, x_t: Tensor, condition: Tensor | None) -> Tensor:
         """Return the labels [B], with "no label" where they are missing or dropped."""

@@ -46,6 +46,8 @@ class DiTConfig:
         label_dropout: Probability of hiding a label in training.
         length: The maximum number of positions; None: no limit.
         clock: A schedule whose total noise sigma(t) the network sees in place of t (SEDD); None: t itself.
+        constant_time: The network is given 0 in place of the time, as in MDLM's release (`time_conditioning: False`). It has
+            the parameters of a network with time, and its output does not depend on it.
         label_after_silu: Condition on silu(time) + silu(class), as in UDLM, in place of silu(time + class).
         norm_bias: Every LayerNorm has a bias, initialized at one, as in RADD.
         padding: The network reads the id `states` as padding: no position attends to it. Not for a causal network, which does
@@ -72,6 +74,7 @@ class DiTConfig:
     label_dropout: float = 0.1
     length: int | None = None
     clock: Schedule | None = None
+    constant_time: bool = False
     label_after_silu: bool = False
     norm_bias: bool = False
     padding: bool = False
@@ -81,7 +84,7 @@ class DiTConfig:
 
     def __post_init__(self) -> None:
         validation.positive_int("states", self.states, low=2)
-        for name in ("time", "causal", "label_after_silu", "norm_bias", "padding", "qk_norm"):
+        for name in ("time", "constant_time", "causal", "label_after_silu", "norm_bias", "padding", "qk_norm"):
             validation.boolean(name, getattr(self, name))
         if self.clock is not None:
             validation.instance("clock", self.clock, Schedule, "None or a schedule such as m2s.LogLinear()")
@@ -89,6 +92,9 @@ class DiTConfig:
                 raise UserError(
                     option="clock", value=self.clock, reason="time is False", hint="a network that sees no time has no clock"
                 )
+        if self.constant_time and not self.time:
+            hint = "a network without time has nothing that could be constant"
+            raise UserError(option="constant_time", value=True, reason="time is False", hint=hint)
         for name in ("width", "depth", "heads", "condition_width"):
             validation.positive_int(name, getattr(self, name))
         for name in ("classes", "length"):
@@ -412,6 +418,7 @@ class DiT(Pretrained):
             config.label_dropout,
             config.clock,
             silu_each=config.label_after_silu,
+            constant_time=config.constant_time,
         )
         self.blocks = nn.ModuleList(Block(config, conditioned) for _ in range(config.depth))
         self.norm = layer_norm(config)
@@ -470,7 +477,7 @@ class DiT(Pretrained):
         Args:
             x_t: Noisy tokens, [B, L], below `config.states`; with `config.padding` that number itself at padding. With a cache,
                 the tokens of the positions `at` only.
-            t: Times in [0, 1], [B]. A time-free network ignores them and allows None.
+            t: Times in [0, 1], [B]. A network that does not depend on the time ignores them and allows None.
             condition: Class labels, [B]; None: no labels.
             cache: Keys and values from `new_cache`, [depth, 2, B, heads, length, head width], changed in place; None: no cache.
             at: Positions of the tokens in `x_t`, [B, L]; required with a cache.
@@ -493,7 +500,8 @@ class DiT(Pretrained):
         c = self.condition(x_t, t, condition)
         if c is not None and not self.config.label_after_silu:
             c = silu(c)
-        cos, sin = angles(length, self.config.width // self.config.heads, x_t.device)
+        dtype = torch.float64 if self.embedding.weight.dtype == torch.float64 else torch.float32
+        cos, sin = angles(length, self.config.width // self.config.heads, x_t.device, dtype=dtype)
         if at is not None:
             cos, sin = cos[at.flatten()], sin[at.flatten()]
         seen = None

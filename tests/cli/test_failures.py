@@ -33,6 +33,7 @@ LINES: dict[str, Sequence[str]] = {
     "figure": ("figure", "toy", "--out", "toy.png"),
     "benchmark": ("benchmark", "--quick"),
     "cite": ("cite",),
+    "convert": ("convert", "a.ckpt", "out"),
     "demo": ("demo", "--out", "out"),
 }
 RESUMED = {"train", "sample", "evaluate text", "audit", "repair", "compare", "data download", "data prepare", "demo"}

@@ -19,8 +19,9 @@ PART = {"what": "nothing", "contenders": {}, "ratios": {}, "bars": [], "skipped"
 
 
 def test_every_command_that_writes_a_result_has_the_option() -> None:
-    """`m2s train`, `m2s demo` and `m2s data` write folders, which resume."""
-    kinds = [kind for name, kind in COMMANDS.items() if name not in ("train", "demo", "data", "cite")]
+    """`m2s train`, `m2s demo` and `m2s data` write folders, which resume. `m2s convert` takes the folder by its position."""
+    assert "--overwrite" in command_options(COMMANDS["convert"])
+    kinds = [kind for name, kind in COMMANDS.items() if name not in ("train", "demo", "data", "cite", "convert")]
     for command in (leaf for kind in kinds for leaf in (subcommands(kind).values() or [kind])):
         assert {"--out", "--overwrite"} <= set(command_options(command)), command
 

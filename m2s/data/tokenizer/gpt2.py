@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from m2s.data.files import root
 from m2s.data.tokenizer.base import Tokenizer
@@ -13,6 +13,7 @@ from m2s.data.tokenizer.byte_level import BYTE_OF, BYTES
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
+TOKENS = 50_257  # <|endoftext|> is the last
 NAMES = ("vocab.bpe", "merges.txt")
 PUBLIC = "https://huggingface.co/openai-community/gpt2/resolve/main/merges.txt"
 # GPT-2's rule that cuts text into words before any merge
@@ -28,14 +29,17 @@ class GPT2(Tokenizer):
     Args:
         path: The list of merges, or its folder: OpenAI's `vocab.bpe`, or `merges.txt` of openai-community/gpt2 on the Hugging
             Face hub. By default the folder `gpt2` in $M2S_DATA (~/.cache/m2s).
+        extra: The number of ids after <|endoftext|>, such as the [PAD] that DUO and GIDD add. No text is encoded to one of
+            them, and they are decoded to nothing.
     """
 
     path: str | None = None
+    extra: int = 0
     kept: ClassVar[str | None] = "merges.txt"
 
     @property
     def vocab(self) -> int:  # type: ignore[override]
-        return 50_257
+        return TOKENS + self.extra
 
     @property
     def end(self) -> int:  # type: ignore[override]
@@ -45,10 +49,16 @@ class GPT2(Tokenizer):
         return self._encoding.encode_ordinary(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._encoding.decode(self._known(ids), errors="replace")
+        return self._encoding.decode([i for i in self._known(ids) if i < TOKENS], errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        return b"" if token == self.end else self._encoding.decode_single_token_bytes(*self._known([token]))
+        (token,) = self._known([token])
+        return b"" if token >= self.end else self._encoding.decode_single_token_bytes(token)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the class and its arguments, for `m2s.data.tokenizer.from_dict`. `extra` is left out where it is 0."""
+        described = super().to_dict()
+        return described if self.extra else {name: value for name, value in described.items() if name != "extra"}
 
     def file_contents(self) -> bytes:
         return _find_merges(self.path).read_bytes()

@@ -35,6 +35,8 @@ class HuggingFace(Tokenizer):
             <|endoftext|>, </s>, <eos>, <|end_of_text|>, [EOS] that the vocabulary has.
         size: The number of tokens; None: it is read from the files. A checkpoint stores it, so that it can be loaded without
             the files.
+        mask: The id of a token that a model's vocabulary leaves out, because it is the mask of its noise; None: there is
+            none. The ids after it move down by one. No text is encoded to it.
 
     Example:
         >>> HuggingFace("tokenizer.json").encode("a text")
@@ -44,10 +46,16 @@ class HuggingFace(Tokenizer):
     path: str | None = None
     end_token: str | None = None
     size: int | None = None
+    mask: int | None = None
     kept: ClassVar[str | None] = FILE
 
     @property
     def vocab(self) -> int:  # type: ignore[override]
+        return self._size - (self.mask is not None)
+
+    @property
+    def _size(self) -> int:
+        """The number of tokens of the files."""
         return self._loaded.size if self.size is None else self.size
 
     @property
@@ -60,20 +68,39 @@ class HuggingFace(Tokenizer):
         token = self._loaded.end_token if self.end_token is None else self.end_token
         if not token:
             return None
-        index = self._loaded.tokenizer.token_to_id(token)
+        index = self.token_id(token)
         if index is None:
             raise ValueError(f"{self.path} has no token {token!r} to end a document: give another end_token, or '' for none")
-        return int(index)
+        return self._without_mask(index)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._loaded.tokenizer.encode(text, add_special_tokens=False).ids)
+        return [self._without_mask(i) for i in self._loaded.tokenizer.encode(text, add_special_tokens=False).ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return str(self._loaded.tokenizer.decode(self._known(ids), skip_special_tokens=False))
+        return str(self._loaded.tokenizer.decode(self._in_files(ids), skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
-        (token,) = self._known([token])
-        return b"" if token == self.end else self._loaded.token_bytes(token)
+        (index,) = self._in_files([token])
+        return b"" if token == self.end else self._loaded.token_bytes(index)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id that the files give a token; None where they have no such token.
+
+        Args:
+            token: The token, such as "[MASK]".
+        """
+        index = self._loaded.tokenizer.token_to_id(token)
+        return None if index is None else int(index)
+
+    def _without_mask(self, index: int) -> int:
+        """The id of a token of the files in the model's vocabulary."""
+        if index == self.mask:
+            raise ValueError(f"the text holds the mask token {index}, which is no token of the model: remove it")
+        return index - (self.mask is not None and index > self.mask)
+
+    def _in_files(self, ids: Iterable[int]) -> list[int]:
+        """Ids of the model's vocabulary as those of the files."""
+        return [i + (self.mask is not None and i >= self.mask) for i in self._known(ids)]
 
     def file_contents(self) -> bytes:
         return self._loaded.contents
@@ -81,7 +108,8 @@ class HuggingFace(Tokenizer):
     def to_dict(self) -> dict[str, Any]:
         """Return the class and its arguments. The end token and the size are stored, since only tokenizer.json is copied."""
         end_token = self._loaded.end_token if self.end_token is None else self.end_token
-        return {"kind": type(self).__name__, "path": self.path, "end_token": end_token, "size": self.vocab}
+        described = {"kind": type(self).__name__, "path": self.path, "end_token": end_token, "size": self._size}
+        return described if self.mask is None else {**described, "mask": self.mask}
 
     @functools.cached_property
     def _loaded(self) -> "_Loaded":
