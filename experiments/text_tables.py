@@ -44,6 +44,7 @@ PAPER = {  # generative perplexity under Gemma2-9B at 16, 32, 64 and 128 steps, 
     "sedd-absorb/analytic-linear": (825.5, 337.9, 186.5, 127.2),
 }
 OTHERS = ("repeated_2", "distinct_4", "shared_4", "novel_4", "longest_copy")  # columns without a judge in the table
+ENTROPY = "entropy_bits"
 INTERVAL = ("value", "low", "high")
 
 
@@ -298,9 +299,13 @@ def format_metrics(rows: dict[str, Row], rankings: Sequence[Ranking], names: Seq
         names: The judges.
     """
     columns = [one for one in rankings if one.group in names and one.column.name in ("perplexity", "mauve", "frechet")]
-    columns += [one for one in rankings if one.group not in names and one.column.name in ("entropy_bits", *OTHERS)]
+    # The entropy counts the tokens of the samples, so it is the same for all judges.
+    columns += [one for one in rankings if one.group == names[0] and one.column.name == ENTROPY]
+    columns += [one for one in rankings if one.group not in names and one.column.name in OTHERS]
     heads = [
-        one.column.name + (f", {Path(one.group).name}" if one.group in names else "") + (f" {MARK}" if one.is_fooled else "")
+        one.column.name
+        + (f", {Path(one.group).name}" if one.group in names and one.column.name != ENTROPY else "")
+        + (f" {MARK}" if one.is_fooled else "")
         for one in columns
     ]
     lines = [f"| set | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]

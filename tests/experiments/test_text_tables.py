@@ -168,6 +168,11 @@ def check_tables(printed: str) -> None:
     novel = read("ngrams/text.json")["files"]
     novel = next(one for one in novel if one["file"].endswith("m2s/bayes-cosine-4.npz"))["values"]["text"]["novelty"]["novel_4"]
     assert by_set["m2s/bayes-cosine-4"]["values"]["text"]["novel_4"] == novel
+    heads = next(line for line in printed.splitlines() if line.startswith("| set |")).split(" | ")
+    entropy = next(number for number, head in enumerate(heads) if head.startswith("entropy_bits"))
+    line = next(line for line in printed.splitlines() if line.startswith("| `m2s/bayes-cosine-4` |")).split(" | ")
+    value = by_set["m2s/bayes-cosine-4"]["values"]["llama"]["entropy_bits"]["value"]
+    assert len(heads) == len(line) == 13 and line[entropy].startswith(f"{value:.3f} ±")
     assert "held-out/validation" in printed and "-T0.8" not in printed
     ranked = {name for ranking in results["rankings"] for name in ranking["order"]}
     assert ranked == {
