@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also where this file is loaded by its path
+from deadline import Deadline, OutOfTime
 from image_entries import ENTRIES, Entry, SampleSet
 from image_table import write_table
 from text import as_json
-from text_job import MARGIN, RUN_FILES, Deadline, OutOfTime, Stage, command_stage, discard, pack, run_stages
+from text_job import MARGIN, RUN_FILES, Stage, command_stage, discard, pack, run_stages
 
 from m2s import data
 from m2s.errors import UserError, suggest

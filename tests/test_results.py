@@ -1,6 +1,7 @@
 """Numbers in documents are those of the files that commands wrote. Sentences are not compared."""
 
 import functools
+import importlib.util
 import json
 import math
 import re
@@ -290,7 +291,31 @@ def rates_section() -> list[float]:
     return [*gaps, before["m2s-offset-0.1"], before["m2s-0.1"], 1 - muon / adamw, *steps, steps[0] - steps[1]]
 
 
+def repair_script() -> Any:
+    """experiments/repair.py as a module."""
+    spec = importlib.util.spec_from_file_location("repair_tables", ROOT / "experiments" / "repair.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def repair_tables() -> list[str]:
+    """The lines of the tables of experiments/repair.py."""
+    module, rows = repair_script(), experiment("repair")["rows"]
+    tables = (module.format_distances, module.format_parts, module.format_means, module.format_errors)
+    return [line for table in tables for line in table(rows)]
+
+
+def repaired() -> list[float]:
+    """Means and errors over seeds."""
+    found = [one for line in repair_tables() for one in re.findall(r"(\d+\.\d+(?:e-\d+)?)(%?)", line)]
+    return [float(number) / (100 if percent else 1) for number, percent in found]
+
+
 DERIVED = {
+    "When projection helps": repaired,
     "A recipe for text: learning rates and options": rates_section,
     "A recipe for text: Muon": text_optimizer,
     "Speed before and after the renovation": renovated,
@@ -464,6 +489,32 @@ def test_rows_of_the_renovation_table() -> None:
     for name, found in benchmark("renovation")["contenders"].items():
         before, after = (statistics.fmean(found[key]) for key in ("before_ms", "after_ms"))
         has_rows(page, f"| {name} | {before:.2f} | {after:.2f} | {found['ratio']:.3f} | {found['spread']:.1%} |")
+
+
+def test_rows_of_the_tables_of_projection() -> None:
+    page, rows = section("When projection helps"), experiment("repair")["rows"]
+    has_rows(page, *repair_tables())
+    for row in rows:
+        for errors in row["score_errors"]:  # "the lower score entropy at every time"
+            assert errors["score_entropy"]["projected"] < errors["score_entropy"]["as it is"]
+        for steps in row["steps"][:2]:  # "After 600 steps it removes"
+            assert row["state"] == 200 or steps["differences"]["projected - as it is"]["value"] < 0
+    means = [one for row in rows for one in row["mean_scores"]]
+    assert max(one["as it is"] - one["projected"] for one in means if one["t"] >= 0.3) < 0.03
+    assert max(one["projected"] - one["as it is"] for one in means) < 0  # "Projection lowers the mean score"
+
+
+def test_rows_of_the_plateau() -> None:
+    page, found = section("The plateau on a CPU"), experiment("plateau")
+    tokens: dict[str, list[float]] = {}
+    for row in found["rows"]:
+        tokens.setdefault(row["recipe"], []).append(row["tokens_to_leave"])
+    for recipe, values in tokens.items():
+        cells = [f"{value:,.0f}" for value in (*values, statistics.median(values))]
+        has_rows(page, f"| `{recipe}` | {' | '.join(cells)} |")
+    ratio = statistics.median(tokens["owt"]) / statistics.median(tokens["owt-fast"])
+    assert ratio >= 2 and f"needs {ratio:.2f} times as many tokens" in page
+    assert max(tokens["owt-fast"]) < min(tokens["owt"])  # "leaves before the fastest of `owt`"
 
 
 @pytest.mark.parametrize("name", ["kernels", "kernels-projection", "steps"])

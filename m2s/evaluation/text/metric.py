@@ -105,14 +105,14 @@ class TextContext:
 
     Args:
         reference: Held-out text of the same length, as the samples are.
-        training: The text that the model was trained on.
+        training: The text that the model was trained on; None where no metric needs it.
         resamples: The number of bootstrap resamples.
         seed: The seed of the bootstrap and of k-means.
         device: Where embeddings are compared.
     """
 
     reference: MeasuredText
-    training: TrainingText
+    training: TrainingText | None = None
     resamples: int = 2000
     seed: int = 0
     device: torch.device | str = "cpu"
