@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -21,6 +22,12 @@ from tqdm import tqdm
 
 torch.set_num_threads(1)
 tqdm.set_lock(threading.RLock())  # by default forked processes share a bar's lock, and some are killed here while they hold it
+
+
+# No test cuts the power, so nothing depends on waiting for the disk. Tests of the order of calls replace this function too.
+os.fsync = lambda handle: None
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the background; processes that tests start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -36,7 +36,12 @@ def test_a_port_that_is_closed() -> None:
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
-    monkeypatch.setattr(network.socket, "create_connection", lambda *_, **__: hang.wait(20))
+
+    def never_answer(*_: object, **__: object) -> socket.socket:
+        hang.wait(20)
+        raise OSError
+
+    monkeypatch.setattr(network.socket, "create_connection", never_answer)
     start = time.monotonic()
     assert why_unreachable("https://example.org", 0.1) == "example.org does not answer"
     assert time.monotonic() - start < 10  # it does not wait for the thread

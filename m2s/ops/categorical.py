@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.dtypes import float64_dtype
-from m2s.ops.reverse_step.cpu import BLOCK, invert_cdf
+from m2s.ops.reverse_step.cpu import block_width, invert_cdf
 from m2s.ops.reverse_step.routes import uniform_integer
 
 __all__ = ["draw_categorical", "uniform_integer"]
@@ -29,7 +29,8 @@ def draw_categorical(weights: Float[Tensor, "*#site K"], u: Float[Tensor, "*site
         zero.
     """
     columns = weights.shape[-1]
-    blocks = torch.nn.functional.pad(weights, (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
+    width = block_width(columns)
+    blocks = torch.nn.functional.pad(weights, (0, -columns % width)).unflatten(-1, (-1, width))
     sums = blocks.sum(-1, dtype=float64_dtype(weights))
     index = invert_cdf(blocks.expand(*u.shape, -1, -1), sums.expand(*u.shape, -1), u)
     return index.clamp(max=columns - 1)  # past the end where all weights are zero

@@ -56,7 +56,7 @@ def test_the_number_of_tokens_is_exact_and_no_token_is_lost(tmp_path: Path, seed
     (tmp_path / "text").mkdir()
     for name, part in (("a", documents[:cut]), ("b", documents[cut:])):
         (tmp_path / "text" / f"{name}.txt").write_bytes("\n<|endoftext|>\n".join(part).encode())
-    meta = prepare(tmp_path / "text", tmp_path / "out", validation_fraction=fraction, shard_tokens=rng.choice([11, 500]))
+    meta = prepare(tmp_path / "text", tmp_path / "out", validation_fraction=fraction, shard_tokens=rng.choice([97, 500]))
     every, tokens = round(1 / fraction), [encoded(x) for x in documents]
     target = max(1, round(fraction * sum(map(len, tokens))))
     for split, ids in divide(tokens, every, target).items():

@@ -16,7 +16,7 @@ from m2s.data import load as load_data
 from m2s.data.files import sha256
 from m2s.evaluation import inception, judge
 from m2s.evaluation.fid import Statistics, frechet
-from m2s.evaluation.judge import Judge, TokenizedText
+from m2s.evaluation.judge import Judge, JudgeOutput, TokenizedText
 from m2s.evaluation.repair import count_changes, fid_difference
 from m2s.models import DiT, DiTConfig
 from m2s.report.samples import picture_grid
@@ -135,11 +135,12 @@ class Letters(Judge):
     def describe(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def tokenize(self, text: str, limit: int | None = None, bos: bool = True) -> TokenizedText:
-        return TokenizedText(LETTERS.encode(text)[:limit], len(text) - 1)
+    def tokenize_all(self, texts, limit: int | None = None, bos: bool = True) -> list[TokenizedText]:
+        return [TokenizedText(LETTERS.encode(text)[:limit], len(text) - 1) for text in texts]
 
-    def nll(self, sequences, batch_size: int = 8):
-        return [COSTS[ids[1:]] for ids in sequences]
+    def read(self, sequences, batch_size: int = 8, skip: int = 0) -> JudgeOutput:
+        states = np.zeros((len(sequences), 1), np.float32)
+        return JudgeOutput([COSTS[ids[1:]] for ids in sequences], states, states)
 
 
 def test_text_is_judged_in_pairs(text, tmp_path, monkeypatch, capsys):

@@ -84,7 +84,7 @@ def test_first_and_second_derivatives(case: Case) -> None:
     function, output = build(case)
     output.requires_grad_()
     assert torch.autograd.gradcheck(function, (output,))
-    assert torch.autograd.gradgradcheck(function, (output,))
+    assert torch.autograd.gradgradcheck(function, (output,), fast_mode=True)  # along random directions: a fifth of the time
 
 
 @pytest.mark.parametrize("case", ENTROPY, ids=" | ".join)

@@ -80,7 +80,7 @@ def test_a_long_tail_has_its_mass(dtype: torch.dtype) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 511, 513, 50_257])
+@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 128, 129, 255, 256, 257, 511, 513, 50_257])
 def test_a_weight_of_zero_is_never_drawn(size: int, dtype: torch.dtype) -> None:
     """Zeros at the start, at the end, on both sides, at every other token, and in all blocks but one."""
     u = torch.tensor([*ENDS, 0.25, 0.999999], dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_a_weight_of_zero_is_never_drawn(size: int, dtype: torch.dtype) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.sampled_from([1, 2, 3, 255, 256, 257, 600]),
+    st.sampled_from([1, 2, 3, 32, 33, 64, 65, 128, 129, 255, 256, 257, 600]),
     st.integers(0, 1 << 20),
     st.floats(0, 1, exclude_max=True),
     st.sampled_from([1.0, 1e-30, 1e30]),
@@ -145,7 +145,7 @@ def uniform_prediction(logits: Tensor, x_t: Tensor, logits_processor: LogitsProc
 
 
 @BOTH
-@pytest.mark.parametrize("size", [2, 3, 256, 257, 1000, 50_257])
+@pytest.mark.parametrize("size", [2, 3, 33, 256, 257, 1000, 50_257])
 @pytest.mark.parametrize("other", [False, True], ids=["any", "other"])
 def test_a_prediction_draws_from_its_softmax(size: int, dtype: torch.dtype, other: bool) -> None:
     """All fields of `TokenDraw` against softmax in float64, at every eighth of the unit interval and at its ends."""

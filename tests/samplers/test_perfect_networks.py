@@ -196,9 +196,10 @@ def test_samples_start_from_masks(sampler: str, name: str) -> None:
         if step.number == 0:
             first.append(step.x_t)
 
+    asked = {"steps": 2, "sampler": quick(sampler), "clamp": given, "callback": look, "micro_batch": SAMPLES}
     for _, head in supported_heads(sampler, process):
         with unchecked():
-            m2s.sample(network_of(head), head, tuple(given.shape), steps=2, sampler=quick(sampler), clamp=given, callback=look)
+            m2s.sample(network_of(head), head, tuple(given.shape), **asked)
     assert torch.equal(torch.cat(first), torch.where(given < 0, process.states - 1, given).repeat(len(first), 1))
 
 

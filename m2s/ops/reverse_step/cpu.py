@@ -1,8 +1,8 @@
 """Draws from the posterior in torch, exact at any vocabulary size and for any logits.
 
-Weights are summed in blocks of 256 columns with float64 sums; the block of the drawn token is found from the block sums, then
-the token inside it. The weight of the current token is kept apart from the others, so that neither hides the digits of the
-other.
+Weights are summed in float64 in blocks of 256 columns, or fewer for a small vocabulary. The block of the drawn token is found
+from the block sums, then the token inside it. The weight of the current token is kept apart from the others, so that neither
+hides the digits of the other.
 """
 
 import torch
@@ -13,6 +13,15 @@ from m2s.dtypes import float64_dtype
 from m2s.ops.reverse_step.routes import TokenDraw
 
 BLOCK = 256
+
+
+def block_width(columns: int) -> int:
+    """Return the columns per block: 256, or fewer where the vocabulary is small, so that little of a block is padding.
+
+    Args:
+        columns: The number of weights in a row.
+    """
+    return min(BLOCK, max(32, 1 << (columns - 1).bit_length()))
 
 
 def draw_token(
@@ -41,14 +50,15 @@ def draw_token(
     clean = k < vocab
     index = k.clamp(max=vocab - 1).unsqueeze(-1)
     logit_k = logits.gather(-1, index)
-    weights = torch.empty(len(k), -(-vocab // BLOCK) * BLOCK, dtype=logits.dtype, device=logits.device)
+    width = block_width(vocab)
+    weights = torch.empty(len(k), -(-vocab // width) * width, dtype=logits.dtype, device=logits.device)
     weights[:, vocab:] = 0
     others = weights[:, :vocab].copy_(logits)
     others.scatter_(-1, index, logit_k.masked_fill(clean.unsqueeze(-1), -torch.inf))
     top = others.amax(-1, keepdim=True)
     top = torch.where(top > -torch.inf, top, logit_k.where(logit_k > -torch.inf, 0))  # where no other token is possible
     others.sub_(top).exp_()
-    blocks = weights.unflatten(-1, (-1, BLOCK))
+    blocks = weights.unflatten(-1, (-1, width))
     sums = blocks.sum(-1, dtype=double)
     others_total = sums.sum(-1)
     log_k = (logit_k.to(double) - top.to(double)).squeeze(-1) + offset.to(double).masked_fill(known, 0)
@@ -70,7 +80,7 @@ def draw_token(
 
 
 def invert_cdf(
-    blocks: Float[Tensor, "*site N 256"],
+    blocks: Float[Tensor, "*site N W"],
     sums: Float[Tensor, "*site N"],
     u: Float[Tensor, "*site"],
     at: Int[Tensor, "*site"] | None = None,
@@ -79,7 +89,7 @@ def invert_cdf(
     """Find the index at which the cumulative sum of weights first exceeds u times their total.
 
     Args:
-        blocks: Weights in N blocks of 256.
+        blocks: Weights in N blocks of W.
         sums: Sum of each block.
         u: One uniform number in [0, 1) per position.
         at: Index of one weight to increase, or None.
@@ -88,22 +98,23 @@ def invert_cdf(
     Returns:
         The index, counted through all blocks.
     """
+    width = blocks.shape[-1]
     if at is not None and more is not None:
-        sums = sums.scatter_add(-1, (at // BLOCK).unsqueeze(-1), more.unsqueeze(-1))
+        sums = sums.scatter_add(-1, (at // width).unsqueeze(-1), more.unsqueeze(-1))
     cumulative = sums.cumsum(-1)
     target = u.to(sums.dtype) * cumulative[..., -1]
     block = _first_above(cumulative, sums, target)
     before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1), 0)
-    index = block[..., None, None].expand(*block.shape, 1, BLOCK)
+    index = block[..., None, None].expand(*block.shape, 1, width)
     inside = blocks.gather(-2, index).squeeze(-2).to(sums.dtype)
     if at is not None and more is not None:
-        here = torch.where(at // BLOCK == block, more, 0)
-        inside = inside.scatter_add(-1, (at % BLOCK).unsqueeze(-1), here.unsqueeze(-1))
-    return block * BLOCK + _first_above(inside.cumsum(-1), inside, target - before)
+        here = torch.where(at // width == block, more, 0)
+        inside = inside.scatter_add(-1, (at % width).unsqueeze(-1), here.unsqueeze(-1))
+    return block * width + _first_above(inside.cumsum(-1), inside, target - before)
 
 
 def _first_above(cumulative: Tensor, weights: Tensor, target: Tensor) -> Tensor:
     """The first index whose cumulative sum exceeds the target; where rounding leaves none, the last of positive weight."""
     found = torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
-    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).to(torch.uint8).argmax(-1)
+    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
     return torch.minimum(found, last)
