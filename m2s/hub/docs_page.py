@@ -35,6 +35,12 @@ beside the weights. Without it the checkpoint loads, samples are token ids, and 
 not the last id of its vocabulary becomes the last state: rows of the embedding and of the last layer are reordered, and the
 tokenizer leaves the mask out.
 
+MD4 has released code and no weights. Its training does not store its configuration: write it as `config.json`. The arrays are
+read without JAX, which needs tensorstore (`pip install "m2s-diffusion[orbax]"`). Its U-Net for images is not loaded.
+
+A state of SEDD or RADD, checkpoint.pth, holds weights alone. The number of heads and the noise are in `.hydra/config.yaml` of the
+run, which must be beside it or one folder up.
+
 Some differences to the code of the authors remain:
 
 - GIDD pads the vocabulary to a multiple of 128 rows in a folder of its training, and has them in its softmax. Here they are
