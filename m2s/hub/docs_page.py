@@ -38,8 +38,8 @@ tokenizer leaves the mask out.
 MD4 has released code and no weights. Its training does not store its configuration: write it as `config.json`. The arrays are
 read without JAX, which needs tensorstore (`pip install "m2s-diffusion[orbax]"`). Its U-Net for images is not loaded.
 
-A state of SEDD or RADD, checkpoint.pth, holds weights alone. The number of heads and the noise are in `.hydra/config.yaml` of the
-run, which must be beside it or one folder up.
+A state of SEDD or RADD, checkpoint.pth, holds weights alone. The number of heads and the noise are in `.hydra/config.yaml` of
+the run, which must be beside it or one folder up.
 
 Some differences to the code of the authors remain:
 
