@@ -6,12 +6,13 @@
 The authors' module is imported from your clone, with plain attention in the place of flash_attn. Its weights are drawn at
 random, saved in the layout that is published, and loaded by `m2s.load`. Both networks then see the same tokens and times. The
 largest difference of their outputs is written to experiments/results/releases.json, and with it the number of parameters of
-the published size, which is counted on the meta device. The modules need einops and omegaconf.
+the published size, which is counted on the meta device. The modules need einops and omegaconf; MD4's needs jax, flax and orbax.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -264,6 +265,66 @@ def randomize(network: nn.Module) -> None:
             parameter.copy_(("norm" in name and name.endswith("weight")) + scale * noise)
 
 
+def commit_of(clone: Path) -> str:
+    """The commit that a clone is at."""
+    command = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def compare_md4(clone: Path) -> dict[str, Any]:
+    """Compare MD4's transformer, of flax, with a checkpoint that orbax writes. It needs jax, flax and orbax-checkpoint.
+
+    Args:
+        clone: The clone of its repository.
+
+    Returns:
+        The largest difference, and what it was found with.
+    """
+    import jax
+    import numpy as np
+    import orbax.checkpoint as orbax
+
+    sys.path.insert(0, str(clone))
+    from md4.models import backward  # type: ignore[import-not-found]
+
+    states, rng = 50_258, np.random.default_rng(SEED)
+    settings = {"mlp_type": "glu", "cond_type": "adaln_zero", "outside_embed": False, "vocab_size": states - 1}
+    small = {"n_layers": 3, "feature_dim": 16, "num_heads": 4, **settings}
+    x = rng.integers(0, states, (BATCH, LENGTH))
+    x[:, ::3] = states - 1
+    t = np.array([0.01, 0.4, 0.95], np.float32)
+
+    def shapes(sizes: dict[str, Any]) -> Any:
+        network = backward.DiscreteClassifier(**sizes)
+        return network, jax.eval_shape(lambda key: network.init(key, x, t=t), jax.random.PRNGKey(0))["params"]
+
+    _, full = shapes({"n_layers": 12, "feature_dim": 64, "num_heads": 12, **settings})
+    network, described = shapes(small)
+    values = jax.tree.map(lambda one: (rng.standard_normal(one.shape) * one.shape[0] ** -0.5).astype(np.float32), described)
+    with tempfile.TemporaryDirectory() as folder:
+        managed = orbax.CheckpointManager(f"{folder}/checkpoints", checkpointers={"train_state": orbax.PyTreeCheckpointer()})
+        managed.save(1, items={"train_state": {"ema_params": {"classifier": values}}})
+        managed.wait_until_finished()
+        more = {"noise_schedule": "linear", "time_features": "t", "data_shape": [LENGTH], "task_type": "text"}
+        (Path(folder) / "config.json").write_text(json.dumps({**small, **more}))
+        model = m2s.load(folder).model
+        managed.close()
+    theirs = torch.from_numpy(np.array(network.apply({"params": values}, x, t=t)[0]))
+    with torch.no_grad():
+        ours = model(torch.from_numpy(x), torch.from_numpy(t))[..., : states - 1]
+    return {
+        "repository": "google-deepmind/md4",
+        "commit": commit_of(clone),
+        "file": "md4/models/backward.py",
+        "states": states,
+        "parameters": sum(math.prod(one.shape) for one in jax.tree.leaves(full)),
+        "sizes": {**{name: small[name] for name in ("n_layers", "feature_dim", "num_heads")}, "length": LENGTH},
+        "outputs": theirs.numel(),
+        "largest_output": float(theirs.abs().max()),
+        "largest_difference": float((theirs - ours).abs().max()),
+    }
+
+
 def compare(name: str, clone: Path) -> dict[str, Any]:
     """Compare one release.
 
@@ -292,10 +353,9 @@ def compare(name: str, clone: Path) -> dict[str, Any]:
     difference = (theirs - ours).abs().nan_to_num(0.0)
     with torch.device("meta"):
         full = release.build(module, PUBLISHED, states)
-    commit = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
     return {
         "repository": release.repository,
-        "commit": commit.strip(),
+        "commit": commit_of(clone),
         "file": release.file,
         "states": states,
         "parameters": sum(parameter.numel() for parameter in full.parameters()),
@@ -309,11 +369,11 @@ def compare(name: str, clone: Path) -> dict[str, Any]:
 def main() -> None:
     """Compare a release and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(RELEASES))
+    parser.add_argument("name", choices=sorted([*RELEASES, "md4"]))
     parser.add_argument("--clone", type=Path, required=True, help="the clone of its repository")
     given = parser.parse_args()
     install_flash_attn()
-    found = compare(given.name, given.clone)
+    found = compare_md4(given.clone) if given.name == "md4" else compare(given.name, given.clone)
     results = json.loads(OUT.read_text()) if OUT.exists() else {}
     results[given.name] = {**found, "torch": torch.__version__, "precision": "float32"}
     write_json(OUT, dict(sorted(results.items())))

@@ -26,6 +26,7 @@ from m2s.cli.parsing import COMMANDS, asks_for_help, commands, parse
 from m2s.cli.plugins import take_plugins
 from m2s.cli.repair import Repair
 from m2s.cli.report import Report
+from m2s.cli.reproduce import Reproduce
 from m2s.cli.sample import Sample
 from m2s.cli.train import Train
 from m2s.errors import UserError
@@ -46,6 +47,7 @@ COMMANDS |= {
     "figure": Figure,
     "report": Report,
     "convert": Convert,
+    "reproduce": Reproduce,
     "benchmark": Benchmark,
     "cite": Cite,
 }

@@ -19,12 +19,7 @@ m2s audit louaaron/sedd-small --n 16 --out audit/
 m2s convert kuleshov-group/mdlm-owt runs/mdlm                  # as a folder of m2s
 ```
 
-```python
-import m2s
-
-model, head = m2s.load("kuleshov-group/mdlm-owt")
-x = m2s.sample(model, head, (4, 1024), steps=128)
-```
+In Python: `model, head = m2s.load("kuleshov-group/mdlm-owt")`, then `m2s.sample(model, head, (4, 1024), steps=128)`.
 
 No package of these projects is needed, and no flash-attn. No code of a checkpoint is run. Pickles are read by a list of
 allowed operations (`m2s/hub/pickles.py`): what a pickle would import or call is replaced by an object that does nothing. The
@@ -39,6 +34,12 @@ GPT-2's tokenizer is read from its list of merges (`m2s data download gpt2`). An
 beside the weights. Without it the checkpoint loads, samples are token ids, and `checkpoint.tokenizer` is None. A mask that is
 not the last id of its vocabulary becomes the last state: rows of the embedding and of the last layer are reordered, and the
 tokenizer leaves the mask out.
+
+MD4 has released code and no weights. Its training does not store its configuration: write it as `config.json`. The arrays are
+read without JAX, which needs tensorstore (`pip install "m2s-diffusion[orbax]"`). Its U-Net for images is not loaded.
+
+A state of SEDD or RADD, checkpoint.pth, holds weights alone. The number of heads and the noise are in `.hydra/config.yaml` of
+the run, which must be beside it or one folder up.
 
 Some differences to the code of the authors remain:
 
@@ -57,6 +58,24 @@ from m2s.hub.formats import FORMATS, CheckpointFormat
 
 print(", ".join(FORMATS))  # each has recognize(place) and load(place, settings)
 print(FORMATS["mdlm"].layout)
+```
+
+## Denoisers of transformers
+
+`m2s.from_transformers(model, process)` takes a network of the package transformers that returns logits for token ids: LLaDA,
+Dream, DiffusionGemma, BERT. It is given tokens alone. Its mask may be anywhere in its vocabulary, and columns that belong to no
+token are ignored. The logits of Dream predict the next position, and are shifted. A causal network is an error.
+
+```python
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import m2s
+
+config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+process = m2s.Absorbing(23, m2s.Linear())  # 24 ids, of which 4 is the mask; the other columns are padding
+checkpoint = m2s.from_transformers(BertForMaskedLM(config), process, mask=4, length=8)
+ids = checkpoint.model.to_network(checkpoint.sample(2, steps=4))  # in BERT's ids
 ```
 
 ## How this is tested

@@ -71,7 +71,8 @@ def from_transformers(
     network = TransformersNetwork(model, shift, prompt)
     found = _mask_id(process, settings, mask)
     if not network.has_encoder or network.prompt is not None:
-        network.check_bidirectional(*[token for token in range(3) if token != found][:2])
+        first, second = [token for token in range(3) if token != found][:2]
+        network.check_bidirectional(first, second)
     adapted = network if found is None else MaskAt(network, found, process.vocab)
     data: dict[str, Any] = {"kind": "text", "length": length}
     return Checkpoint(adapted.eval(), head, _tokenizer(tokenizer, process, found), data, {})

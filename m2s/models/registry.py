@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from m2s.models.dit import DiT, DiTConfig
+from m2s.models.md4 import MD4Transformer, MD4TransformerConfig
 from m2s.models.unet import UNet, UNetConfig
 from m2s.registry import Registry
 
@@ -26,6 +27,7 @@ class NetworkEntry(NamedTuple):
 NETWORKS: Registry[tuple[type, type[nn.Module]]] = Registry("network")
 NETWORKS.add("dit", NetworkEntry(DiTConfig, DiT))
 NETWORKS.add("unet", NetworkEntry(UNetConfig, UNet))
+NETWORKS.add("md4-transformer", NetworkEntry(MD4TransformerConfig, MD4Transformer))
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

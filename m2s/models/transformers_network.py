@@ -32,17 +32,20 @@ class TransformersNetwork(nn.Module):
         UserError: There is a prompt, and the network has no encoder; or it has one, and there is none.
     """
 
+    network: Callable[..., Any]
+
     def __init__(self, network: Callable[..., Any], shift: bool = False, prompt: Int[Tensor, "P"] | None = None) -> None:
         super().__init__()
         validation.boolean("shift", shift)
         self.network, self.shift = network, shift
-        called = network.forward if isinstance(network, nn.Module) else network
+        called: Callable[..., Any] = network.forward if isinstance(network, nn.Module) else network
         self.has_encoder = CANVAS in inspect.signature(called).parameters
         if prompt is not None and not self.has_encoder:
             hint = "give it to m2s.sample as clamp, at the positions it has in the text"
             raise UserError(option="prompt", reason="the network has no encoder", hint=hint)
         if prompt is not None:
             validation.tensor("prompt", prompt)
+        self.prompt: Tensor | None
         self.register_buffer("prompt", None if prompt is None else prompt.long().reshape(1, -1), persistent=False)
 
     def forward(

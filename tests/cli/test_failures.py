@@ -34,6 +34,7 @@ LINES: dict[str, Sequence[str]] = {
     "benchmark": ("benchmark", "--quick"),
     "cite": ("cite",),
     "convert": ("convert", "a.ckpt", "out"),
+    "reproduce": ("reproduce", "mdlm-owt", "--data", "texts"),
     "demo": ("demo", "--out", "out"),
 }
 RESUMED = {"train", "sample", "evaluate text", "audit", "repair", "compare", "data download", "data prepare", "demo"}

@@ -1,6 +1,6 @@
 """Checkpoint formats of other projects: one file each, registered in `FORMATS`. The first that recognizes a place loads it."""
 
-from m2s.hub.formats import sedd, radd, mdlm, bd3lm, gidd, lightning  # isort: skip  # noqa: F401
+from m2s.hub.formats import sedd, radd, mdlm, bd3lm, gidd, md4, lightning  # isort: skip  # noqa: F401
 from m2s.hub.formats.base import FORMATS, CheckpointFormat, Loaded, recognize
 
 __all__ = ["FORMATS", "CheckpointFormat", "Loaded", "recognize"]

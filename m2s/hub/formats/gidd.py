@@ -77,7 +77,7 @@ def load(folder: Path, values: Mapping[str, Any]) -> Loaded:
         raise ValueError(f"{BIAS} is not zero: m2s has no network that adds it")
     vocabulary = _vocabulary(folder, given, settings.integer("vocab_size") if hub else None)
     process = _process(settings, vocabulary.clean, hub)
-    sizes = {name: settings.integer(theirs[not hub]) for name, theirs in NAMES.items()}
+    sizes: dict[str, Any] = {name: settings.integer(theirs[not hub]) for name, theirs in NAMES.items()}
     dropout = float(settings.get("attention_dropout" if hub else "model.dropout", 0.0))
     config = DiTConfig(vocabulary.size, dropout=dropout, clock=Exponential(1.0), **sizes)
     model = build_dit(config, given, vocabulary, (*BUFFERS, BIAS))

@@ -1,0 +1,98 @@
+"""`m2s reproduce`: from a released layout and a text to both figures, and what is needed where files are missing."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import m2s
+from m2s.cli import main
+from m2s.data.documents import find_sources
+from m2s.evaluation.bpd import dataset_nelbo
+from m2s.evaluation.published import PUBLISHED, cut_windows
+from plain_networks import LENGTH, dit_shapes, random_tensors
+from test_mdlm import hub_config, word_tokenizer, write_hub
+
+pytestmark = pytest.mark.usefixtures("without_shape_hook")
+WORDS = ["[UNK]", "[MASK]", "[EOS]", *(f"w{i}" for i in range(20))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny random checkpoint in MDLM's published layout, with a tokenizer, and a text of four documents."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_hub(tmp_path / "mdlm", hub_config("mdlm", len(WORDS)), random_tensors(dit_shapes(len(WORDS))))
+    word_tokenizer(folder / "tokenizer.json", WORDS)
+    texts = [" ".join(f"w{(i * 7 + 3 * n) % 20}" for i in range(9 + n)) for n in range(4)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return tmp_path
+
+
+def test_both_figures_are_printed_and_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours is exp of the NELBO per token of windows that begin and end with the end token."""
+    words = ["reproduce", "mdlm-owt", "--data", "text.jsonl", "--checkpoint", "mdlm", "--passes", "3", "--out", "x.json"]
+    main([*words, "--device", "cpu"])
+    printed = capsys.readouterr().out
+    found = json.loads((place / "x.json").read_text())
+    model, head = (checkpoint := m2s.load(place / "mdlm"))
+    encode, end = checkpoint.tokenizer.encode, checkpoint.tokenizer.end
+    assert end == WORDS.index("[EOS]") - 1  # the mask is before it, and is no token
+    stream = []
+    for line in (place / "text.jsonl").read_text().splitlines():
+        stream += [*encode(json.loads(line)["text"]), end]
+    inner, step = [], LENGTH - 2
+    for first in range(0, len(stream) - step + 1, step):
+        inner.append([end, *stream[first : first + step], end])
+    rows = torch.tensor(inner)
+    assert found["windows"] == len(rows) and found["left_out"] == len(stream) % step
+    nelbo = dataset_nelbo(model, head, rows, 3, 1e-3, 0, 16)
+    for term in ("nelbo", "integral"):
+        nats = float(nelbo.term(term).sum(1).mean()) / rows.numel()
+        assert found[term]["perplexity"]["value"] == pytest.approx(math.exp(nats), rel=1e-5)
+        assert f"{math.exp(nats):.2f}" in printed
+    for text in ("23.21", "not a bound with all terms", "an upper bound", "3 passes", "seconds", "table 2"):
+        assert text in printed
+    assert "departure: windows have 10 tokens" in printed and "the published one is kuleshov-group/mdlm-owt" in printed
+    assert found["published"]["perplexity"] == 23.21
+
+
+def test_windows_of_a_stream(place: Path) -> None:
+    tokenizer = m2s.load(place / "mdlm").tokenizer
+    sources = find_sources("text.jsonl", test="")
+    stream, left_out = cut_windows(sources, tokenizer, 7, "stream")
+    wrapped, _ = cut_windows(sources, tokenizer, 9, "wrapped")
+    assert torch.equal(wrapped[:, 1:-1], stream) and (wrapped[:, [0, -1]] == tokenizer.end).all()
+    assert stream.numel() + left_out == sum(9 + n + 1 for n in range(4))
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", *words])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_missing_files_are_named(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline: the checkpoint, the merges and the text, with what to do."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    needed = "needed are the checkpoint kuleshov-group/mdlm-owt"
+    for words in (
+        ("mdlm-owt",),
+        ("mdlm-owt", "--data", "nothing.jsonl", "--checkpoint", "mdlm"),
+        ("mdlm-owt", "--data", "text.jsonl", "--checkpoint", "nowhere"),
+    ):
+        message = error(capsys, *words)
+        assert needed in message and "split='train[-100000:]'" in message and "m2s data download gpt2" in message
+    (place / "mdlm" / "tokenizer.json").rename(place / "tokenizer.json")
+    assert "does not say which is the mask" in error(capsys, "mdlm-owt", "--data", "text.jsonl", "--checkpoint", "mdlm")
+    assert "there is no published result" in error(capsys, "mdlm-owl")
+
+
+def test_the_list_of_results(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["reproduce"])
+    printed = capsys.readouterr().out
+    for name, entry in PUBLISHED.items():
+        assert f"{name} " in printed and entry.checkpoint in printed
+        assert entry.perplexity > 1 and entry.length in (512, 1024) and "bound" in entry.terms
