@@ -33,6 +33,10 @@ MEMBERS = {
     "LossEntry": "m2s.losses.registry",
     "Estimator": "m2s.evaluation.likelihood",
     "Task": "m2s.evaluation.zero_shot",
+    "CheckpointFormat": "m2s.hub.formats",
+    "Published": "m2s.evaluation.published",
+    "M2SModel": "m2s.hub.auto_model",
+    "M2SScheduler": "m2s.hub.diffusers",
     **dict.fromkeys(("Posterior", "LogScore", "FactorizedRate", "Ordinal", "NextToken"), "m2s.heads"),
     "Projected": "m2s.realizability",
     "process.rank_one": "m2s.process",
@@ -103,8 +107,12 @@ def test_the_diagram_has_the_order_of_the_imports() -> None:
 
 def test_every_registry_is_in_the_table() -> None:
     for module in pkgutil.walk_packages(m2s.__path__, "m2s."):
-        if not module.name.endswith(("triton", "__main__")):
+        if module.name.endswith(("triton", "__main__")):
+            continue
+        try:
             importlib.import_module(module.name)
+        except ModuleNotFoundError as error:  # an optional package
+            assert error.name in ("lm_eval", "diffusers"), error
     found = {
         id(value): f"{module.__name__}.{name}"
         for module in [module for name, module in sys.modules.items() if name.startswith("m2s.")]
