@@ -23,6 +23,10 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # triton reads it when it is imported
 sys.path.insert(0, str(Path(__file__).parent.parent))  # runs from a checkout that is not installed
 
+import torch
+
+from m2s.ops.group_norm.tiles import BACKWARD, FORWARD, tile_of, warps_of
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -51,6 +55,8 @@ NORM = f"*fp32 *bf16 *bf16 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 {'i32 ' * 4
 NORM_BACKWARD = "*bf16 *fp32 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 *fp32 *bf16 *fp32 i32 i32 i32"
 NORM_CONSTANTS = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
 ROTARY = f"*bf16 *bf16 *bf16 *fp32 *fp32 *bf16 *bf16 *bf16 i32{' i32/16' * 10}"
+GROUP_NORM = "*bf16 *bf16 *fp32 *fp32 *bf16 *fp32 *fp32 i32/16 i32/16 i32/16 fp32"
+GROUP_NORM_BACKWARD = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *bf16 *fp32 *fp32 *fp32 i32/16 i32/16 i32/16"
 UNIFORMS = f"*i64 *i64 *fp64{' i64' * 8}"
 
 KERNELS: dict[str, Kernel] = {}  # by the names in resources.json
@@ -74,6 +80,20 @@ for label, mask in (("classify", False), ("classify, mask", True)):
     KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
 KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
 KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **NORM_CONSTANTS}, 8)
+for label, images, channels in (("CIFAR-10", 1024, 128), ("MNIST", 784, 64)):
+    x, groups = torch.empty(1, channels, images, 1, device="meta"), min(32, channels // 4)
+    for backward, elements in ((False, FORWARD), (True, BACKWARD)):
+        tile = tile_of(x, groups, elements)
+        constants = {
+            "SHIFT": True,
+            "CHANNELS": channels // groups,
+            "GROUPS": tile.groups,
+            "WIDTH": tile.width,
+            "ROWS": tile.rows,
+        }
+        types, function = (GROUP_NORM_BACKWARD, "_backward") if backward else (GROUP_NORM, "_forward")
+        warps = warps_of(tile.groups * tile.width * tile.rows)
+        KERNELS[f"group norm{', backward' * backward}, {label}"] = Kernel("group_norm", function, types, constants, warps)
 for label, backward in (("rotary", False), ("rotary, backward", True)):
     constants = {"HEADS": 12, "HALF": 32, "BACKWARD": backward, "ROWS": 32, "BLOCK": 32}
     KERNELS[label] = Kernel("rotary", "_rotate", ROTARY, constants, 4)

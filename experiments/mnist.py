@@ -197,7 +197,7 @@ class Experiment:
         out: Folder of the rows.
         images: The data set.
         device: Device of all computations.
-        inception: File of the Inception weights; None: the default place. It is read when the first samples are drawn.
+        inception: File of the Inception weights; None: the default place.
         settings: Settings that are written to each row, without the seed.
         pool: Executor with one thread.
         pending: Jobs given to the executor.
@@ -454,10 +454,8 @@ def run(options: argparse.Namespace, started: float) -> bool:
     if not todo:
         print("all rows are finished")
         return True
-    if options.inception is None:
-        inception.locate()  # raises an error before the first row is trained
-    elif not options.inception.exists():
-        print(f"{options.inception} does not exist yet: it is read when the first row is trained", file=sys.stderr, flush=True)
+    # A row that is trained without these weights has no FID, and its network is lost with the machine.
+    inception.load(options.inception)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output_folder(options.out)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -628,7 +626,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=int, help="for a quick trial: at most N images per batch, test set and samples", metavar="N"
     )
-    parser.add_argument("--inception", type=Path, metavar="FILE", help="Inception weights; may be copied while rows train")
+    parser.add_argument("--inception", type=Path, metavar="FILE", help="Inception weights (those in $M2S_DATA/inception)")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="a table, such as mnist.json: import its finished rows")
     parser.add_argument("--table", action="store_true", help="write the table and the figures from the files of the rows")
     parser.add_argument("--results", type=Path, metavar="FILE", help="the table that --table writes (OUT/mnist.json)")

@@ -136,12 +136,23 @@ RATES = {
     "m2s-offset-3e-3-batch-32": {**OFFSET_3E3, **HALF_BATCH},
     "sedd-3e-3-uniform-t": {"method": "sedd", **FAST_3E3, "importance": None},
 }
+QK_NORM = {"network.qk_norm": True}
+RATE_SEEDS = {  # the first ones show the differences between seeds, the others whether QK-norm helps every method
+    **{
+        f"{method}-3e-3-seed{seed}": {"method": method, **FAST_3E3, "seed": seed}
+        for seed in (2, 3)
+        for method in ("m2s-offset", "mdlm", "sedd")
+    },
+    **{f"{method}-3e-3-qk-norm": {"method": method, **FAST_3E3, **QK_NORM} for method in ("mdlm", "sedd")},
+    **{f"m2s-offset-3e-3-qk-norm-seed{seed}": {**OFFSET_3E3, **QK_NORM, "seed": seed} for seed in (2, 3)},
+}
 ENTRIES = {
     "recipe": Entry(SHORT, RECIPE),
     "heads": Entry(SHORT, HEADS),
     "seeds": Entry(SHORT, SEEDS),
     "optimizer": Entry(SHORT, OPTIMIZER),
     "rates": Entry(SHORT, RATES),
+    "rate-seeds": Entry(SHORT, RATE_SEEDS),
     **BUDGETED,
 }
 

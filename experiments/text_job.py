@@ -6,12 +6,15 @@
 
 For each row, `experiments/text.py` trains it and evaluates its NELBO. Samples with the sampler of its paper follow; for heads
 of M2S also those of the samplers and grids that the paper compares. For `sedd` audits at all numbers of steps, of the paper's
-four trajectories and of earlier states, and the repair follow. Each of these is a stage: a command of m2s with one result that
-is not computed again. A call ends before `--seconds`. A stage that is interrupted resumes in the next call.
+four trajectories and of earlier states, and the repair follow. Samples at lower temperatures are last, for the frontier of
+perplexity against entropy. A score has no temperature, so there it is that of projected scores, and the row is called
+ROW-projected. Each of these is a stage: a command of m2s with one result that is not computed again. A call ends before
+`--seconds`. A stage that is interrupted resumes in the next call.
 
-With `--bundle` everything small of these rows is packed at the end of every call, also of one that ran out of time: rows, logs,
-samples and audits, in parts for one transfer (`experiments/transfer.py`). With `--weights` the averaged weights of the rows are
-written to OUT/weights in bf16. Trials: `--n`, `--audited`, `--steps` and the options of text.py after `--`.
+With `--bundle` everything small of these rows is packed at the end of every call, also of one that ran out of time: rows,
+logs, samples and audits, in parts for one transfer (`experiments/transfer.py`). With `--weights` the averaged weights of the
+rows are written to OUT/weights in bf16. With `--leaderboard` each row is also verified as an entry of docs/leaderboard.md.
+Trials: `--n`, `--audited`, `--steps`, `--temperatures` and the options of text.py after `--`.
 """
 
 import argparse
@@ -20,16 +23,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also where this file is loaded by its path
 import text
+import text_leaderboard
 import transfer
+from deadline import Deadline, OutOfTime
+from leaderboard import ENTRY, RESULT
 
 import m2s
 from m2s.cli import run as run_m2s
@@ -40,6 +45,9 @@ from m2s.training.export import export_state
 from m2s.training.state import steps as saved_steps
 
 STEPS = (16, 32, 64, 128)
+TEMPERATURES = (0.7, 0.8, 0.9)
+PROJECTED = "-projected"  # rows whose samples are those of projected scores
+SCORES = ("sedd", "sedd-absorb", "neural-ctmc")  # methods whose heads have no posterior
 DIAGNOSED = 4  # trajectories of the paper's diagnostic
 MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
 RUN_FILES = ("train.json", "log.jsonl", "config.json")  # of a run that figures and reports read
@@ -61,23 +69,20 @@ class Sampling:
     steps: tuple[int, ...] = STEPS
 
 
+ANALYTIC = Sampling("analytic", "linear")
 BAYES_COSINE = Sampling("bayes", "cosine")
 PANEL_B = (BAYES_COSINE, Sampling("bayes", "linear"), Sampling("euler", "cosine"), Sampling("euler", "linear"))
 SAMPLINGS = {  # by method. Of the others the grid is that of their papers, evenly spaced times
     "m2s": PANEL_B,
     "m2s-offset": PANEL_B,
     "sedd": (),  # those of the repair without projection
-    "sedd-absorb": (Sampling("analytic", "linear"),),
+    "sedd-absorb": (ANALYTIC,),
     "mdlm": (Sampling("ancestral", "linear"),),
     "gidd": (Sampling("bayes", "linear"),),
     "duo": (Sampling("bayes", "linear"),),
     "neural-ctmc": (Sampling("euler", "linear"),),
     "ar": (Sampling("autoregressive", "linear", (512,)),),  # one call of the network for each token, whatever the steps
 }
-
-
-class OutOfTime(BaseException):
-    """The time of this call is used up. It passes through handlers of `Exception`, which record failed rows."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Job:
         audited: Samples of an audit.
         steps: Numbers of sampling steps.
         micro_batch: Samples of one call of the network.
+        temperatures: Temperatures of the frontier, without 1.
     """
 
     out: Path
@@ -114,6 +120,7 @@ class Job:
     audited: int
     steps: tuple[int, ...]
     micro_batch: int
+    temperatures: tuple[float, ...] = TEMPERATURES
 
     def stages(self, row: str) -> Iterator[Stage]:
         """Yield the stages of a trained row, the most important ones first.
@@ -129,6 +136,44 @@ class Job:
             yield from self.sedd(row, run)
         for sampling in samplings[1:]:
             yield from self.samples(row, run, sampling)
+        yield from self.frontier(row, run, samplings[0] if samplings else ANALYTIC, method not in SCORES)
+
+    def entries(self, row: str, data: Path | None) -> Iterator[Stage]:
+        """Yield the stage that verifies a row as an entry of the leaderboard.
+
+        Args:
+            row: The row.
+            data: Folder that `m2s data prepare` wrote; None: there is no such stage.
+        """
+        if data is not None:
+            folder = self.out / text_leaderboard.FOLDER / row
+            yield Stage(f"entry {folder}", folder / RESULT, lambda: text_leaderboard.verify(self.out, row, data))
+
+    def frontier(self, row: str, run: Path, sampling: Sampling, has_posterior: bool) -> Iterator[Stage]:
+        """Yield samples at lower temperatures, at the last but one number of steps.
+
+        Args:
+            row: The row.
+            run: The folder of its run.
+            sampling: The sampler and the grid.
+            has_posterior: Whether the head has a posterior, which the temperature sharpens. Otherwise scores are projected,
+                also at temperature 1, which the samples of the row are not.
+        """
+        steps = sorted(sampling.steps if sampling.steps != STEPS else self.steps)[-2:][0]
+        folder = self.out / "samples" / (row if has_posterior else row + PROJECTED)
+        more = [] if has_posterior else ["--project"]
+        for temperature in self.temperatures if has_posterior else (*self.temperatures, 1.0):
+            out = folder / f"{sampling.sampler}-{sampling.grid}-{steps}-T{temperature:g}.npz"
+            options = [*self.sampling_options(sampling), *more, "--temperature", f"{temperature:g}"]
+            yield self.command("sample", run, out, out, self.n, steps, options)
+
+    def sampling_options(self, sampling: Sampling) -> list[str]:
+        """Return the options of `m2s sample` of a sampler and grid.
+
+        Args:
+            sampling: The sampler and the grid.
+        """
+        return ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch)]
 
     def samples(self, row: str, run: Path, sampling: Sampling) -> Iterator[Stage]:
         """Yield the sets of samples of one sampler and grid.
@@ -140,8 +185,7 @@ class Job:
         """
         for steps in sampling.steps if sampling.steps != STEPS else self.steps:
             out = self.out / "samples" / row / f"{sampling.sampler}-{sampling.grid}-{steps}.npz"
-            options = ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch)]
-            yield self.command("sample", run, out, out, self.n, steps, options)
+            yield self.command("sample", run, out, out, self.n, steps, self.sampling_options(sampling))
 
     def sedd(self, row: str, run: Path) -> Iterator[Stage]:
         """Yield audits and repairs of an unconstrained score.
@@ -200,12 +244,24 @@ class Job:
         words = [word, str(checkpoint), "--out", str(out), "--n", str(n), "--steps", str(steps), "--micro-batch", str(size)]
         words += options
 
-        def run() -> None:
-            output_folder(out.parent)
-            with recorded_command(["m2s", *words]):
-                run_m2s(words)
+        return command_stage(words, out, result)
 
-        return Stage(" ".join(["m2s", *words]), result, run)
+
+def command_stage(words: list[str], out: Path, result: Path) -> Stage:
+    """Return the stage of a command of m2s.
+
+    Args:
+        words: The command.
+        out: What it writes.
+        result: The file that it writes last.
+    """
+
+    def run() -> None:
+        output_folder(out.parent)
+        with recorded_command(["m2s", *words]):
+            run_m2s(words)
+
+    return Stage(" ".join(["m2s", *words]), result, run)
 
 
 def copy_samples(repair: Path, target: Path) -> None:
@@ -225,48 +281,20 @@ def discard(_: object) -> None:
     """Ignore a result."""
 
 
-class Deadline:
-    """A context that ends the work of a call in time.
-
-    After `seconds` it sends SIGTERM to this process. A training run then saves its state and exits. In other work the signal
-    raises `OutOfTime`.
-
-    Args:
-        seconds: Seconds until then.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __enter__(self) -> None:
-        self.previous = signal.signal(signal.SIGTERM, _raise_out_of_time)
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
-        if self.seconds < float("inf"):
-            signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.seconds))
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, self.previous)
-
-
-def _raise_out_of_time(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM."""
-    raise OutOfTime
-
-
-def work(options: argparse.Namespace, started: float) -> bool:
+def work(options: argparse.Namespace, started: float, imports: float) -> bool:
     """Compute everything that is missing, row by row.
 
     Args:
         options: Command line options.
         started: `time.monotonic()` at the start of the process.
+        imports: Seconds of this process until then.
 
     Returns:
         Whether nothing failed.
     """
     entry = text.ENTRIES[options.entry]
-    job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch)
+    temperatures = tuple(options.temperatures)
+    job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch, temperatures)
     failed = []
     for row in options.rows:
         words = [
@@ -281,25 +309,43 @@ def work(options: argparse.Namespace, started: float) -> bool:
             *options.text,
         ]
         # Rows of the repository's result file have no network here: they are computed again.
-        if text.main([*words, "--results", str(options.out / "no-results")]):
+        with text_leaderboard.wall_clock(options.out, row, imports):
+            code = text.main([*words, "--results", str(options.out / "no-results")])
+        if code:
             failed.append(row)
             continue
-        for stage in job.stages(row):
-            if not stage.result.exists():
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
-                try:
-                    stage.run()
-                except Exception as error:
-                    failed.append(stage.name)
-                    print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        entries = job.entries(row, options.data if options.leaderboard else None)
+        failed += run_stages([*entries, *job.stages(row)], started)
         if options.weights:
             save_weights(options.out, row)
     if failed:
         print(f"failed: {'; '.join(failed)}", file=sys.stderr)
     return not failed
+
+
+def run_stages(stages: Iterable[Stage], started: float) -> list[str]:
+    """Run the stages that are not finished. A stage that fails does not end the others.
+
+    Args:
+        stages: The stages.
+        started: `time.monotonic()` at the start of the process.
+
+    Returns:
+        The names of those that failed.
+    """
+    failed = []
+    for stage in stages:
+        if not stage.result.exists():
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
+            try:
+                stage.run()
+            except Exception as error:
+                failed.append(stage.name)
+                print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return failed
 
 
 def save_weights(out: Path, row: str) -> None:
@@ -327,10 +373,25 @@ def bundle(out: Path, rows: list[str], target: Path) -> None:
     Raises:
         UserError: They do not fit into one transfer.
     """
+    pack(out, small_files(out, rows), rows, target)
+
+
+def pack(out: Path, files: Iterable[Path], rows: list[str], target: Path) -> None:
+    """Pack files in parts for one transfer.
+
+    Args:
+        out: The folder of all results.
+        files: Files in it.
+        rows: The rows that they belong to, for the message.
+        target: The folder of the parts.
+
+    Raises:
+        UserError: They do not fit into one transfer.
+    """
     collected = out / "bundle" / "results"
     shutil.rmtree(collected, ignore_errors=True)
     collected.mkdir(parents=True)
-    for file in small_files(out, rows):
+    for file in files:
         place = collected / file.relative_to(out)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
@@ -350,8 +411,9 @@ def small_files(out: Path, rows: list[str]) -> list[Path]:
     """
     found = [out / "entry.json"]
     for row in rows:
+        found += [out / text_leaderboard.FOLDER / row / name for name in (ENTRY, RESULT)]
         found += [out / f"{row}.json", out / "budgets" / f"{row}.json", *(out / "runs" / row / name for name in RUN_FILES)]
-        found += sorted((out / "samples" / row).glob("*.npz"))
+        found += [path for name in (row, row + PROJECTED) for path in sorted((out / "samples" / name).glob("*.npz"))]
         folders = [path for kind in ("audits", "repair") for path in sorted((out / kind).glob(f"{row}-*"))]
         kept = (".json", ".txt", ".png", ".npz")
         found += [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in kept]
@@ -377,9 +439,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end before this many seconds; 0: only --bundle")
     parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="pack the results of the rows into this folder")
     parser.add_argument("--weights", action="store_true", help="also write the averaged weights in bf16, OUT/weights/ROW")
+    parser.add_argument(
+        "--leaderboard", action="store_true", help="also verify each row as an entry of the leaderboard, seconds included"
+    )
     parser.add_argument("--n", type=int, default=1024, help="samples of a set, and pairs of a repair (%(default)s)")
     parser.add_argument("--audited", type=int, default=128, help="samples of an audit (%(default)s)")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="numbers of sampling steps (16 32 64 128)")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="*", default=TEMPERATURES, help="of the frontier, beside 1 (0.7 0.8 0.9)"
+    )
     parser.add_argument("--micro-batch", type=int, default=32, help="samples of one call of the network (%(default)s)")
     words = sys.argv[1:] if arguments is None else arguments
     end = words.index("--") if "--" in words else len(words)
@@ -402,14 +470,14 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         0: the call did what it could, 1: a row failed, 2: the input is invalid.
     """
-    started = time.monotonic()
+    started, imports = time.monotonic(), text_leaderboard.process_seconds()
     code = 0
     try:
         options = parse(arguments)
         try:
             if options.seconds > 0:
                 with Deadline(options.seconds - MARGIN):
-                    code = 0 if work(options, started) else 1
+                    code = 0 if work(options, started, imports) else 1
                 print(f"finished: {', '.join(options.rows)}, after {time.monotonic() - started:.0f} s")
         except (OutOfTime, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code != 128 + signal.SIGTERM:

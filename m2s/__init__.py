@@ -48,7 +48,7 @@ from m2s.samplers import Trajectory, sample
 from m2s.validation import checked
 from m2s.version import __version__ as __version__
 
-LAZY = {"fit": "m2s.training.fitting"}  # functions whose modules take long to import
+LAZY = {"fit": "m2s.training.fitting", "certify": "m2s.evaluation.likelihood"}  # functions whose modules take long to import
 PARTS = ("benchmark", "cli", "data", "evaluation", "methods", "models", "presets", "report", "training")
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from m2s import presets as presets
     from m2s import report as report
     from m2s import training as training
+    from m2s.evaluation.likelihood import certify
     from m2s.training.fitting import fit
 else:  # a type checker would take any name for one of these
 
@@ -108,6 +109,7 @@ __all__ = [
     "audit",
     "bayes_probabilities",
     "box",
+    "certify",
     "checked",
     "classify",
     "diagnose",

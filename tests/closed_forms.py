@@ -126,6 +126,31 @@ def remasking(process: m2s.Process, mu: np.ndarray, k: np.ndarray, t: float, s: 
     return np.where(masked, reveal * mu + (1 - reveal) * mask, sigma * mask + (1 - sigma) * one_hot(k, process.states))
 
 
+def psi(process: m2s.Process, mu: np.ndarray, k: np.ndarray, t: float, s: float, kappa: float) -> np.ndarray:
+    """kappa times the Bayes step, and 1 - kappa times mu P_s (arXiv:2602.21185)."""
+    return kappa * bayes(process, mu, k, t, s) + (1 - kappa) * (mu @ transition(process, s))
+
+
+def absorbing_uniform(
+    process: m2s.Process, mu: np.ndarray, k: np.ndarray, t: float, s: float, strength: float = 0.0
+) -> np.ndarray:
+    """Sum over z ~ mu of Pr(X_s = y | X_t = k, X_0 = z) in the absorbing form of uniform noise.
+
+    By enumeration of the noise token u of a site and of when the site becomes u: after t, between s and t, or before s. With
+    probability `strength` z is corrupted to time s in place of this.
+    """
+    vocab = process.vocab
+    alpha_t, alpha_s = (float(transition(process, time)[0, 0] - transition(process, time)[1, 0]) for time in (t, s))
+    joint = np.zeros((vocab, vocab, vocab))  # [z, k, y]
+    for z, u in itertools.product(range(vocab), repeat=2):
+        joint[z, z, z] += alpha_t / vocab
+        joint[z, u, z] += (alpha_s - alpha_t) / vocab
+        joint[z, u, u] += (1 - alpha_s) / vocab
+    kernel = joint / joint.sum(-1, keepdims=True)
+    moved = np.einsum("...z,z...y->...y", mu, kernel[:, k])
+    return (1 - strength) * moved + strength * (mu @ transition(process, s))
+
+
 def joint_step(distributions: np.ndarray) -> np.ndarray:
     """Rows of the transition matrix of a step in which sites move independently: [N, L, S] -> [N, S^L], last site fastest."""
     out = distributions[:, 0]

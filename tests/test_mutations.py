@@ -257,6 +257,36 @@ MUTANTS = {
         "new = draw_categorical(score * (score != 1), noise",
         "samplers/test_step_distributions.py::test_gibbs_corrector_preserves_the_distribution",
     ),
+    "psi: the uniform number of the corrector is not rescaled": Mutant(
+        "samplers/psi.py",
+        "u = (choice - kappa) / (1 - kappa).where(kappa < 1, 1)",
+        "u = choice - kappa",
+        "samplers/test_uniform_samplers.py::test_psi_step[uniform-linear-0.6]",
+    ),
+    "psi: fresh noise at time t in place of s": Mutant(
+        "samplers/psi.py",
+        "at_s = rank_one.at(part.x_t, to_float64(s))",
+        "at_s = rank_one.at(part.x_t, part.t)",
+        "samplers/test_uniform_samplers.py::test_guided_steps_combine_the_distributions_of_both_predictions[psi]",
+    ),
+    "absorbing_uniform: replaces as often as with fresh noise": Mutant(
+        "samplers/absorbing_uniform.py",
+        "return process.alpha(s) - stay * process.alpha(t), stay",
+        "return process.alpha(s) * (1 - stay), stay",
+        "samplers/test_marginals.py::test_one_site[absorbing_uniform]",
+    ),
+    "entropy bound: the sum includes the greatest entropy": Mutant(
+        "samplers/entropy_bound.py",
+        "torch.nn.functional.pad(ranked.cumsum(-1)[:, :-1], (1, 0))",
+        "ranked.cumsum(-1)",
+        "samplers/test_uniform_samplers.py::test_entropy_bound_step[uniform-linear-0.0]",
+    ),
+    "informed corrector: chooses the most confident sites": Mutant(
+        "samplers/informed.py",
+        "return confidence / self.selection_temperature +",
+        "return -confidence / self.selection_temperature +",
+        "samplers/test_uniform_samplers.py::test_informed_choice_has_the_stated_probabilities",
+    ),
     "remasking: does not unmask more to compensate for remasking": Mutant(
         "samplers/remasking.py",
         "(alpha_s - (1 - again) * alpha_t)",
@@ -424,6 +454,54 @@ MUTANTS = {
         "text[at + 1],",
         "text[at - 1],",
         "evaluation/test_adversaries.py::test_bigram_has_the_transitions_of_the_training_text",
+    ),
+    "any order: n masks weighted by 1/L in place of 1/n": Mutant(
+        "evaluation/likelihood/masks.py",
+        "(number / size, 1 / number)",
+        "(number / size, 1 / size)",
+        "evaluation/test_likelihood.py::test_any_order_agrees_with_permutations",
+    ),
+    "replaced tokens: the case without any is counted twice": Mutant(
+        "evaluation/likelihood/touched.py",
+        "torch.where(same, nothing, 0)",
+        "torch.where(same, 0 * nothing, 0)",
+        "evaluation/test_design.py::test_the_split_of_a_time_is_exact",
+    ),
+    "sweep: every pass starts at the same position": Mutant(
+        "evaluation/likelihood/design.py",
+        "start = (start + count) % length",
+        "start = start % length",
+        "evaluation/test_design.py::test_a_sweep_takes_positions_without_replacement",
+    ),
+    "reverse process: rates without the score": Mutant(
+        "evaluation/likelihood/reverse.py",
+        "forward * log_score.exp()",
+        "forward * log_score.exp().sqrt()",
+        "evaluation/test_likelihood.py::test_reverse_process_agrees_with_the_oracle",
+    ),
+    "conditional likelihood: the first predicted token is given": Mutant(
+        "evaluation/likelihood/conditional.py",
+        ">= given.unsqueeze(-1)",
+        "> given.unsqueeze(-1)",
+        "evaluation/test_conditional.py::test_a_clamped_context_is_a_smaller_problem",
+    ),
+    "matrix terms: share of the clean token in place of that of the others": Mutant(
+        "losses/matrix_terms.py",
+        "share, truth = torch.sigmoid(-log_odds)",
+        "share, truth = torch.sigmoid(log_odds)",
+        "losses/test_matrix_terms.py::test_every_time_of_gaussian_rates",
+    ),
+    "matrix terms: weights of the clean token kept": Mutant(
+        "losses/matrix_terms.py",
+        "LARGEST_LOG[log_nu.dtype])), x_0, 0.0)",
+        "LARGEST_LOG[log_nu.dtype])), x_0, 1.0)",
+        "losses/test_matrix_terms.py::test_every_time_of_gaussian_rates",
+    ),
+    "group norm: slope of SiLU": Mutant(
+        "ops/group_norm/triton.py",
+        "dz = upstream * s * (1 + z * (1 - s))",
+        "dz = upstream * s * (1 + z * s)",
+        "ops/test_group_norm.py::test_values_and_gradients",
     ),
 }
 

@@ -64,6 +64,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(dist: Path) ->
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert files == source_files()
         assert {"m2s/data/digits.npz", "m2s/py.typed", "m2s/report/templates/page.html.jinja"} <= files
+        assert "m2s/hub/weights/digits-m2s/model.safetensors" in files and wheel.stat().st_size < 14e6
         for name in files:
             assert archive.read(name) == (ROOT / name).read_bytes(), name
         entry_points = archive.read(f"{NAME}-{m2s.__version__}.dist-info/entry_points.txt").decode()
@@ -92,10 +93,12 @@ def test_the_metadata_has_the_dependencies_and_the_readme(dist: Path) -> None:
     assert metadata.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
 
 
-def test_the_first_block_of_the_readme_runs_with_the_wheel_alone(python: Path, tmp_path: Path) -> None:
-    code = blocks((ROOT / "README.md").read_text(), "python")[0]
-    (tmp_path / "first.py").write_text(f"{code}\nprint(m2s.__file__)\n")
-    where = run(str(python), "first.py", cwd=tmp_path).splitlines()[-1]
+def test_the_first_blocks_of_the_readme_run_with_the_wheel_alone(python: Path, tmp_path: Path) -> None:
+    """The first one reads weights that ship, and the second one trains."""
+    code = "\n".join(blocks((ROOT / "README.md").read_text(), "python")[:2])
+    (tmp_path / "first.py").write_text(f"{code}\nprint(m2s.hub.builtin.folder())\nprint(m2s.__file__)\n")
+    *_, weights, where = run(str(python), "first.py", cwd=tmp_path).splitlines()
+    assert Path(weights) == Path(where).parent / "hub" / "weights"
     assert Path(where).is_relative_to(python.parents[1]) and not Path(where).is_relative_to(ROOT)
 
 

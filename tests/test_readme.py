@@ -38,11 +38,14 @@ def test_python_blocks_run(page: Path) -> None:
     assert namespace
 
 
-def test_python_blocks_of_the_readme_run_and_the_first_one_trains_and_samples_in_five_lines() -> None:
+def test_python_blocks_of_the_readme_run_and_the_first_ones_sample_and_train_in_five_lines() -> None:
     page, namespace = ROOT / "README.md", {}
-    first, *others = blocks(page.read_text(), "python")
-    assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 5
+    first, second, *others = blocks(page.read_text(), "python")
+    for block in (first, second):
+        assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 5
     run_block(page, first, namespace)
+    assert namespace.pop("images").shape == (16, 64) and not list(Path().iterdir())  # built-in weights, and no file
+    run_block(page, second, namespace)
     assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
     sample = ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
     assert main(sample) is None and Path("digits.png").is_file()  # the command in the last line

@@ -1,6 +1,7 @@
 """Numbers in documents are those of the files that commands wrote. Sentences are not compared."""
 
 import functools
+import importlib.util
 import json
 import math
 import re
@@ -189,6 +190,17 @@ def importance() -> list[float]:
     return [rows[0]["variance"] / row["variance"] for row in rows]
 
 
+def certificates() -> list[float]:
+    """Margins without their sign, which is not part of a printed number."""
+    return [abs(each["margin"]) for each in experiment("certificates")["certificates"]]
+
+
+def variance_ratios() -> list[float]:
+    """How many times fewer calls the efficient design needs under masks than `m2s evaluate bpd`."""
+    masks = experiment("variance")["methods"]["mdlm"]
+    return [masks["all"]["ratio"] / masks["m2s evaluate bpd"]["ratio"]]
+
+
 def text_recipe() -> list[float]:
     rows = {row["row"]: row for row in experiment("text-recipe")["rows"]}
     nats = {name: nelbo(row)["nats"]["value"] for name, row in rows.items()}
@@ -279,7 +291,31 @@ def rates_section() -> list[float]:
     return [*gaps, before["m2s-offset-0.1"], before["m2s-0.1"], 1 - muon / adamw, *steps, steps[0] - steps[1]]
 
 
+def repair_script() -> Any:
+    """experiments/repair.py as a module."""
+    spec = importlib.util.spec_from_file_location("repair_tables", ROOT / "experiments" / "repair.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def repair_tables() -> list[str]:
+    """The lines of the tables of experiments/repair.py."""
+    module, rows = repair_script(), experiment("repair")["rows"]
+    tables = (module.format_distances, module.format_parts, module.format_means, module.format_errors)
+    return [line for table in tables for line in table(rows)]
+
+
+def repaired() -> list[float]:
+    """Means and errors over seeds."""
+    found = [one for line in repair_tables() for one in re.findall(r"(\d+\.\d+(?:e-\d+)?)(%?)", line)]
+    return [float(number) / (100 if percent else 1) for number, percent in found]
+
+
 DERIVED = {
+    "When projection helps": repaired,
     "A recipe for text: learning rates and options": rates_section,
     "A recipe for text: Muon": text_optimizer,
     "Speed before and after the renovation": renovated,
@@ -292,6 +328,8 @@ DERIVED = {
     "MNIST at 50 epochs": mnist_50_epochs,
     "Sampling times by importance": importance,
     "A recipe for text: first ablation": text_recipe,
+    "The variance of the NELBO per network call": variance_ratios,
+    "Which estimators of the likelihood are upper bounds": certificates,
 }
 
 
@@ -311,6 +349,32 @@ def test_rows_of_the_digits_tables() -> None:
     for row in experiment("methods")["rows"]:
         bits = f"{row['bits']:.4f}" + ("" if row["error"] is None else f" ± {row['error']:.4f}")
         has_rows(RESULTS, f"| `{row['method']}` | {bits} | {row['distance']:.3f} | {row['samples_per_second']:.1f} |")
+
+
+def test_rows_of_the_certificates_table() -> None:
+    """Estimators that lack nothing pass everywhere, and the others fail where bounds are tight."""
+    found = experiment("certificates")["certificates"]
+    for name in dict.fromkeys(each["estimator"] for each in found):
+        rows = [each for each in found if each["estimator"] == name]
+        passed = sum(each["passed"] for each in rows)
+        kraft, margin = max(each["kraft"] for each in rows), min(each["margin"] for each in rows)
+        page = section("Which estimators of the likelihood are upper bounds")
+        has_rows(page, f"| `{name}` | {passed} of {len(rows)} | {kraft:.6f} | {margin:.6f} |")
+    for each in found:
+        assert each["passed"] or each["missing"]
+        assert not (each["passed"] and each["missing"] and each["world"].endswith("exact network"))
+
+
+def test_rows_of_the_variance_table() -> None:
+    page, methods = section("The variance of the NELBO per network call"), experiment("variance")["methods"]
+    names = list(methods)
+    for design in methods[names[0]]:
+        cells = []
+        for name in names:
+            row = methods[name][design]
+            interval = f" ({row['low']:.2f} to {row['high']:.2f})" if "low" in row else ""
+            cells.append(f"{row['ratio']:.2f}{interval}")
+        has_rows(page, f"| {design} | {' | '.join(cells)} |")
 
 
 def test_rows_of_the_mnist_table() -> None:
@@ -425,6 +489,32 @@ def test_rows_of_the_renovation_table() -> None:
     for name, found in benchmark("renovation")["contenders"].items():
         before, after = (statistics.fmean(found[key]) for key in ("before_ms", "after_ms"))
         has_rows(page, f"| {name} | {before:.2f} | {after:.2f} | {found['ratio']:.3f} | {found['spread']:.1%} |")
+
+
+def test_rows_of_the_tables_of_projection() -> None:
+    page, rows = section("When projection helps"), experiment("repair")["rows"]
+    has_rows(page, *repair_tables())
+    for row in rows:
+        for errors in row["score_errors"]:  # "the lower score entropy at every time"
+            assert errors["score_entropy"]["projected"] < errors["score_entropy"]["as it is"]
+        for steps in row["steps"][:2]:  # "After 600 steps it removes"
+            assert row["state"] == 200 or steps["differences"]["projected - as it is"]["value"] < 0
+    means = [one for row in rows for one in row["mean_scores"]]
+    assert max(one["as it is"] - one["projected"] for one in means if one["t"] >= 0.3) < 0.03
+    assert max(one["projected"] - one["as it is"] for one in means) < 0  # "Projection lowers the mean score"
+
+
+def test_rows_of_the_plateau() -> None:
+    page, found = section("The plateau on a CPU"), experiment("plateau")
+    tokens: dict[str, list[float]] = {}
+    for row in found["rows"]:
+        tokens.setdefault(row["recipe"], []).append(row["tokens_to_leave"])
+    for recipe, values in tokens.items():
+        cells = [f"{value:,.0f}" for value in (*values, statistics.median(values))]
+        has_rows(page, f"| `{recipe}` | {' | '.join(cells)} |")
+    ratio = statistics.median(tokens["owt"]) / statistics.median(tokens["owt-fast"])
+    assert ratio >= 2 and f"needs {ratio:.2f} times as many tokens" in page
+    assert max(tokens["owt-fast"]) < min(tokens["owt"])  # "leaves before the fastest of `owt`"
 
 
 @pytest.mark.parametrize("name", ["kernels", "kernels-projection", "steps"])

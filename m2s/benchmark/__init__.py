@@ -27,6 +27,8 @@ from m2s.benchmark import (  # noqa: I001  (the order of the parts in the output
     dense_step,
     transition_matrices,
     row_kernel,
+    images,
+    image_ablation,
 )
 from m2s.benchmark.registry import PARTS
 from m2s.benchmark.setting import Setting
@@ -39,6 +41,8 @@ __all__ = [
     "classify",
     "dense_step",
     "direct_loss",
+    "image_ablation",
+    "images",
     "loss",
     "projection",
     "reverse_step",

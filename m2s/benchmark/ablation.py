@@ -161,15 +161,22 @@ def _measure_group(
     release()
     comparison.results |= {name + suffix * (name in (BASELINE, REPEATED)): result for name, result in found.results.items()}
     comparison.skipped += found.skipped
-    saved = {name: _saved(found, f"without {name}") for name in group}
-    return {**saved, f"nothing{suffix}": _saved(found, REPEATED)}
+    saved = {name: saved_share(found, f"without {name}") for name in group}
+    return {**saved, f"nothing{suffix}": saved_share(found, REPEATED)}
 
 
-def _saved(comparison: Comparison, name: str) -> dict[str, float | None]:
+def saved_share(comparison: Comparison, name: str) -> dict[str, float | None]:
     """Return what a step takes more than one with all kernels.
 
     Steps of the same round are compared, and the median over rounds counts. Its standard error is estimated from the median
     absolute deviation.
+
+    Args:
+        comparison: The measured steps, among them `BASELINE` and `REPEATED`.
+        name: The step.
+
+    Returns:
+        `time`, a share of the step with all kernels, with its `error`; `milliseconds`; `memory_gib`. None where not measured.
     """
     known = [one for key in (BASELINE, REPEATED) if key != name and (one := comparison.results.get(key, {}).get("rounds_ms"))]
     step = comparison.results.get(name, {}).get("rounds_ms")

@@ -8,6 +8,7 @@ COLUMNS = {
     "best_ms": ("best ms", "{:.3f}"),
     "peak_gib": ("extra GiB", "{:.3f}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "images_per_second": ("images/s", "{:,.0f}"),
     "mfu": ("MFU", "{:.1%}"),
 }
 FORMATTED = ("what", "contenders", "ratios", "bars", "skipped", "tables", "failed")

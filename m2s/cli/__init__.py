@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import m2s
 from m2s.cli.audit import Audit
 from m2s.cli.benchmark import Benchmark
+from m2s.cli.certify import Certify
 from m2s.cli.cite import Cite
 from m2s.cli.compare import Compare
 from m2s.cli.convert import Convert
@@ -41,6 +42,7 @@ COMMANDS |= {
     "evaluate": Evaluate,
     "audit": Audit,
     "repair": Repair,
+    "certify": Certify,
     "compare": Compare,
     "figure": Figure,
     "report": Report,

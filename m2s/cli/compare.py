@@ -55,7 +55,7 @@ class Compare:
     """
 
     checkpoints: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="CHECKPOINT")]
-    """The models: folders of runs, or repositories of the Hugging Face hub."""
+    """The models: folders of runs, built-in weights (builtin:NAME), or repositories of the Hugging Face hub."""
     out: Path
     """The folder for all files."""
     against: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT")]
@@ -123,7 +123,9 @@ class Compare:
 
     def _arms(self, reference: "ImageTokens") -> list[_Arm]:
         """The models, each unconstrained score in two forms."""
-        names = [Path(place).name for place in self.checkpoints]
+        from m2s.hub.builtin import short_name
+
+        names = [short_name(place) for place in self.checkpoints]
         if len(set(names)) < len(names):
             raise UserError(f"two checkpoints are called {', '.join(names)}: their folders must have different names")
         arms = []
@@ -224,12 +226,13 @@ class Compare:
         """
         import m2s
         from m2s.evaluation.comparison import HalfProjected, mean_scores
+        from m2s.hub.builtin import short_name
 
         arm = next((arm for arm in arms if arm.project), None)
         process = None if arm is None else arm.checkpoint.head.process.rank_one
         if arm is None or process is None or process.mask is not None or self.sampler != "analytic":
             return None  # exact scores have the mean 1 where every token can become every other, which masks exclude
-        name, model, head = Path(arm.place).name, arm.checkpoint.model, arm.checkpoint.head
+        name, model, head = short_name(arm.place), arm.checkpoint.model, arm.checkpoint.head
         clean = reference.tokens[:DIAGNOSED].long().to(resolve_device(self.device))
         means = mean_scores(model, {"as it is": head, "projected": m2s.Projected(head)}, clean, self.seed)
         for other in (arm for arm in arms if not arm.project and arm.checkpoint.head.has_posterior):

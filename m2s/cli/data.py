@@ -188,7 +188,7 @@ class Check:
 @dataclass(frozen=True)
 @help_from_source
 class List:
-    """List the data sets, their folders, and which of them are on this machine.
+    """List the data sets, their folders, and which of them are on this machine; and the weights that ship with m2s.
 
     Example: m2s data list
     """
@@ -199,6 +199,7 @@ class List:
 
         from m2s.data import image_sets, root
         from m2s.data.hub import HUB_TEXTS
+        from m2s.hub import builtin
 
         print_escaped(f"Data folder: {root()} (set M2S_DATA to change it).\n\nImages:")
         for name, entry in image_sets().items():
@@ -213,6 +214,9 @@ class List:
         print_escaped("\n".join(f"  {path}" for path in prepared) or "  none")
         extra = "installed" if find_spec("datasets") else "not installed: pip install datasets"
         print(f"\nOn the Hugging Face hub, by name: {', '.join(HUB_TEXTS)}, or any OWNER/NAME (`datasets` is {extra}).")
+        print("\nWeights that ship with m2s, for every command that takes a checkpoint:")
+        width = max(len(name) for name in builtin.names())
+        print("\n".join(f"  {builtin.PREFIX}{name:{width}s}  {builtin.summary(name)}" for name in builtin.names()))
 
 
 @dataclass(frozen=True)

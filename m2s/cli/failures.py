@@ -38,6 +38,7 @@ TRACEBACK = "M2S_TRACEBACK"
 RESUMES = {
     ("train",): "the same command resumes the run from its last saved state",
     ("sample",): "the same command resumes after the last complete batch",
+    ("certify",): "the same command resumes after the last saved batch",
     ("audit",): "the same command resumes after the last complete batch",
     ("repair",): "the same command resumes after the last complete batch",
     ("compare",): "the same command resumes after the last complete file of samples",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -30,9 +30,10 @@ class Figure:
     audit: from one audit.json its four panels. From several, or with folders of runs, the paper's figure: which scores have a
     posterior, where the sampler's weights are negative, and the losses of the runs, one panel per data set.
 
-    genppl: generative perplexity against steps, from results of m2s evaluate genppl. losses: training curves of runs. samples:
-    grids of images side by side, from .npz files and splits of data sets such as mnist:test. film: how samples of a run become
-    images, with all steps in a .gif or .html.
+    genppl: generative perplexity against steps, from results of m2s evaluate genppl. frontier: the same against entropy, one
+    curve for each model with several temperatures. losses: training curves of runs. samples: grids of images side by side, from
+    .npz files and splits of data sets such as mnist:test. film: how samples of a run become images, with all steps in a .gif
+    or .html.
 
     Example: m2s figure toy --out toy.png
 
@@ -44,7 +45,7 @@ class Figure:
     """
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """The figure: toy, audit, genppl, losses, samples or film."""
+    """The figure: toy, audit, genppl, frontier, losses, samples or film."""
     out: Path
     """The picture to write: .png, .pdf or .svg; for film also .gif (an animation) or .html (a page with a slider)."""
     source: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE|RUN ...")] = ()
@@ -133,17 +134,31 @@ def _audit(command: Figure) -> str:
 
 def _genppl(command: Figure) -> str:
     """Generative perplexity against the number of steps."""
-    from m2s.report.read_run import read_json
     from m2s.report.traces import plot_perplexity_over_steps
 
-    results = []
+    command.check_no_seed()
+    return command.save(plot_perplexity_over_steps(_perplexities(command)))
+
+
+def _frontier(command: Figure) -> str:
+    """Generative perplexity against entropy."""
+    from m2s.evaluation.genppl import plot_frontier
+
+    command.check_no_seed()
+    return command.save(plot_frontier(_perplexities(command)))
+
+
+def _perplexities(command: Figure) -> list[dict[str, Any]]:
+    """The results of m2s evaluate genppl in all sources."""
+    from m2s.report.read_run import read_json
+
+    results: list[dict[str, Any]] = []
     for source in command.sources("results of m2s evaluate genppl (.json)"):
         try:
             results += read_json(source)["results"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{source} is no result of m2s evaluate genppl ({type(error).__name__}: {error})") from error
-    command.check_no_seed()
-    return command.save(plot_perplexity_over_steps(results))
+    return results
 
 
 def _losses(command: Figure) -> str:
@@ -218,6 +233,7 @@ FIGURES: dict[str, Callable[[Figure], str]] = {
     "toy": _toy,
     "audit": _audit,
     "genppl": _genppl,
+    "frontier": _frontier,
     "losses": _losses,
     "samples": _samples,
     "film": _film,

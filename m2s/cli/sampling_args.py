@@ -33,8 +33,9 @@ class SamplingArgs:
     sampler_options: ClassVar[tuple[str, ...]] = ()  # set by `with_sampler_options`
     least_batch: ClassVar[int] = 64
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
-    Hugging Face hub."""
+    """The model: a folder with config.json and model.safetensors, such as that of a run; builtin:NAME, such as
+    builtin:digits-sedd, for weights that ship with m2s (m2s data list names them); or a repository OWNER/NAME of the Hugging
+    Face hub."""
     out: Path
     """Where to write."""
     n: int = 16
@@ -43,11 +44,12 @@ class SamplingArgs:
     """Steps from noise to data. Each is one call of the network. The sampler autoregressive makes one per token."""
     sampler: str = "auto"
     """The rule for one step. Any model: euler, tau_leaping, forward_backward (tau-leaping with Campbell's corrector),
-    predictor_corrector; except tabulated rates: analytic (SEDD's release); ordered levels: ordinal_tau_leaping. With a
-    posterior also bayes (the exact finite step), adaptive, and self_correcting (GIDD's; not for masks alone); with masks
-    ancestral, first_hitting, confidence, remasking. A next-token model: autoregressive. auto is bayes where the model
-    has a posterior; for an unconstrained score analytic, or tau_leaping where rates are tabulated; for a next-token model
-    autoregressive."""
+    predictor_corrector, informed (corrects the least likely tokens; not for masks alone); except tabulated rates: analytic
+    (SEDD's release); ordered levels: ordinal_tau_leaping. With a posterior also bayes (the exact finite step), psi (bayes and
+    fresh noise), entropy_bound, adaptive, and self_correcting (GIDD's; not for masks alone); with uniform noise
+    absorbing_uniform; with masks ancestral, first_hitting, confidence, remasking. A next-token model: autoregressive. auto
+    is bayes where the model has a posterior; for an unconstrained score analytic, or tau_leaping where rates are tabulated;
+    for a next-token model autoregressive."""
     grid: str = "cosine"
     """Spacing of the times: cosine (small steps first) or linear (as in SEDD's release)."""
     seed: int = 0

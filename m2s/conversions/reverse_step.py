@@ -42,7 +42,7 @@ def bayes_probabilities(
     validate_inputs("posterior", posterior, x_t, t, process)
     validation.times("s", s)
     validation.not_after("s", s, "t", t)
-    s, t = to_float64(s), to_float64(t)
+    s, t = to_float64(s), to_float64(t)  # mu / P_t(k|.) exceeds the range of float32 for tokens that hardly become k
     likelihood = process.columns(x_t, t)
     w = posterior / likelihood.where(likelihood > 0, torch.inf)  # x / inf = 0: unreachable tokens have no weight
     rank_one = process.rank_one

@@ -21,13 +21,16 @@ PARTS = (
     "fid",
     "genppl",
     "gguf",
+    "harness",
     "inception",
     "judge",
+    "likelihood",
     "ngrams",
     "pixels",
     "registry",
     "repair",
     "text",
+    "zero_shot",
 )
 LAZY_IMPORTS = {
     "DatasetNelbo": "bpd",

@@ -143,6 +143,11 @@ class Head(ABC):
         """
         return torch.log_softmax(self.posterior_logits(output, x_t, t), -1)
 
+    @property
+    def softmax_is_leave_one_out(self) -> bool:
+        """Whether the softmax of the output is the leave-one-out distribution nu, so that float32 covers its range."""
+        return False
+
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """Return the tokens that the network sees while `x` is sampled: `x` itself, except for autoregressive heads.
 

@@ -42,6 +42,10 @@ class Posterior(Head):
         validation.choice("offset", offset, ("none", "exact"))
         self.offset = offset
 
+    @property
+    def softmax_is_leave_one_out(self) -> bool:
+        return self.offset == "exact"
+
     def __repr__(self) -> str:
         return f"Posterior({self.process}, offset={self.offset!r})"
 

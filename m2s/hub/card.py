@@ -14,7 +14,13 @@ AUTHORS = "Li, Jingyuan and Jiang, Xiaoyi and Jiang, Yixuan and Liu, Wei and Zhu
 
 
 def model_card(
-    model: nn.Module, head: Head, data: Mapping[str, Any] | None, config: Mapping[str, Any], command: str | None = None
+    model: nn.Module,
+    head: Head,
+    data: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
+    command: str | None = None,
+    place: str = "OWNER/NAME",
+    sections: Mapping[str, str] | None = None,
 ) -> str:
     """Return a model card.
 
@@ -24,6 +30,8 @@ def model_card(
         data: The description of its data, or None.
         config: The contents of config.json; its entry "extra" has method, steps and validation of a run.
         command: How the network was trained; None: the card does not say.
+        place: What `m2s.load` takes.
+        sections: Further sections, by heading.
 
     Returns:
         Markdown with a YAML header.
@@ -59,13 +67,15 @@ def model_card(
         "```python",
         "import m2s",
         "",
-        'checkpoint = m2s.load("OWNER/NAME")  # this repository, or a folder',
+        f'checkpoint = m2s.load("{place}")' + ("  # this repository, or a folder" if place == "OWNER/NAME" else ""),
         "tokens = checkpoint.sample(16)",
         "```",
         "",
     ]
     if command is not None:
         lines += ["## Training", "", "```bash", command.replace("```", ""), "```", ""]
+    for heading, text in (sections or {}).items():
+        lines += [f"## {heading}", "", text, ""]
     lines += [
         "## Citation",
         "",

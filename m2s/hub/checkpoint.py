@@ -25,7 +25,7 @@ from m2s.data.examples import choose_labels, read_examples, read_labels, weights
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.heads import Head
-from m2s.hub import formats
+from m2s.hub import builtin, formats
 from m2s.hub.card import CARD, model_card
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict
@@ -38,6 +38,7 @@ from m2s.rng import derived_seed, draw_seed
 from m2s.samplers import Diagnostics, sample
 from m2s.version import __version__
 
+MODEL_TYPE = "m2s"  # by which AutoModel of transformers finds `m2s.hub.auto_model`
 FORMAT = 1  # increased when an older m2s cannot read new checkpoints
 MIXIN = "a folder that PyTorchModelHubMixin wrote: load it by its class's from_pretrained and give model and head to m2s.sample"
 MAX_SITES = 2**31 - 1  # of an image, where the network has no limit
@@ -325,12 +326,15 @@ def save(
 
     Raises:
         TypeError: A class is not registered, or `data` or `extra` holds what JSON cannot. Nothing is written.
-        ValueError: Network, process and tokenizer have different vocabularies, or `data` does not fit them. Nothing is written.
+        ValueError: Network, process and tokenizer have different vocabularies, `data` does not fit them, or the folder is a
+            name of built-in weights. Nothing is written.
 
     Example:
         >>> m2s.hub.save("runs/mine", model, head, data={"kind": "text", "length": 128})
         >>> model, head = m2s.load("runs/mine")
     """
+    if builtin.is_builtin(folder):
+        raise ValueError(f"{folder} names weights in the package, which are not replaced: give the path of a folder")
     validation.instance("model", model, nn.Module, "a network such as m2s.models.DiT(config)")
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     tensors: dict[str, Tensor] = {}
@@ -353,18 +357,19 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: b
     No code of the files is run. The configuration is compared with the tensors in the file before a network is built.
 
     Args:
-        path_or_repo: A folder, or a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small". Of some
-            projects also a file, such as "mdlm.ckpt".
+        path_or_repo: A folder; a repository "owner/name" on the Hugging Face hub, such as "louaaron/sedd-small"; or
+            "builtin:NAME", weights that ship with the package (`m2s.hub.builtin.names()`). Of some projects also a file, such
+            as "mdlm.ckpt".
         device: Where the network is put.
         verify: Compare the SHA-256 of the files with those in config.json. Checkpoints of version 0.1 and of other projects
             have none.
 
     Returns:
         The checkpoint. The network is in evaluation mode, and its weights have the dtype in which they were saved. Weights
-        that were saved in several are converted to float32.
+        that were saved in several, and built-in ones, are converted to float32.
 
     Raises:
-        FileNotFoundError: There is no such folder or repository, or a file is missing in it.
+        FileNotFoundError: There is no such folder or repository, no such built-in weights, or a file is missing.
         ValueError: A file is damaged, holds NaN or infinity, or was written by a newer version of m2s.
         ImportError: `huggingface_hub` is needed and not installed.
 
@@ -372,6 +377,10 @@ def load(path_or_repo: str | Path, device: torch.device | str = "cpu", verify: b
         >>> model, head = m2s.load("runs/mine")
         >>> x = m2s.sample(model, head, (4, 128))
     """
+    if builtin.is_builtin(path_or_repo):
+        checkpoint = _load(builtin.locate(path_or_repo), device, verify)
+        checkpoint.model.float()  # the files are in bf16 to be small
+        return checkpoint
     place = remote.locate(path_or_repo, _hub_files(), _suffixes())
     _check_ordinary(place)
     with _within(place):
@@ -445,6 +454,16 @@ def push(folder: str | Path, repo: str, private: bool = False) -> str:
     return remote.upload(Path(folder), repo, (CONFIG, WEIGHTS, *tokenizers.KEPT), private)
 
 
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what `config.json` says of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+    """
+    extra = checkpoint.config.get("extra")
+    return _describe(checkpoint.model, checkpoint.head, checkpoint.data, checkpoint.tokenizer, extra, {})
+
+
 def _describe(
     model: nn.Module,
     head: Head,
@@ -455,6 +474,7 @@ def _describe(
 ) -> dict[str, Any]:
     """The contents of `config.json`. The head's matrices are put into `tensors`."""
     config: dict[str, Any] = {
+        "model_type": MODEL_TYPE,
         "format": FORMAT,
         "m2s": __version__,
         "model": network_to_dict(model),

@@ -9,7 +9,7 @@ from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, Posterior
 from m2s.heads.output import logits
-from m2s.losses.score_entropy import check_pair
+from m2s.losses.score_entropy import check_pair, matrix_score_entropy
 from m2s.ops.last_layer import Output
 from m2s.process import Process
 
@@ -46,6 +46,8 @@ def ct_elbo(
         raise UnsupportedError("the ELBO by reverse rates", head, Posterior, "a process with rates")
     check_pair(process, x_0, x_t, t)
     values, time = logits(output, x_t, process.states), to_float64(t)
+    if process.rank_one is None and head.softmax_is_leave_one_out:
+        return matrix_score_entropy(head, values, x_0, x_t, time)  # the same sum, without cancellation in float32
     posterior = head.posterior(values.to(time.dtype), x_t, time)
     into = process.rates_into(x_t, time)
     row = process.rows(x_0, time)

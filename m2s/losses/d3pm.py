@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.conversions.bridge import apply_transition, gather_at, safe_log, scatter_at
+from m2s.conversions.bridge import gather_at
 from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head
 from m2s.heads.output import logits
+from m2s.losses.matrix_terms import log_leave_one_out, other_tokens, sum_of_terms
 from m2s.ops.last_layer import Output
 from m2s.process import Chain
 
@@ -78,8 +79,8 @@ def d3pm(
     Returns:
         Nats per position [*site].
     """
-    values, time = logits(output, x_t, _chain(head).states), to_float64(t)
-    log_nu = head.log_network_distribution(values.to(time.dtype), x_t, time)
+    values = logits(output, x_t, _chain(head).states)
+    log_nu = head.log_network_distribution(values, x_t, t)
     entropy = -gather_at(log_nu, x_0).squeeze(-1).to(values.dtype)
     return chain(head, values, x_0, x_t, t) + _chain(head).steps * AUXILIARY * entropy
 
@@ -93,11 +94,14 @@ def _chain(head: Head) -> Chain:
 
 
 def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-    """Compute KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}; in float64.
+    """Compute KL(q(x_{n-1}|x_n, x_0) || p(x_{n-1}|x_n)), which at n = 1 is -log mu_{x_0}.
 
     With nu proportional to mu / P_n(k|.), both distributions are Q_n(k|y) times another one, normalized: P_{n-1}(y|x_0) for
-    q and (nu P_{n-1})_y for p. The term of x_0 in the latter is added in logarithms, so that it stays positive for any
-    nu_{x_0} > 0.
+    q and (nu P_{n-1})_y for p. So it is a sum of `m2s.losses.matrix_terms`.
+
+    It is computed in the dtype of the output where the network's softmax is nu, and else in float64: mu / P_n(k|.), and the
+    tails of an ordinal head, exceed the range of float32. For K = 256, over all steps of D3PM's three chains, the error in
+    float32 is below 2e-5 of the loss plus 2e-9 nats.
     """
     process = _chain(head)
     validation.tokens("x_0", x_0, process.vocab)
@@ -105,20 +109,12 @@ def _divergence(head: Head, output: Output, x_0: Tensor, x_t: Tensor, t: Tensor)
     validation.same_shape("x_0", x_0, "x_t", x_t)
     validation.times("t", t, low=1e-6)
     validation.align("t", t, x_t)
-    values, t = logits(output, x_t, process.states), to_float64(t)
-    log_mu = head.posterior_logits(values.to(t.dtype), x_t, t)
-    seen = safe_log(process.columns(x_t, t)[..., : process.vocab])
-    log_nu = torch.log_softmax(log_mu - seen.where(seen > -torch.inf, 0), -1)
-    before = process.previous_time(t)
-    step_likelihood, p_previous = process.last_step_columns(x_t, t), process.rows(x_0, before)
-    others = torch.nn.functional.pad(scatter_at(log_nu.exp(), x_0, 0.0), (0, process.states - process.vocab))
-    others = safe_log(apply_transition(others, process.transition_matrix(before)))
-    log_clean_term = gather_at(log_nu, x_0) + torch.log(p_previous.where(p_previous > 0, 1))
-    distribution = torch.where(p_previous > 0, torch.logaddexp(others, log_clean_term), others)
-    joint = p_previous * step_likelihood
-    q = joint / joint.sum(-1, keepdim=True)
-    # where q is 0 its logarithm and that of the model do not count
-    log_q = torch.log(q.where(q > 0, 1))
-    weights = distribution + safe_log(step_likelihood)
-    log_p = (weights - torch.logsumexp(weights, -1, keepdim=True)).where(q > 0, 0)
-    return (q * (log_q - log_p)).sum(-1).to(values.dtype)
+    output, given = logits(output, x_t, process.states), to_float64(t)
+    values = output if head.softmax_is_leave_one_out else output.to(given.dtype)
+    t, before = given.to(values.dtype), process.previous_time(given).to(values.dtype)
+    likelihood = process.columns(x_t, t)[..., : process.vocab]
+    log_nu = log_leave_one_out(head, values, likelihood, x_t, t)
+    step_likelihood, clean = process.last_step_columns(x_t, t), process.rows(x_0, before)
+    others, log_nu_clean = other_tokens(log_nu, likelihood, x_0, process.transition_matrix(before))
+    others_total, clean_total = ((step_likelihood * part).sum(-1, keepdim=True) for part in (others, clean))
+    return sum_of_terms(others, others_total, clean, clean_total, log_nu_clean, step_likelihood).to(output.dtype)

@@ -101,7 +101,7 @@ def corrupt_by_counter(
     noise = CounterNoise(seed, rows, x_0.shape[1], step)
     u = noise(TOUCHED)
     rank_one = process.rank_one
-    if rank_one is None:
+    if rank_one is None:  # float64: short times keep their digits, and cumulative sums their small probabilities
         return draw_categorical(process.rows(x_0, to_float64(t)), u)
     t = validation.align("t", to_float64(t), x_0)
     alpha, mixing = rank_one.alpha(t), rank_one.mixing(t)

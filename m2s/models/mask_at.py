@@ -15,8 +15,15 @@ from m2s.transforms import is_transformed
 _Kept = tuple[Tensor, Tensor, int]
 
 
-def _move(x: Tensor, dim: int, source: int, target: int) -> Tensor:
-    """x with the entry `source` of a dimension moved to `target`."""
+def move_entry(x: Tensor, dim: int, source: int, target: int) -> Tensor:
+    """Return x with one entry of a dimension moved; those in between move by one.
+
+    Args:
+        x: A tensor.
+        dim: The dimension.
+        source: The index of the entry.
+        target: Its new index.
+    """
     low, high = min(source, target), max(source, target)
     before, after = x.narrow(dim, 0, low), x.narrow(dim, high + 1, x.shape[dim] - high - 1)
     moved = x.narrow(dim, source, 1)
@@ -26,12 +33,12 @@ def _move(x: Tensor, dim: int, source: int, target: int) -> Tensor:
 
 
 class _MoveEntry(torch.autograd.Function):
-    """`_move`. The gradient is moved back: nothing is added up."""
+    """`move_entry`. The gradient is moved back: nothing is added up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, source: int, target: int) -> Tensor:
         ctx.way = dim, target, source
-        return _move(x, dim, source, target)
+        return move_entry(x, dim, source, target)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
@@ -155,7 +162,7 @@ class MaskAt(nn.Module):
         if self.mask == self.vocab:
             return x
         if is_transformed():  # torch.func differentiates the plain function
-            return _move(x, dim, self.mask, self.vocab)
+            return move_entry(x, dim, self.mask, self.vocab)
         moved: Tensor = _MoveEntry.apply(x, dim, self.mask, self.vocab)
         return moved
 

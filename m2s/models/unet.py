@@ -14,6 +14,7 @@ from m2s.dtypes import at_least_float32
 from m2s.errors import UserError
 from m2s.models.condition import Condition
 from m2s.models.pretrained import Pretrained
+from m2s.ops import group_norm
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "multipliers": (1, 2), "layers": 1},
@@ -162,6 +163,20 @@ class GroupNormFloat32(nn.GroupNorm):
         scale, shift = (value.unflatten(0, (self.num_groups, -1))[None, :, :, None, None] for value in (self.weight, self.bias))
         return (centered * torch.rsqrt(variance + self.eps) * scale + shift).flatten(1, 2)
 
+    def with_silu(self, x: Float[Tensor, "B C H W"], shift: Float[Tensor, "B C"] | None = None) -> Float[Tensor, "B C H W"]:
+        """Return silu(norm(x + shift)), by a Triton kernel where kernels run.
+
+        Args:
+            x: Features, [B, C, H, W].
+            shift: A number for each channel of each image, [B, C]; None: no shift.
+
+        Returns:
+            The result, [B, C, H, W]. By a kernel it is channels-last, in the dtype of autocast or of the weight.
+        """
+        if group_norm.is_fused(x, self.num_groups):
+            return group_norm.group_norm_silu(x, shift, self.weight, self.bias, self.num_groups, self.eps, fused=True)
+        return silu(self(x if shift is None else x + shift[:, :, None, None]))
+
 
 def convolution(inputs: int, outputs: int, stride: int = 1, zero: bool = False) -> nn.Conv2d:
     """Return a 3 x 3 convolution that keeps the resolution, or divides it by `stride`.
@@ -213,10 +228,9 @@ class Residual(nn.Module):
         Returns:
             Features, [B, outputs, H, W].
         """
-        h = self.conv1(silu(self.norm1(x)))
-        if self.condition is not None:
-            h = h + self.condition(c)[:, :, None, None]
-        return self.skip(x) + self.conv2(self.dropout(silu(self.norm2(h))))
+        h = self.conv1(self.norm1.with_silu(x))
+        shift = None if self.condition is None else self.condition(c)
+        return self.skip(x) + self.conv2(self.dropout(self.norm2.with_silu(h, shift)))
 
 
 class Attention(nn.Module):
@@ -351,7 +365,9 @@ class UNet(Pretrained):
         for layer in self.up:
             x = layer(torch.cat([x, skips.pop()], 1), c) if isinstance(layer, Residual) else layer(x)
         with torch.autocast(x.device.type, enabled=False):
-            x = at_least_float32(silu(self.norm(x.to(self.norm.weight.dtype))))
+            if not group_norm.is_fused(x, self.norm.num_groups):
+                x = x.to(self.norm.weight.dtype)
+            x = at_least_float32(self.norm.with_silu(x))
             assert self.last.bias is not None
             logits = conv2d(x, at_least_float32(self.last.weight), at_least_float32(self.last.bias), padding=1)
         logits = logits.permute(0, 2, 3, 1).reshape(*x_t.shape, -1)

@@ -240,7 +240,7 @@ def plot_perplexity_over_steps(results: Sequence[Mapping[str, Any]]) -> Figure:
             number += 1
     judge = Path(results[0]["judge"]["name"]).name
     for axes, title in ((models, "(a) models"), (samplers, "(b) samplers and grids")):
-        format_axes(axes, "steps", f"generative perplexity, {judge}")
+        format_axes(axes, "steps", f"generative perplexity\n{judge}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -12,7 +12,7 @@ from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.first_hitting import first_sites
 from m2s.samplers.prediction import Prediction
 
@@ -30,6 +30,7 @@ class Adaptive(Sampler):
 
     name = "adaptive"
     needs = (Need.POSTERIOR, Need.RANK_ONE)
+    preserves_marginal = Preserves.NOTHING
     sites: int | None = None
     """Sites of one step; by default as many as fill all sites in the given number of steps."""
 

@@ -12,7 +12,7 @@ from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, StepSampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
 
 
@@ -26,6 +26,7 @@ class Analytic(StepSampler):
 
     name = "analytic"
     needs = (Need.RANK_ONE,)
+    preserves_marginal = Preserves.ONE_SITE
     excludes_t_one = True
     end: float = 1e-5
     """Time at which the grid ends. One more call of the network, the denoiser, goes from there to 0."""

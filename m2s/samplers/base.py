@@ -13,7 +13,7 @@ from m2s.heads import Head
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.registry import Registry
-from m2s.samplers.capabilities import Need, check_need
+from m2s.samplers.capabilities import Need, Preserves, check_need
 from m2s.samplers.grid import GRIDS, chain_grid
 from m2s.samplers.logits_processor import guided_step
 from m2s.samplers.prediction import Prediction
@@ -56,11 +56,14 @@ class NamedSampler(ABC):
     Attributes:
         name: The name in `SAMPLERS`. By default the name of the class in lower case with underscores.
         needs: Capabilities that a head must have.
+        preserves_marginal: For which sequences a step from t to s turns p_t into p_s, given an exact prediction. None: not
+            declared, or there is no p_t.
     """
 
     name: ClassVar[str]
     has_default_name: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = ()
+    preserves_marginal: ClassVar[Preserves | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Name a class that has no name of its own and inherits none that was given."""
@@ -197,6 +200,23 @@ class StepSampler(Sampler):
             return self.unguided_weights(part, s)
         conditional, unconditional = (self.unguided_weights(each, s).clamp(min=0) for each in part.split_guidance())
         return guided_step(conditional, unconditional, part.logits_processor.guidance)
+
+    def draw(self, prediction: Prediction, s: Float[Tensor, "B"], noise: CounterNoise) -> Int[Tensor, "B L"]:
+        """Draw every site from its weights.
+
+        Args:
+            prediction: The prediction at time t.
+            s: Time at the end of the step, at most t.
+            noise: The uniforms of this step; the draw takes "token".
+
+        Returns:
+            The state at time s, [B, L].
+        """
+
+        def token(part: Prediction, s: Tensor, u: Tensor) -> tuple[Tensor]:
+            return (draw_categorical(self.weights(part, s).clamp(min=0), u),)
+
+        return prediction.map(token, s, noise("token"))[0]
 
 
 def _denoise(part: Prediction, u: Tensor) -> tuple[Tensor, Tensor]:

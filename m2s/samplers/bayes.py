@@ -10,11 +10,10 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.reverse_step import bayes_probabilities
 from m2s.dtypes import to_float64
-from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.reverse_step import BayesRoutes
 from m2s.samplers.base import Move, StepSampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
 
 
@@ -28,16 +27,13 @@ class Bayes(StepSampler):
 
     name = "bayes"
     needs: ClassVar[tuple[Need, ...]] = (Need.POSTERIOR,)
+    preserves_marginal = Preserves.ONE_SITE
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
         s = torch.minimum(to_float64(move.s), prediction.t)
         if prediction.needs_one_draw:
             return prediction.step(routes(prediction, s), noise)[0]
-
-        def draw(part: Prediction, s: Tensor, u: Tensor) -> tuple[Tensor]:
-            return (draw_categorical(self.weights(part, s).clamp(min=0), u),)
-
-        return prediction.map(draw, s, noise("token"))[0]
+        return self.draw(prediction, s, noise)
 
     def unguided_weights(self, part: Prediction, s: Float[Tensor, "*b"]) -> Float[Tensor, "*site S"]:
         return bayes_probabilities(part.posterior(), part.x_t, s, part.t, part.process)

@@ -27,6 +27,21 @@ class Need(Enum):
     """The head predicts the next token, given the tokens before it."""
 
 
+class Preserves(Enum):
+    """For which sequences a step from t to s turns p_t into p_s, given the exact posterior or score at t.
+
+    A sampler declares it as `NamedSampler.preserves_marginal`, for its default options. `tests/samplers/test_marginals.py`
+    proves each declaration by enumeration.
+    """
+
+    ALL_SITES = "any number of sites"
+    """Sequences of any length."""
+    ONE_SITE = "one site"
+    """Sequences of one token. In longer ones, sites that move in the same step are drawn independently of each other."""
+    NOTHING = "no"
+    """Not even sequences of one token, or tokens one at a time."""
+
+
 def has_capability(head: Head, need: Need) -> bool:
     """Return whether a head has a capability.
 

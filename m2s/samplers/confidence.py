@@ -9,7 +9,7 @@ from torch import Tensor
 from m2s.heads import Head
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.first_hitting import first_sites
 from m2s.samplers.prediction import Prediction
 
@@ -28,6 +28,7 @@ class Confidence(Sampler):
 
     name = "confidence"
     needs = (Need.PURE_MASK, Need.POSTERIOR)
+    preserves_marginal = Preserves.NOTHING
     noise: float = 0.0
     """Scale of the Gumbel noise that is added to the confidence, in nats."""
 

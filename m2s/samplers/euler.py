@@ -13,7 +13,7 @@ from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.reverse_step import EulerRoutes
 from m2s.samplers.base import Move, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
 
 
@@ -28,6 +28,7 @@ class Euler(Sampler):
 
     name = "euler"
     needs = (Need.RATES,)
+    preserves_marginal = Preserves.NOTHING
     excludes_t_one = True
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:

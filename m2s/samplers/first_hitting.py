@@ -10,7 +10,7 @@ from m2s.heads import Head
 from m2s.ops.counter_noise import CounterNoise
 from m2s.process import RankOne
 from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
 
 
@@ -24,6 +24,7 @@ class FirstHitting(Sampler):
 
     name = "first_hitting"
     needs = (Need.PURE_MASK, Need.POSTERIOR)
+    preserves_marginal = Preserves.ALL_SITES
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
         """Draw the reveal times. `grid` is not used."""
@@ -61,13 +62,20 @@ def first_sites(
     Returns:
         True at the chosen sites.
     """
-    order = order.masked_fill(~among, torch.inf)
+    return among & (by_rank(order.masked_fill(~among, torch.inf), ties).argsort(-1) < count.unsqueeze(-1))
+
+
+def by_rank(order: Float[Tensor, "B L"], ties: Float[Tensor, "B L"] | None = None) -> Int[Tensor, "B L"]:
+    """Return the sites of each sample in the order of a ranking, smallest first.
+
+    Args:
+        order: The ranking.
+        ties: Uniforms that decide between sites of equal rank. By default such sites are taken from left to right.
+    """
     if ties is None:
-        by_rank = order.argsort(dim=-1, stable=True)
-    else:
-        shuffled = ties.argsort(dim=-1, stable=True)
-        by_rank = shuffled.gather(-1, order.gather(-1, shuffled).argsort(dim=-1, stable=True))
-    return among & (by_rank.argsort(-1) < count.unsqueeze(-1))
+        return order.argsort(dim=-1, stable=True)
+    shuffled = ties.argsort(dim=-1, stable=True)
+    return shuffled.gather(-1, order.gather(-1, shuffled).argsort(dim=-1, stable=True))
 
 
 def reveal_time(process: RankOne, beta: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

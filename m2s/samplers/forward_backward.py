@@ -13,7 +13,7 @@ from m2s.ops.counter_noise import CounterNoise
 from m2s.process import Process
 from m2s.process.base import select_rows
 from m2s.samplers.base import Move, Plan, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.poisson_jumps import check_order, poisson_jumps, reverse_rates
 from m2s.samplers.prediction import Prediction
 from m2s.samplers.tau_leaping import OrdinalTauLeaping
@@ -30,6 +30,7 @@ class ForwardBackward(Sampler):
 
     name = "forward_backward"
     needs = (Need.RATES,)
+    preserves_marginal = Preserves.NOTHING
     excludes_t_one = True
     ordinal: bool | None = None
     """Displacements of several jumps add up; otherwise a site with several jumps stays. By default they add up unless there is

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s import validation
@@ -11,7 +11,7 @@ from m2s.heads import Head, LogScore, score_from_posterior
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import SAMPLERS, Move, Plan, Sampler
-from m2s.samplers.capabilities import default_sampler
+from m2s.samplers.capabilities import Preserves, default_sampler
 from m2s.samplers.prediction import Prediction
 
 
@@ -25,6 +25,7 @@ class PredictorCorrector(Sampler):
     """
 
     name = "predictor_corrector"
+    preserves_marginal = Preserves.ONE_SITE
     excludes_t_one = True  # also if the predictor's is False
     predictor: Sampler | None = None
     """By default that of `default_sampler`: bayes; for an unconstrained score analytic or tau_leaping."""
@@ -71,22 +72,35 @@ class PredictorCorrector(Sampler):
             # Guidance of rates makes an unconstrained score of every head.
             head = prediction.head if prediction.has_posterior else LogScore(prediction.process)
             return self._predictor(head).step(prediction, move, noise)
-        return gibbs(prediction, self.sites, noise)
+        return gibbs(prediction, self.sites, noise, self.order(prediction, noise))
+
+    def order(self, prediction: Prediction, noise: CounterNoise) -> Float[Tensor, "B L"]:
+        """Return the ranking by which a correction chooses its sites, smallest first, [B, L]: here a uniform one.
+
+        Args:
+            prediction: The prediction at the time of the correction.
+            noise: The uniforms of this step.
+        """
+        return noise("order")
 
 
-def gibbs(prediction: Prediction, sites: int, noise: CounterNoise) -> Int[Tensor, "B L"]:
+def gibbs(
+    prediction: Prediction, sites: int, noise: CounterNoise, order: Float[Tensor, "B L"] | None = None
+) -> Int[Tensor, "B L"]:
     """Draw some sites from their distribution given all others at time t.
 
     Args:
         prediction: The prediction at time t, with sites [B, L].
-        sites: How many sites of each sample, chosen uniformly among those that are not clamped.
-        noise: Uniforms "order", for the choice, and "token".
+        sites: How many sites of each sample, among those that are not clamped.
+        noise: Uniforms "token", and "order" where no ranking is given.
+        order: A ranking of the sites: the first are chosen. By default they are chosen uniformly.
 
     Returns:
         The new state, [B, L].
     """
     x = prediction.x_t.long()
-    order = noise("order") if prediction.free is None else noise("order").masked_fill(~prediction.free, torch.inf)
+    order = noise("order") if order is None else order
+    order = order if prediction.free is None else order.masked_fill(~prediction.free, torch.inf)
     # The same number of sites whatever is clamped, so that shapes do not depend on it: clamped ones are restored below.
     chosen = order.argsort(dim=-1, stable=True)[:, :sites]
     at = (chosen + torch.arange(len(x), device=x.device).unsqueeze(-1) * x.shape[1]).reshape(-1)

@@ -10,7 +10,7 @@ from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
 
 
@@ -26,6 +26,7 @@ class Remasking(Sampler):
 
     name = "remasking"
     needs = (Need.PURE_MASK, Need.POSTERIOR)
+    preserves_marginal = Preserves.ONE_SITE
     strength: float = 0.1
     """Fraction, in [0, 1], of the largest remasking probability that keeps the marginals."""
 

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from m2s.heads import Head
 from m2s.heads.output import hide_padding
 from m2s.ops.categorical import draw_categorical
+from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
 from m2s.samplers.prediction import Prediction
@@ -53,12 +55,9 @@ def _start(run: SamplingRun, batch: MicroBatch) -> _Reverse:
     u = noise("start")
     batch.set_free(draw_categorical(options.head.process.reference().to(u), u))
     head = options.effective_head
-    plan = _sampler(run).plan(options.steps, options.grid, batch.free.sum(-1), head, noise)
+    plan = make_plan(_sampler(run), options.steps, options.grid, batch.free.sum(-1), head, noise, options.t_min)
     last = plan.s <= 0
     reaches_zero = list(zip(last.any(-1).tolist(), last.all(-1).tolist(), strict=True))
-    if head.predicts_score:
-        # The last step inverts the noise of the score, so both must be of one time: the one that the network sees.
-        plan = plan._replace(t=torch.where(last, plan.t.clamp(min=options.t_min), plan.t))
     return _Reverse(batch, plan, reaches_zero)
 
 
@@ -69,17 +68,59 @@ def _step(run: SamplingRun, each: _Reverse, number: int) -> None:
     noise = batch.noise(run.options.seed, number + 1)
     call = "first" if number == 0 else "last" if number == len(plan.t) - 1 else ""
     prediction = _call_and_predict(run, batch, move.t, sampler.excludes_t_one or head.excludes_t_one, call)
-    some, every = each.reaches_zero[number]
-    if every:
-        x_s = sampler.last_step(prediction, noise)
-    elif some:  # samplers with random times reach s = 0 at different steps
-        last = sampler.last_step(prediction, noise)
-        x_s = torch.where((move.s <= 0).unsqueeze(-1), last, sampler.step(prediction, move, noise))
-    else:
-        x_s = sampler.step(prediction, move, noise)
+    x_s = take_step(sampler, prediction, move, noise, each.reaches_zero[number])
     x_t = batch.x
     batch.set_free(x_s)
     report_step(run, batch, number, len(plan.t), move, x_t, prediction)
+
+
+def take_step(
+    sampler: Sampler, prediction: Prediction, move: Move, noise: CounterNoise, reaches_zero: tuple[bool, bool]
+) -> Int[Tensor, "M L"]:
+    """Return the state at the end of a step: that of `last_step` where it leads to s = 0, otherwise that of `step`.
+
+    Args:
+        sampler: The sampler.
+        prediction: The prediction at time t.
+        move: The times of the step.
+        noise: The uniforms of the step.
+        reaches_zero: Whether s = 0 for some samples, and for all.
+
+    Returns:
+        Tokens, [M, L].
+    """
+    some, every = reaches_zero
+    if not some:
+        return sampler.step(prediction, move, noise)
+    last = sampler.last_step(prediction, noise)
+    if every:
+        return last
+    # Samplers with random times reach s = 0 at different steps.
+    return torch.where((move.s <= 0).unsqueeze(-1), last, sampler.step(prediction, move, noise))
+
+
+def make_plan(
+    sampler: Sampler, steps: int, grid: str, free: Int[Tensor, "M"], head: Head, noise: CounterNoise, t_min: float
+) -> Plan:
+    """Return the plan of a sampler, whose last step is inside the times that a network of scores sees.
+
+    Args:
+        sampler: The sampler.
+        steps: The number of steps.
+        grid: A name in `GRIDS`.
+        free: The number of free sites of each sample, [M].
+        head: The head as samplers see it.
+        noise: The uniforms of step 0.
+        t_min: The network sees times in [t_min, 1 - t_min].
+
+    Returns:
+        The plan.
+    """
+    plan = sampler.plan(steps, grid, free, head, noise)
+    if head.predicts_score:
+        # The last step inverts the noise of the score, so both must be of one time: the one that the network sees.
+        plan = plan._replace(t=torch.where(plan.s <= 0, plan.t.clamp(min=t_min), plan.t))
+    return plan
 
 
 def _draw_remaining_masks(run: SamplingRun, batch: MicroBatch) -> None:

@@ -13,7 +13,7 @@ from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.bayes import Bayes
-from m2s.samplers.capabilities import Need, has_capability
+from m2s.samplers.capabilities import Need, Preserves, has_capability
 from m2s.samplers.first_hitting import first_sites
 from m2s.samplers.prediction import Prediction
 
@@ -32,6 +32,7 @@ class SelfCorrecting(Sampler):
 
     name = "self_correcting"
     needs = (Need.POSTERIOR, Need.RANK_ONE)
+    preserves_marginal = Preserves.NOTHING
     excludes_t_one = True  # also if the predictor's is False
     predictor: Sampler = field(default_factory=Bayes)
     """The sampler that is corrected."""

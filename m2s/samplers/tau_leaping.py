@@ -9,7 +9,7 @@ from m2s.dtypes import to_float64
 from m2s.heads import Head
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Sampler
-from m2s.samplers.capabilities import Need
+from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.poisson_jumps import check_order, poisson_jumps, reverse_rates
 from m2s.samplers.prediction import Prediction
 
@@ -24,6 +24,7 @@ class TauLeaping(Sampler):
 
     name = "tau_leaping"
     needs = (Need.RATES,)
+    preserves_marginal = Preserves.NOTHING
     excludes_t_one = True
     ordinal: bool = False
     """Add up the displacements y - k of several jumps, clipped to the vocabulary. For tokens with an order, such as pixels."""

@@ -264,9 +264,6 @@ def resolve(config: Config) -> Config:
         _check_unread_process(config)
     _check_loss_options(config)
     _check_optimizer(config.optimizer)
-    if config.optimizer.kind == "muon" and config.run.parallel == "fsdp":
-        reason = "Muon needs complete matrices, and FSDP2 gives each process a part of them"
-        raise UserError(option="optimizer.kind", value="muon", reason=reason, hint="give --parallel ddp")
     return config
 
 

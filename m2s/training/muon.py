@@ -1,7 +1,8 @@
 """Muon (Jordan et al. 2024): momentum of a matrix, replaced by the nearest semi-orthogonal matrix.
 
 All singular values of an update are then about 1, so that rare directions of the gradient are learned as fast as frequent
-ones. Matrices of one shape are orthogonalized together, in one batch of products.
+ones. Matrices of one shape are orthogonalized together, in one batch of products. Of a parameter that FSDP2 shards, each
+process has rows of the momentum. All of them gather the complete matrix, orthogonalize it, and change their rows.
 """
 
 from collections.abc import Iterable
@@ -9,6 +10,9 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from m2s.training.parallel import local_shard
 
 MOMENTUM = 0.95
 ITERATIONS = 5
@@ -87,25 +91,45 @@ class Muon(torch.optim.Optimizer):
                 finite.
         """
         (group,) = self.param_groups
-        weights: list[Tensor] = group["params"]
+        parameters: list[Tensor] = group["params"]
+        weights = [local_shard(weight.detach()) for weight in parameters]
         taken = condition.float()
-        gradients = [torch.where(condition, weight.grad, 0.0) for weight in weights if weight.grad is not None]
+        gradients = [torch.where(condition, local_shard(one.grad), 0.0) for one in parameters if one.grad is not None]
         torch._foreach_mul_(gradients, torch.where(condition, scale.float(), 0.0))
-        for weight in weights:
+        for weight in parameters:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        buffers = [local_shard(self.state[weight]["momentum_buffer"]) for weight in parameters]
         torch._foreach_mul_(buffers, 1 - (1 - group["momentum"]) * taken)
         torch._foreach_add_(buffers, gradients, alpha=1 - group["momentum"])
         directions = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * taken)
+        complete = [_gather(direction, one) for direction, one in zip(directions, parameters, strict=True)]
         by_shape: dict[tuple[int, int], list[int]] = {}
-        for index, (weight, count) in enumerate(zip(weights, self.parts, strict=True)):
+        for index, (weight, count) in enumerate(zip(parameters, self.parts, strict=True)):
             by_shape.setdefault((weight.shape[0] // count, weight.shape[1]), []).append(index)
         for (rows, columns), indices in by_shape.items():
-            stacked = torch.cat([directions[index].to(self.dtype).view(-1, rows, columns) for index in indices])
+            stacked = torch.cat([complete[index].to(self.dtype).view(-1, rows, columns) for index in indices])
             change = orthogonalize(stacked, self.dtype).float() * (taken * (-group["lr"] * RMS * max(rows, columns) ** 0.5))
-            chosen = [weights[index] for index in indices]
             parts = change.split([self.parts[index] for index in indices])
-            torch._foreach_add_(chosen, [part.reshape_as(weight) for part, weight in zip(parts, chosen, strict=True)])
+            chosen = [parameters[index] for index in indices]
+            changes = [_own_rows(part.reshape(one.shape), one) for part, one in zip(parts, chosen, strict=True)]
+            torch._foreach_add_([weights[index] for index in indices], changes)
+
+
+def _gather(shard: Tensor, parameter: Tensor) -> Tensor:
+    """Return a complete matrix from the rows of each process, for a parameter that FSDP2 shards."""
+    if not isinstance(parameter, DTensor):
+        return shard
+    mesh, placements, shape, stride = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=stride).full_tensor()
+
+
+def _own_rows(complete: Tensor, parameter: Tensor) -> Tensor:
+    """Return those rows of a matrix that this process has of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return complete
+    parts = complete.chunk(parameter.device_mesh.size())  # as FSDP2 divides the first dimension
+    rank = parameter.device_mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else complete[:0]

@@ -32,6 +32,8 @@ from m2s.training.ema import EMA
 from m2s.training.optimizer import Optimizer
 from m2s.training.parallel import accumulating, recompute, wrap
 
+AUTOTUNE = True  # cuDNN times the algorithms of a convolution in its first call on a GPU, before a CUDA graph is recorded
+
 
 @dataclass(frozen=True)
 class LocalBatch:
@@ -154,6 +156,18 @@ def is_graph_safe(process: Process, device: torch.device) -> bool:
     return tabulated is None or tabulated.prepare(device)
 
 
+def uses_channels_last(world: World, parallel: str) -> bool:
+    """Return whether the weights of convolutions are stored channels-last, the layout of their kernels on a GPU.
+
+    A contiguous weight is converted in every call and every backward pass.
+
+    Args:
+        world: The processes.
+        parallel: "ddp" or "fsdp". FSDP2 takes contiguous weights only.
+    """
+    return world.device.type == "cuda" and (world.size == 1 or parallel == "ddp")
+
+
 class Trainer:
     """A network in training, with its optimizer and the moving average of its weights.
 
@@ -175,9 +189,12 @@ class Trainer:
         run, optimizer, kind = config.run, config.optimizer, world.device.type
         self.loss, self.nelbo_loss = make_loss(config.head), nelbo_loss(config.head)
         self.model = model.to(world.device).train()
+        if uses_channels_last(world, run.parallel):
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.patches = AttributePatches()
         self.bf16 = run.precision == "bf16" or (run.precision == "auto" and kind == "cuda")
         self.patches.set(torch.backends.cudnn, "allow_tf32", self.bf16)  # for a U-Net's last layer, a float32 convolution
+        self.patches.set(torch.backends.cudnn, "benchmark", AUTOTUNE and kind == "cuda")
         graph_safe = is_graph_safe(head.process, world.device)
         if run.recompute:
             recompute(self.model, self.patches)

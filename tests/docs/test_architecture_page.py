@@ -31,6 +31,8 @@ MEMBERS = {
     "Method": "m2s.methods",
     "Method.build": "m2s.methods",
     "LossEntry": "m2s.losses.registry",
+    "Estimator": "m2s.evaluation.likelihood",
+    "Task": "m2s.evaluation.zero_shot",
     **dict.fromkeys(("Posterior", "LogScore", "FactorizedRate", "Ordinal", "NextToken"), "m2s.heads"),
     "Projected": "m2s.realizability",
     "process.rank_one": "m2s.process",

@@ -162,3 +162,14 @@ def test_the_page_links_every_recipe() -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     for recipe in RECIPES:
         assert f"](../examples/{recipe}.py)" in page
+
+
+def test_the_recipe_for_diffusers_draws_from_a_run(tmp_path: Path) -> None:
+    """The prompt stays, and all masks are drawn. The same seed repeats the text."""
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(5, width=16, depth=1, heads=2, time=False))
+    data, tokenizer = {"kind": "text", "length": 12}, m2s.data.Characters("abc ")
+    m2s.save(tmp_path / "run", model, m2s.Posterior(m2s.Absorbing(4, m2s.Linear())), data, tokenizer)
+    words = (ROOT / "examples" / "diffusers_pipeline.py", "--checkpoint", tmp_path / "run", "--prompt", "cab ", "--steps", 6)
+    one, two, other = (run(*words, "--seed", seed).splitlines()[-1] for seed in (3, 3, 4))
+    assert re.fullmatch("cab [abc ]{8}", one) and one == two and one != other

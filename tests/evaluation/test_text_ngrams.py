@@ -9,9 +9,12 @@ import pytest
 from m2s.data import Bytes
 from m2s.evaluation.genppl import PROTOCOLS, Samples
 from m2s.evaluation.ngrams import ngram_ids
+from m2s.evaluation.text import metric, vocabulary
 from m2s.evaluation.text.metric import MeasuredText, TextContext, TrainingText
 from m2s.evaluation.text.novelty import NOVELTY
 from m2s.evaluation.text.repetition import REPETITION, shared_with_others
+from m2s.evaluation.text.vocabulary import VOCABULARY
+from m2s.evaluation.text.words import inner_words
 from packed_text import prepare, stream
 
 
@@ -112,3 +115,31 @@ def test_only_the_start_of_the_training_text_is_searched(training: TrainingText,
     sizes = [size for size in range(1, 13) if set(grams(text[90:102], size)) & set(grams(text[:100], size))]
     assert found["longest_copy"]["value"] == (12 + max(sizes)) / 2 < 12
     assert start.fingerprint != training.fingerprint
+
+
+def test_known_words_are_those_of_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words in any case, also at the ends of documents and across the parts in which the training text is decoded."""
+    documents = ["The cat sat", "on a mat", *["a cat"] * 20]
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(documents))
+    prepare(tmp_path / "a.txt", tmp_path / "packed")
+    tokens = stream(tmp_path / "packed", "train")
+    expected = Counter("".join(chr(token) if token < 256 else " " for token in tokens).lower().split())
+    assert expected["cat"] > expected["sat"] == 1
+    for size in (1, 7, 2**20):
+        monkeypatch.setattr(metric, "CHUNK", size)
+        training = TrainingText(tmp_path / "packed")
+        assert training.words == expected
+    texts = ["at the CAT zat on", "he sat.mat mats 4 a cat", "cat"]
+    assert [inner_words(one) for one in texts] == [["the", "cat", "zat"], ["sat", "mat", "mats", "a"], []]
+    rows = np.zeros((3, 4), np.int64)
+    samples = Samples(Path("x.npz"), PROTOCOLS["paper"], texts, rows, Bytes(), {})
+    monkeypatch.setattr(vocabulary, "FREQUENT", expected["cat"])
+    found = VOCABULARY.measure(MeasuredText(samples), context(training))
+    frequent = sum(expected[word] >= expected["cat"] for word in ("the", "cat", "zat", "sat", "mat", "mats", "a"))
+    assert found["known_words"]["value"] == 5 / 7 and found["frequent_words"]["value"] == frequent / 7
+    assert found["known_words"]["low"] <= 5 / 7 <= found["known_words"]["high"]
+    assert VOCABULARY.measure(measured(rows), context(training))["known_words"]["value"] == 0
+
+
+def test_the_end_of_a_document_is_no_word() -> None:
+    assert inner_words("a cat.<|endoftext|>on mats endoftext x") == ["cat", "on", "mats", "endoftext"]

@@ -280,36 +280,38 @@ def test_speed_leaves_validations_out(mnist, monkeypatch):
     assert source.measurements(4)["images_per_second"] == 18 * 4 / 18
 
 
-def test_a_named_inception_file_is_read_after_the_first_training(mnist, monkeypatch, capsys):
-    """So it can be copied meanwhile. A row without it fails, but keeps its training run, which is not repeated."""
+def test_missing_or_damaged_inception_weights_are_an_error_before_the_first_row(mnist, monkeypatch, capsys):
+    """Otherwise a row would be trained and have no FID."""
     weights = Path("net.pt").read_bytes()
     Path("net.pt").unlink()
+    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 2
+    assert "net.pt is no file: give Inception's weights" in capsys.readouterr().err
+    Path("net.pt").write_bytes(weights[: len(weights) // 2])  # a copy that was not finished
+    assert mnist.main(["out", "--methods", "md4", *COMMON]) == 2
+    assert "net.pt" in capsys.readouterr().err and not Path("out").exists()
+
+
+def test_a_row_that_fails_after_training_is_evaluated_later(mnist, monkeypatch, capsys):
+    """It keeps its training run, which is not repeated."""
+
+    def fail(*_):
+        raise RuntimeError("no features")
+
     trace = ["--validate-every", "2"]
-    assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 1
-    message = capsys.readouterr().err
-    assert "net.pt does not exist yet" in message and "md4-seed1 failed" in message
+    with monkeypatch.context() as patch:
+        patch.setattr(mnist, "statistics", fail)
+        assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 1
+    assert "md4-seed1 failed" in capsys.readouterr().err
     assert mnist.main(["out", "--table"]) == 0
     assert "| step | `md4` |" in capsys.readouterr().out
     (failed,) = json.loads(Path("out/mnist.json").read_text())["rows"]
-    assert failed["error"].startswith("BadData: net.pt is no file") and "nelbo" not in failed
+    assert failed["error"] == "RuntimeError: no features" and "nelbo" not in failed
     before = Path("out/runs/md4-seed1/model.safetensors").read_bytes()
-    Path("net.pt").write_bytes(weights)
     assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 0
     for key in ("images_per_second", "peak_gib", "validation"):
         assert failed[key] == row("md4")[key]
     assert [point["step"] for point in failed["validation"]] == [2, STEPS]
     assert Path("out/runs/md4-seed1/model.safetensors").read_bytes() == before and "fid" in row("md4")["samples"][0]
-    real = mnist.train
-
-    def train(config, source):
-        found = real(config, source)
-        Path("net.pt").write_bytes(weights)
-        return found
-
-    monkeypatch.setattr(mnist, "train", train)
-    Path("net.pt").unlink()
-    assert mnist.main(["out", "--methods", "sedd", *trace, *COMMON]) == 0
-    assert "fid" in row("sedd")["samples"][0]
 
 
 def test_warmup_is_a_tenth_of_the_steps_and_at_most_that_of_the_preset(mnist):

@@ -1,5 +1,6 @@
 """The plateau experiment: its data, the crossing of a level, and its files."""
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -8,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import m2s
+from m2s.data.sequences import Sequences
+from m2s.distributed import World
+from m2s.methods.build import nelbo_loss
 from m2s.presets import PRESETS
+from m2s.training.config import resolve
+from m2s.training.trainer import Trainer
+from m2s.training.validate import validate
 
 ROOT = Path(__file__).parent.parent.parent
 SPEC = importlib.util.spec_from_file_location("plateau", ROOT / "experiments" / "plateau.py")
@@ -37,6 +45,31 @@ def test_context_is_worth_much_more_than_the_level():
     transition = torch.zeros(plateau.VOCAB, plateau.VOCAB, dtype=torch.float64).scatter_add_(1, successors, probability)
     conditional = -transition[x[:, :-1], x[:, 1:]].log().mean()
     assert plateau.unigram_entropy(x, x) - conditional > 2
+
+
+def test_the_unigram_level_is_on_the_noise_of_the_validations():
+    """The trainer's validation of a network without context gives the level. Its mean over seeds is the unigram entropy."""
+    train_x, held_out = plateau.draw(2000, 1), plateau.draw(plateau.HELD_OUT, 2)
+    counts = torch.bincount(train_x.flatten(), minlength=plateau.VOCAB).float() + 1
+
+    class Unigram(torch.nn.Module):
+        def forward(self, x_t, t, label=None):
+            return (counts / counts.sum()).log().expand(*x_t.shape, plateau.VOCAB)
+
+    levels = []
+    for seed in range(1, 13):
+        config = resolve(plateau.configure("owt", seed, Path("run"), 5))
+        head = m2s.Posterior(m2s.Uniform(plateau.VOCAB, m2s.Linear()), offset="exact")
+        levels.append(plateau.unigram_nelbo(head, config.run, train_x, held_out))
+        if seed == 1:
+            source = Sequences(train_x, plateau.VOCAB, validation_x=held_out)
+            parts = {"source": source, "world": World(0, 1, torch.device("cpu")), "model": Unigram(), "head": head}
+            trainer = Trainer.__new__(Trainer)  # only what a validation needs
+            parts |= {"config": config, "autocast": contextlib.nullcontext, "nelbo_loss": nelbo_loss(config.head)}
+            vars(trainer).update(parts)
+            assert validate(trainer)["validation_bits"] * math.log(2) == pytest.approx(levels[0], rel=1e-5)
+    error = torch.tensor(levels).std().item() / math.sqrt(len(levels))
+    assert abs(sum(levels) / len(levels) - plateau.unigram_entropy(train_x, held_out)) < 3 * error
 
 
 def test_crossing_is_interpolated():

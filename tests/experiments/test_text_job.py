@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 NETWORK = {"network.size": "tiny", "network.width": 16, "network.depth": 1, "network.heads": 2, "data.length": 16, "batch": 4}
 SETTINGS = {**NETWORK, "optimizer.warmup": 2, "log_every": 2, "validate_every": 40}
 COMMON = ["--data", "packed", "--n", "8", "--audited", "4", "--steps", "2", "4", "--micro-batch", "4", "--bundle", "back"]
+COMMON += ["--temperatures", "0.8"]
 TEXT = ["--", "--budget", "0.3", "--limit", "3", "--set", *(f"{key}={value}" for key, value in SETTINGS.items())]
 
 
@@ -73,6 +74,8 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
     expected |= {
         f"samples/m2s-offset/{s}-{g}-{n}.npz" for s in ("bayes", "euler") for g in ("cosine", "linear") for n in (2, 4)
     }
+    expected |= {"samples/m2s-offset/bayes-cosine-2-T0.8.npz"}
+    expected |= {f"samples/sedd-projected/analytic-linear-2-T{temperature}.npz" for temperature in ("0.8", "1")}
     expected |= {f"repair/sedd-{n}/{name}" for n in (2, 4) for name in ("projected.npz", "repair.json", "repair.txt")}
     steps = read("out/budgets/sedd.json")["steps"]
     audits = ["audit", "audit-4", "audit-steps-2", f"audit-state-{steps // 4}", f"audit-state-{steps // 2}"]
@@ -85,10 +88,16 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
         checkpoint = "out/runs/sedd" if step == steps else f"out/states/sedd-{step}"
         assert found["checkpoint"] == checkpoint and m2s.load(checkpoint).config["extra"]["step"] == step
         assert found["overall"]["position_steps"] == 4 * 4 * 16
-    words = ["--n", "8", "--steps", "4", "--sampler", "analytic", "--grid", "linear", "--micro-batch", "4"]
-    m2s_main(["sample", "out/runs/sedd", "--out", "again.npz", *words])
-    with np.load("again.npz") as again, np.load("arrived/results/samples/sedd/analytic-linear-4.npz") as packed:
-        assert np.array_equal(again["tokens"], packed["tokens"])
+    score = ["--sampler", "analytic", "--grid", "linear"]
+    for name, words in (  # a temperature sharpens a posterior: of a score that of the projected one
+        ("sedd/analytic-linear-4", ["--steps", "4", *score]),
+        ("sedd-projected/analytic-linear-2-T0.8", ["--steps", "2", *score, "--project", "--temperature", "0.8"]),
+        ("m2s-offset/bayes-cosine-2-T0.8", ["--steps", "2", "--sampler", "bayes", "--temperature", "0.8"]),
+    ):
+        run, out = f"out/runs/{name.partition('/')[0].removesuffix('-projected')}", f"again/{name}.npz"
+        m2s_main(["sample", run, "--out", out, "--n", "8", "--micro-batch", "4", *words])
+        with np.load(out) as again, np.load(f"arrived/results/samples/{name}.npz") as packed:
+            assert np.array_equal(again["tokens"], packed["tokens"]), name
 
     # Figures are made from what arrived, each by one command.
     monkeypatch.chdir("arrived/results")
@@ -106,9 +115,21 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
 
 
 def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
-    """A signal stops training between two steps, and then sampling between two batches. The third call finishes."""
+    """A signal stops training between two steps, and then sampling between two batches. The third call finishes.
+
+    The row is an entry of the leaderboard, with the time of both calls that trained it.
+    """
     train, finish, draw = job.text.train, loop.finish_step, job.run_m2s
-    started = []
+    started, verified = [], []
+
+    def verify(words):
+        folder = Path(words[1])
+        verified.append(job.text_leaderboard.leaderboard.read_entry(folder))
+        assert files(folder / "seed-1") == {"config.json", "model.safetensors", "train.json", "log.jsonl"}
+        (folder / "verified.json").write_text("{}")
+        return 0
+
+    monkeypatch.setattr(job.text_leaderboard.leaderboard, "main", verify)
 
     def recorded_train(config):
         started.append(config.run.out.name)
@@ -121,7 +142,7 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
 
     monkeypatch.setattr(job.text, "train", recorded_train)
     monkeypatch.setattr(loop, "finish_step", interrupted_step)
-    given = ["out", "--rows", "mdlm", *COMMON, "--seconds", "600", *TEXT]
+    given = ["out", "--rows", "mdlm", "--leaderboard", *COMMON, "--seconds", "600", *TEXT]
     assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out
     steps = read("out/budgets/mdlm.json")["steps"]
@@ -129,6 +150,8 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     assert max(saved) == 3 < steps and not Path("out/mdlm.json").exists()
     assert job.transfer.main(["join", "back", "first"]) == 0
     assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in job.RUN_FILES)}
+    half = read("out/clock/mdlm.json")["seconds"]
+    assert half > 0 and not verified
 
     def interrupted_draw(words):
         signal.raise_signal(signal.SIGALRM)
@@ -138,6 +161,10 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out and started == ["mdlm-probe", "mdlm", "mdlm"]
     row = read("out/mdlm.json")
+    (entry,) = verified
+    seconds = entry["runs"][0]["seconds"]
+    assert seconds == round(read("out/clock/mdlm.json")["seconds"], 1) > half
+    assert seconds > job.text.logged_seconds(Path("out/runs/mdlm")) and entry["runs"][0]["command"] == row["train"]
     assert row["tokens"] == steps * 64 and not Path("out/samples/mdlm/ancestral-linear-2.npz").exists()
 
     monkeypatch.setattr(job, "run_m2s", draw)
@@ -145,6 +172,8 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     assert "finished: mdlm" in capsys.readouterr().out and len(started) == 3
     assert job.transfer.main(["join", "back", "last"]) == 0
     assert {f"samples/mdlm/ancestral-linear-{n}.npz" for n in (2, 4)} <= files(Path("last/results"))
+    assert {f"leaderboard/mdlm/{name}.json" for name in ("entry", "verified")} <= files(Path("last/results"))
+    assert read("out/clock/mdlm.json")["seconds"] == pytest.approx(seconds, abs=0.051)  # the third call trained nothing
 
 
 def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):

@@ -128,6 +128,41 @@ def test_unaligned_tensors():
         assert (buffer[:3] == junk).all() and (buffer[3 + len(weight) :] == junk).all()
 
 
+@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (6, 4, 1, 1), (4, 1, 3, 3)])
+def test_channels_last_weights(shape):
+    """Weights of convolutions in the layout channels-last: the same step as for contiguous ones, by the kernel."""
+    states = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE).contiguous(memory_format=layout)
+        optimizer = torch.optim.AdamW([nn.Parameter(weight)], lr=1e-2, fused=True)
+        averages = [weight.detach().clone()]
+        step = OptimizerStep(optimizer)
+        with use_backend("fused"):
+            for i in range(2):
+                make_step(step, averages, gradients(optimizer, i))
+        assert step.tables.addresses
+        states.append(full_state(optimizer, averages))
+    for key, value in states[0].items():
+        assert torch.equal(states[1][key], value), key
+
+
+def test_a_gradient_in_another_layout_is_left_to_torch():
+    """The kernel reads memory in order, so that all tensors of a parameter must have the same order."""
+    states = []
+    for kind in ("fused", "reference"):
+        weight = nn.Parameter(torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE))
+        optimizer = torch.optim.AdamW([weight], lr=1e-2, fused=True)
+        averages, norm = [weight.detach().clone()], gradients(optimizer, 1)
+        weight.grad = weight.grad.contiguous(memory_format=torch.channels_last)
+        step = OptimizerStep(optimizer)
+        with use_backend(kind):
+            make_step(step, averages, norm)
+        states.append(full_state(optimizer, averages))
+    assert not step.tables
+    for key, value in states[0].items():
+        assert torch.equal(states[1][key], value), key
+
+
 @pytest.mark.parametrize("kind", ["fused", "reference"])
 @pytest.mark.parametrize("numbers", [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"),)])
 def test_non_finite_number_skips_the_step(kind, numbers):

@@ -45,15 +45,20 @@ def supports(sampler: str, process: str, head: str) -> bool:
     if sampler == "autoregressive":
         return False
     if process in CHAINS:
-        return sampler in ("bayes", "predictor_corrector") and head in ("posterior", "offset")
+        anywhere = ("bayes", "predictor_corrector", "informed", "psi", "entropy_bound")
+        return sampler in anywhere and head in ("posterior", "offset")
     if sampler in MASKED:
         return process == "absorbing" and head not in UNCONSTRAINED
     if sampler in ORDINAL:
         return process in ("uniform", "gaussian")
     if sampler in ("adaptive", "self_correcting"):
         return process in RANK_ONE and head not in UNCONSTRAINED and (sampler, process) != ("self_correcting", "absorbing")
-    if sampler == "bayes":
+    if sampler in ("bayes", "psi", "entropy_bound"):
         return head not in UNCONSTRAINED
+    if sampler == "absorbing_uniform":
+        return process == "uniform" and head not in UNCONSTRAINED
+    if sampler == "informed":
+        return process != "absorbing"
     if sampler == "analytic":
         return process in RANK_ONE
     return True

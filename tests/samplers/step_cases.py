@@ -106,12 +106,12 @@ def routes(process: m2s.Process, offset: bool, output: np.ndarray, k: np.ndarray
 
 
 def use_blocks_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make categorical draws sum over blocks of `size` tokens. `invert_cdf` is unwrapped: its signature has the default."""
-    for name in ("samplers.prediction", "ops.categorical", "ops.reverse_step.cpu"):
-        monkeypatch.setattr(importlib.import_module(f"m2s.{name}"), "BLOCK", size)
+    """Make categorical draws sum over blocks of `size` tokens. Signatures of wider blocks are unwrapped."""
     for name in ("ops.categorical", "ops.reverse_step.cpu"):
         module = importlib.import_module(f"m2s.{name}")
+        monkeypatch.setattr(module, "block_width", lambda columns: size)
         monkeypatch.setattr(module, "invert_cdf", inspect.unwrap(module.invert_cdf))
+    monkeypatch.setattr(importlib.import_module("m2s.samplers.prediction"), "BLOCK", size)
 
 
 def score_of(head: m2s.Head, output: np.ndarray, k: np.ndarray, t: float) -> np.ndarray:

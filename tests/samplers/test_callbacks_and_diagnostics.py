@@ -37,7 +37,12 @@ pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
 
 def expected_steps(sampler: str, steps: int) -> int:
-    others = {"analytic": steps + 1, "predictor_corrector": 2 * steps - 1, "self_correcting": steps + CORRECTIONS}
+    others = {
+        "analytic": steps + 1,
+        "predictor_corrector": 2 * steps - 1,
+        "informed": 2 * steps - 1,
+        "self_correcting": steps + CORRECTIONS,
+    }
     return (others | {"first_hitting": min(steps, L)}).get(sampler, steps)
 
 

@@ -206,7 +206,6 @@ def test_nothing_is_printed_without_progress(
         ({"lr": -1.0}, "^lr is -1.0"),
         ({"options": {"optimizer.lr": -1.0}}, "^optimizer.lr is -1.0"),
         ({"size": "huge"}, "^size is 'huge'"),
-        ({"options": {"optimizer.kind": "muon", "parallel": "fsdp"}}, r'give options=."parallel": "ddp".$'),
         ({"x": CYCLES[:1]}, "Or give validation_x"),
         ({"device": "tpu"}, "tpu"),
         ({"seed": -1}, "seed is -1"),

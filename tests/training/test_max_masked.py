@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from fake_graph import FakeGraph
 
 import m2s
 from m2s.distributed import World
@@ -22,7 +23,7 @@ from m2s.ops.last_layer import Unprojected
 from m2s.training import cuda_graph, resolve
 from m2s.training import trainer as trainer_module
 from m2s.training.build import make_objects
-from m2s.training.cuda_graph import WARMUP_CALLS, CUDAGraphRunner, DirectBackward, GraphedBackward, masked_capacity
+from m2s.training.cuda_graph import CUDAGraphRunner, DirectBackward, GraphedBackward, masked_capacity
 from m2s.training.loop import Stopper, finish_step
 from m2s.training.trainer import Trainer, balance_micro_batches
 from small_runs import random_rows, small, weighted_rows
@@ -109,36 +110,6 @@ def test_the_number_of_reserved_rows():
     for sites in (1, 7, 32, 1000):
         sizes = [masked_capacity(count, sites) for count in range(sites + 1)]
         assert sizes == sorted(sizes) and all(max(1, count) <= size <= sites for count, size in enumerate(sizes))
-
-
-class FakeGraph:
-    """The constraints of a graph, without one: from the recording on gradients stay where they are. A replay overwrites them if
-    the recording made them, and adds to them if not."""
-
-    def __init__(self, function):
-        self.function, self.calls = function, 0
-        self.weights = list(getattr(function, "func", function).__self__.model.parameters())
-
-    @property
-    def recorded(self):
-        return self.calls > WARMUP_CALLS
-
-    def __call__(self, *arguments):
-        self.calls += 1
-        if self.calls > WARMUP_CALLS + 1:
-            assert all(weight.grad is gradient for weight, gradient in zip(self.weights, self.gradients, strict=True))
-            if self.overwrites:
-                for weight in self.weights:
-                    weight.grad = None
-        elif self.calls == WARMUP_CALLS + 1:
-            self.overwrites = self.weights[0].grad is None
-        result = self.function(*arguments)
-        if self.calls == WARMUP_CALLS + 1:
-            self.gradients = [weight.grad for weight in self.weights]
-        elif self.calls > WARMUP_CALLS + 1 and self.overwrites:
-            for weight, gradient in zip(self.weights, self.gradients, strict=True):
-                weight.grad = gradient.copy_(weight.grad)
-        return result
 
 
 def trainer_of(out, rows, **changes):

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from m2s.errors import UserError
-from m2s.training import train
+from m2s.training import state, train
 from m2s.training.config import DataConfig, NetworkConfig, OptimizerConfig
 from m2s.training.ema import EMA
 from m2s.training.muon import COEFFICIENTS, ITERATIONS, Muon, orthogonalize
 from m2s.training.optimizer import Optimizer
-from small_runs import die_before, outcome, random_rows, small
+from small_runs import die_before, outcome, random_rows, small, tensors, together
 
 
 class TwoLayers(nn.Module):
@@ -146,13 +146,22 @@ def test_a_state_of_adamw_is_not_a_state_of_muon(tmp_path):
         train(with_muon(tmp_path / "run"), random_rows())
 
 
-def test_muon_needs_a_network_that_names_its_matrices_and_holds_them_whole(tmp_path):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_make_the_steps_of_one(tmp_path, parallel):
+    """With copies of the weights, and with rows of each matrix. The momentum in the state is that of one process too."""
+    train(with_muon(tmp_path / "one"), random_rows())
+    together(2, with_muon(tmp_path / "two", parallel=parallel), random_rows())
+    expected, found = (tensors(state.place(tmp_path / name / "state", 12)) for name in ("one", "two"))
+    assert expected.keys() == found.keys() and any("momentum_buffer" in name for name in expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_muon_needs_a_network_that_names_its_matrices(tmp_path):
     images = with_muon(tmp_path / "a", network=NetworkConfig(kind="unet", size="tiny"), data=DataConfig(name="digits"))
     with pytest.raises(UserError, match="block_matrices"):
         train(images)
-    with pytest.raises(UserError, match="ddp"):
-        train(with_muon(tmp_path / "b", parallel="fsdp"), random_rows())
-    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_network_of_your_own_names_its_matrices():

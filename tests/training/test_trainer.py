@@ -61,7 +61,7 @@ def attributes(model: torch.nn.Module) -> dict[str, object]:
 
 def flags() -> tuple[object, ...]:
     """Torch's global flags that a run may set."""
-    return torch.backends.cudnn.allow_tf32, torch._dynamo.config.recompile_limit
+    return torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch._dynamo.config.recompile_limit
 
 
 def test_the_random_numbers_of_the_caller_continue(tmp_path: Path) -> None:
@@ -83,7 +83,8 @@ def test_flags_and_attributes_of_the_network_are_restored(tmp_path: Path, monkey
     """Compiled blocks (here: not really), recomputed activations, fused last layer, float32: all undone after the run."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *given: function(*given))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert flags() == (True, 8)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert flags() == (True, True, 8)
     seen: list[torch.nn.Module] = []
     make = loop.make_objects
 
@@ -94,7 +95,7 @@ def test_flags_and_attributes_of_the_network_are_restored(tmp_path: Path, monkey
         return objects
 
     def inside(trainer_: Trainer, batch: object) -> tuple[torch.Tensor, torch.Tensor]:
-        assert flags() == (False, 64) and attributes(seen[0]) != before and trainer_.model.unprojected
+        assert flags() == (False, False, 64) and attributes(seen[0]) != before and trainer_.model.unprojected
         if ends == "by an error" and trainer_.progress.step == 1:
             raise OSError("the disk is full")
         return gradient(trainer_, batch)
@@ -109,7 +110,7 @@ def test_flags_and_attributes_of_the_network_are_restored(tmp_path: Path, monkey
             train(config, random_rows())
     else:
         train(config, random_rows())
-    assert flags() == (True, 8) and attributes(seen[0]) == before and not seen[0].unprojected
+    assert flags() == (True, True, 8) and attributes(seen[0]) == before and not seen[0].unprojected
 
 
 def test_a_loss_without_a_fused_form_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

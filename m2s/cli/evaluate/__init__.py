@@ -1,4 +1,7 @@
-"""`m2s evaluate bpd | fid | genppl | text`: measure a model or its samples. One file and one line per metric."""
+"""`m2s evaluate bpd | fid | genppl | lm-eval | text | zero-shot`: measure a model or its samples.
+
+One file and one line per metric.
+"""
 
 from dataclasses import dataclass, make_dataclass
 from functools import reduce
@@ -10,16 +13,26 @@ import tyro
 from m2s.cli.evaluate.bpd import Bpd
 from m2s.cli.evaluate.fid import Fid
 from m2s.cli.evaluate.genppl import GenPPL
+from m2s.cli.evaluate.lm_eval import LmEval
 from m2s.cli.evaluate.metric import metric_command
 from m2s.cli.evaluate.text import Text
+from m2s.cli.evaluate.zero_shot import ZeroShot
 
-BUILT_IN: dict[str, Any] = {"bpd": Bpd, "fid": Fid, "genppl": GenPPL, "text": Text}
+BUILT_IN: dict[str, Any] = {
+    "bpd": Bpd,
+    "fid": Fid,
+    "genppl": GenPPL,
+    "lm-eval": LmEval,
+    "text": Text,
+    "zero-shot": ZeroShot,
+}
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a model on held-out data (bpd, and the perplexity of text), or its samples: images (fid) or text (genppl, text).
+    """Measure a model on held-out data (bpd, zero-shot, lm-eval), or its samples: images (fid) or text (genppl,
+    text).
 
     Every metric prints its standard errors. With --out result.json it also writes everything that the result depends on. A
     --plugin can register more metrics.
@@ -31,7 +44,9 @@ class Evaluate:
         Annotated[Bpd, tyro.conf.subcommand("bpd")]
         | Annotated[Fid, tyro.conf.subcommand("fid")]
         | Annotated[GenPPL, tyro.conf.subcommand("genppl")]
+        | Annotated[LmEval, tyro.conf.subcommand("lm-eval")]
         | Annotated[Text, tyro.conf.subcommand("text")]
+        | Annotated[ZeroShot, tyro.conf.subcommand("zero-shot")]
     )
     """The metric."""
 

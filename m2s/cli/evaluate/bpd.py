@@ -70,8 +70,9 @@ class Bpd:
     """
 
     checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-    """The model: a folder with config.json and model.safetensors, such as that of a run, or a repository OWNER/NAME of the
-    Hugging Face hub."""
+    """The model: a folder with config.json and model.safetensors, such as that of a run; builtin:NAME, such as
+    builtin:digits-sedd, for weights that ship with m2s (m2s data list names them); or a repository OWNER/NAME of the Hugging
+    Face hub."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|PATH")] = ""
     """The data; by default what the run was trained on. Images: digits, mnist, cifar10. Text: a folder of m2s data prepare, a
     file or folder of .txt, .jsonl or .parquet, or a data set of the hub, such as lm1b or OWNER/NAME."""
@@ -167,8 +168,8 @@ class Bpd:
         """Load the models and the data."""
         from m2s.evaluation.bpd import example_sizes
 
-        checkpoint = _load(self.checkpoint, world.device)
-        other = None if self.against is None else _load(self.against, world.device)
+        checkpoint = load_described(self.checkpoint, world.device)
+        other = None if self.against is None else load_described(self.against, world.device)
         if other is not None:
             check_same_data((self.checkpoint, checkpoint), (str(self.against), other))
         try:
@@ -258,8 +259,19 @@ class Bpd:
         print_escaped(f"written to {out}" + ("" if numbers["exact"] else f", the loss over t to {picture}"))
 
 
-def _load(place: str, device: Any) -> "Checkpoint":
-    """A checkpoint that describes its data."""
+def load_described(place: str, device: Any) -> "Checkpoint":
+    """Load a checkpoint that describes its data.
+
+    Args:
+        place: A folder, or a repository of the Hugging Face hub.
+        device: Where to put the network.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UserError: It cannot be read, or does not describe its data.
+    """
     checkpoint = load_checkpoint(place, device)
     if (checkpoint.data or {}).get("kind") not in ("image", "text"):
         raise UserError(

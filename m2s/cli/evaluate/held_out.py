@@ -238,17 +238,18 @@ def trained_on(checkpoint: str) -> "DataConfig":
     """Return the data that a run was trained on, from its record.
 
     Args:
-        checkpoint: The folder of the run.
+        checkpoint: The folder of the run, or a name of built-in weights.
 
     Raises:
         UserError: There is no record, or it cannot be read.
     """
     from m2s.data import image_sets
+    from m2s.hub import builtin
     from m2s.io import read_json
     from m2s.training.config import DataConfig
     from m2s.training.run_folder import RECORD
 
-    path = Path(checkpoint).expanduser() / RECORD
+    path = builtin.locate(checkpoint) / RECORD
     if not path.is_file():
         raise UserError(
             f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "

@@ -35,7 +35,8 @@ class MetricArgs:
     samples: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[SAMPLES]")] = ""
     """The samples: an .npz that m2s sample wrote. A metric of a model needs none."""
     checkpoint: Annotated[str, tyro.conf.arg(metavar="CHECKPOINT")] = ""
-    """The model, for metrics that need it: the folder of a run, or a repository of the Hugging Face hub."""
+    """The model, for metrics that need it: the folder of a run, built-in weights (builtin:NAME), or a repository of the Hugging
+    Face hub."""
     reference: Annotated[str, tyro.conf.arg(metavar="NAME:SPLIT|FILE|TEXT")] = ""
     """Held-out data to compare with: a split of a data set such as mnist:test, an .npz with tokens, or, with --checkpoint, any
     text that m2s evaluate bpd --data accepts."""

@@ -47,6 +47,7 @@ class Text:
     perplexity: generative perplexity and the entropy of the tokens, as m2s evaluate genppl. mauve: overlap of the embeddings
     with those of held-out text, 0 to 1. frechet: distance of the embeddings. repetition: repeated n-grams, distinct n-grams,
     n-grams shared between samples. novelty: n-grams that are not in the training text, and the longest copy from it.
+    vocabulary: words that occur in the training text.
 
     No number is safe alone. m2s data adversaries makes samples without a model, such as shuffled text. Give them too: a column
     that ranks an adversary before all samples, or above held-out text, is marked with !.
@@ -70,8 +71,8 @@ class Text:
     """What the judge scores and how it is averaged, as in m2s evaluate genppl. It also sets the greatest number of samples and
     of tokens."""
     metrics: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
-    """Compute only these metrics: perplexity, mauve, frechet, repetition, novelty, or one of a plugin. Without the first three
-    no judge is needed."""
+    """Compute only these metrics: perplexity, mauve, frechet, repetition, novelty, vocabulary, or one of a plugin. Without the
+    first three no judge is needed."""
     split: Annotated[str, tyro.conf.arg(metavar="test|validation|train")] = ""
     """The split of held-out text; by default test or, where that is too small, validation."""
     limit: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None

@@ -233,7 +233,7 @@ def plot_frontier(results: Sequence[Mapping[str, Any]]) -> "Figure":
     if max(values) > 4 * min(values):
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("entropy of the tokens of a sample, bits", color=INK)
-    axes.set_ylabel(f"generative perplexity, {Path(results[0]['judge']['name']).name}", color=INK)
+    axes.set_ylabel(f"generative perplexity\n{Path(results[0]['judge']['name']).name}", color=INK)
     axes.set_title("Right is more varied, down is more likely", loc="left", fontsize=11, color=INK)
     axes.tick_params(colors=MUTED, labelsize=9)
     axes.margins(0.12)

@@ -1,6 +1,7 @@
 """Metrics of generated text beside generative perplexity, which alone can be lowered without writing better text.
 
-    TEXT_METRICS       every metric by name: perplexity with entropy, MAUVE, Fréchet distance, repetition, novelty
+    TEXT_METRICS       every metric by name: perplexity with entropy, MAUVE, Fréchet distance, repetition, novelty,
+                       vocabulary
     ADVERSARIES        samples that a good metric does not rank first
     SuffixArray(text, 512).match_lengths(tokens)        the longest copy from every position on
     mauve_score(samples, reference).value    from embeddings, each [n, H]

@@ -107,7 +107,8 @@ def measure_texts(
             content = content_hash(text)
             results = {}
             for name, metric in metrics.items():
-                training = context.training.fingerprint if "training text" in metric.needs else None
+                needed = context.training if "training text" in metric.needs else None
+                training = None if needed is None else needed.fingerprint
                 depends = {"metric": [name, metric.version], "text": content, "training": training, **shared}
 
                 def compute(metric: TextMetric = metric, text: Samples = text) -> Mapping[str, Any]:

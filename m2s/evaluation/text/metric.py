@@ -1,5 +1,8 @@
 """What a metric of text receives and returns."""
 
+import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,9 @@ from jaxtyping import Int
 from m2s.data import Tokens
 from m2s.evaluation.genppl import Samples, Scores
 from m2s.evaluation.text.suffix_array import SuffixArray
+from m2s.evaluation.text.words import count_words
+
+CHUNK = 2**20  # tokens that are decoded at once
 
 Value = dict[str, float | None]
 """A measured number: "value", and "low" and "high" of its 95% interval or None."""
@@ -48,7 +54,7 @@ class MeasuredText:
 
 
 class TrainingText:
-    """The text that a model was trained on, with a suffix array that is built when a metric asks for it.
+    """The text that a model was trained on, with a suffix array and a count of words, made when a metric asks for them.
 
     Args:
         folder: The folder that `m2s data prepare` made.
@@ -77,6 +83,21 @@ class TrainingText:
             self._index = SuffixArray(self._tokens.stream(self.count), depth, self.device)
         return self._index
 
+    @functools.cached_property
+    def words(self) -> Counter[str]:
+        """How often each word occurs (`m2s.evaluation.text.words`)."""
+        tokenizer, stream, found, rest = self._tokens.tokenizer, self._tokens.stream(self.count), Counter[str](), ""
+        for start in range(0, len(stream), CHUNK):
+            tokens = stream[start : start + CHUNK]
+            # Some tokenizers decode the end of a document to nothing, which would join two words.
+            documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.end)) if tokenizer.end is not None else [tokens]
+            text = rest + " ".join(tokenizer.decode(document.tolist()) for document in documents)
+            complete = len(re.sub(r"[^\W\d_]+$", "", text))  # the last word may continue in the next part
+            found.update(count_words(text[:complete]))
+            rest = text[complete:]
+        found.update(count_words(rest))
+        return found
+
 
 @dataclass(frozen=True)
 class TextContext:
@@ -84,14 +105,14 @@ class TextContext:
 
     Args:
         reference: Held-out text of the same length, as the samples are.
-        training: The text that the model was trained on.
+        training: The text that the model was trained on; None where no metric needs it.
         resamples: The number of bootstrap resamples.
         seed: The seed of the bootstrap and of k-means.
         device: Where embeddings are compared.
     """
 
     reference: MeasuredText
-    training: TrainingText
+    training: TrainingText | None = None
     resamples: int = 2000
     seed: int = 0
     device: torch.device | str = "cpu"

@@ -22,7 +22,9 @@ def _measure(text: MeasuredText, context: TextContext) -> dict[str, Any]:
     """Count novel n-grams, and find the longest copies."""
     tokens = text.tokens
     width = tokens.shape[1]
-    lengths = context.training.index(width).match_lengths(tokens)
+    training = context.training
+    assert training is not None  # the metric declares that it needs the training text
+    lengths = training.index(width).match_lengths(tokens)
     columns = {}
     for size in SIZES:
         if size <= width:
@@ -35,7 +37,7 @@ def _measure(text: MeasuredText, context: TextContext) -> dict[str, Any]:
         mean = bootstrap(pair, lambda sums: sums[..., 0] / sums[..., 1], context.resamples, context.seed)
         found[name] = asdict(mean)
     found["longest_copy_of_all"] = {"value": float(copies.max()), "low": None, "high": None}
-    return {**found, "searched_tokens": context.training.count, "training_tokens": context.training.total}
+    return {**found, "searched_tokens": training.count, "training_tokens": training.total}
 
 
 NOVELTY = TextMetric(

@@ -9,6 +9,7 @@ from m2s.evaluation.text.metric import TextMetric
 from m2s.evaluation.text.novelty import NOVELTY
 from m2s.evaluation.text.perplexity import PERPLEXITY
 from m2s.evaluation.text.repetition import REPETITION
+from m2s.evaluation.text.vocabulary import VOCABULARY
 from m2s.registry import Registry
 
 TEXT_METRICS: Registry[TextMetric] = Registry("metric of text")
@@ -19,3 +20,4 @@ TEXT_METRICS.add("mauve", MAUVE)
 TEXT_METRICS.add("frechet", FRECHET)
 TEXT_METRICS.add("repetition", REPETITION)
 TEXT_METRICS.add("novelty", NOVELTY)
+TEXT_METRICS.add("vocabulary", VOCABULARY)

@@ -155,12 +155,15 @@ class Tables:
             averages: Moving averages of the weights.
 
         Returns:
-            Whether the kernel can make the step: all tensors are plain, contiguous and float32.
+            Whether the kernel can make the step: all tensors are plain, dense and float32, and those of a parameter have the
+            same order in memory.
         """
         found = [(weight.grad, weight, average) for weight, average in zip(self.weights, averages, strict=True)]
         if not all(_is_plain(tensor) for row in found for tensor in row):
             return False
         rows = [self._row(weight, average) for _, weight, average in found]
+        if not all(_order(tensor) == _order(row[1]) for row in rows for tensor in row[:5]):
+            return False
         addresses = [tuple(tensor.data_ptr() for tensor in row) for row in rows]
         if addresses != self.addresses:
             self.addresses = addresses
@@ -205,5 +208,13 @@ class Tables:
 
 
 def _is_plain(tensor: Tensor | None) -> bool:
-    """Whether a tensor is plain (no subclass), contiguous and float32."""
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype == torch.float32 and tensor.is_contiguous()  # type: ignore[union-attr]
+    """Whether a tensor is plain (no subclass), float32, and contiguous or channels-last."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype != torch.float32:  # type: ignore[union-attr]
+        return False
+    assert tensor is not None
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _order(tensor: Tensor) -> list[tuple[int, int]]:
+    """The dimensions of more than one element, with their strides: the order of the elements in memory."""
+    return [(i, stride) for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if size > 1]

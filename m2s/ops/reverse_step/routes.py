@@ -66,9 +66,7 @@ class BayesRoutes(NamedTuple):
         Returns:
             The next tokens, and the total weight of the two routes that leave.
         """
-        target = uniform_integer((v - self.mask) / (1 - self.mask).clamp(min=1e-300), vocab)
-        if mask is not None:
-            target = torch.where(v < self.mask, mask, target)
+        target = mixing_target(v, self.mask, vocab, mask)
         leave = self.go + self.jump * (drawn.off / self.m_k + drawn.mu_k / self.stay)
         return torch.where(u < self.go, drawn.token, torch.where(u < leave, target, k)), leave
 
@@ -164,3 +162,19 @@ def uniform_integer(u: Float[Tensor, "*site"], count: int) -> Int[Tensor, "*site
         One integer for each number.
     """
     return (u * count).long().clamp(max=count - 1)
+
+
+def mixing_target(v: Float[Tensor, "*site"], share: Tensor, vocab: int, mask: int | None) -> Int[Tensor, "*site"]:
+    """Map uniform numbers to draws from a mixing distribution.
+
+    Args:
+        v: Uniform numbers in [0, 1).
+        share: The probability of the mask, of a shape that broadcasts to that of `v`. Clean tokens share the rest equally.
+        vocab: Number of clean tokens.
+        mask: The mask token, or None.
+
+    Returns:
+        One state for each number.
+    """
+    target = uniform_integer((v - share) / (1 - share).clamp(min=1e-300), vocab)
+    return target if mask is None else torch.where(v < share, mask, target)
