@@ -14,6 +14,7 @@ from m2s.evaluation import METRICS, TEXT_METRICS
 from m2s.evaluation.text import ADVERSARIES
 from m2s.heads.registry import HEADS
 from m2s.hub import CLASSES
+from m2s.hub.formats import FORMATS
 from m2s.losses.registry import LOSSES
 from m2s.methods import METHODS
 from m2s.models import NETWORKS
@@ -33,6 +34,7 @@ REGISTRIES: tuple[registry.Registry[Any], ...] = (
     METHODS,
     DATASETS,
     CLASSES,
+    FORMATS,
     METRICS,
     TEXT_METRICS,
     ADVERSARIES,

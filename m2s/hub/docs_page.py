@@ -12,7 +12,7 @@ INTRODUCTION = """# Checkpoints of other projects
 `m2s.load` and every command that takes a checkpoint read the files that these projects publish. Each arrives as a network, a
 head, a process and a tokenizer, as if it had been trained here:
 
-```bash
+```text
 m2s sample kuleshov-group/mdlm-owt --n 4 --out samples.txt     # from the Hugging Face hub
 m2s evaluate bpd duo.ckpt --data texts/                        # a Lightning checkpoint
 m2s audit louaaron/sedd-small --n 16 --out audit/

@@ -297,7 +297,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "unknown network": (
         config(lambda c: c["model"].update(kind="mlp")),
         ValueError,
-        r"'mlp', .* dit, unet; register a network of your own",
+        r"'mlp', .* dit, unet, md4-transformer; register a network of your own",
     ),
     "unknown setting": (config(lambda c: c["model"].update(layers=3)), ValueError, "dit has no setting layers"),
     "unknown head": (config(lambda c: c["head"].update(kind="Tail")), ValueError, r"kind is 'Tail', .* Posterior, .*LogScore"),
