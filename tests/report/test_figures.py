@@ -195,7 +195,7 @@ def test_perplexity_over_steps_has_a_curve_for_each_model_and_for_each_grid(tmp_
 def test_invalid_sources_are_errors_of_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "x.png")]
     assert "did you mean losses" in error_of(capsys, "loses", *out)
-    for name in ("audit", "genppl", "losses", "samples", "film"):
+    for name in ("audit", "genppl", "frontier", "losses", "samples", "film"):
         assert "give --source" in error_of(capsys, name, *out)
     assert "leave out --seed" in error_of(capsys, "losses", "--source", str(run), "--seed", "1", *out)
     assert "holds no images" in error_of(capsys, "samples", "--source", str(run / "config.json"), *out)

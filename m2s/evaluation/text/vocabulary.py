@@ -21,7 +21,9 @@ FREQUENT = 10
 
 def _measure(text: MeasuredText, context: TextContext) -> dict[str, Any]:
     """Count the words that the training text has."""
-    vocabulary = context.training.words
+    training = context.training
+    assert training is not None  # the metric declares that it needs the training text
+    vocabulary = training.words
     words = [inner_words(one) for one in text.samples.texts]
     counts = np.array([len(one) for one in words], np.float64)
     found: dict[str, Any] = {}
@@ -31,7 +33,7 @@ def _measure(text: MeasuredText, context: TextContext) -> dict[str, Any]:
         # A few short sequences may have no complete word at all. Then none is known.
         mean = bootstrap(pair, lambda sums: sums[..., 0] / np.maximum(sums[..., 1], 1), context.resamples, context.seed)
         found[name] = asdict(mean)
-    return {**found, "words": int(counts.sum()), "searched_tokens": context.training.count}
+    return {**found, "words": int(counts.sum()), "searched_tokens": training.count}
 
 
 VOCABULARY = TextMetric(
