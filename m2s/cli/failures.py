@@ -43,6 +43,7 @@ RESUMES = {
     ("repair",): "the same command resumes after the last complete batch",
     ("compare",): "the same command resumes after the last complete file of samples",
     ("evaluate", "text"): "the same command resumes after the last file that was measured",
+    ("evaluate", "zero-shot"): "the same command resumes after the last saved windows",
     ("data", "download"): "the same command resumes the download",
     ("data", "prepare"): "the same command resumes the preparation",
     ("demo",): "the same command resumes it",

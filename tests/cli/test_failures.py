@@ -20,7 +20,10 @@ LINES: dict[str, Sequence[str]] = {
     "evaluate bpd": ("evaluate", "bpd", "run"),
     "evaluate fid": ("evaluate", "fid", "out.npz", "--against", "mnist:test"),
     "evaluate genppl": ("evaluate", "genppl", "out.txt"),
+    "evaluate lm-eval": ("evaluate", "lm-eval", "run", "--tasks", "task"),
     "evaluate text": ("evaluate", "text", "out.npz", "--against", "packed"),
+    "evaluate zero-shot": ("evaluate", "zero-shot", "run", "--task", "ptb"),
+    "certify": ("certify", "run"),
     "audit": ("audit", "run", "--out", "out"),
     "repair": ("repair", "run", "--out", "out"),
     "compare": ("compare", "run", "--against", "digits:train", "--out", "out"),
@@ -37,8 +40,14 @@ LINES: dict[str, Sequence[str]] = {
     "reproduce": ("reproduce", "mdlm-owt", "--data", "texts"),
     "demo": ("demo", "--out", "out"),
 }
-RESUMED = {"train", "sample", "evaluate text", "audit", "repair", "compare", "data download", "data prepare", "demo"}
-SIZED = {"train", "sample", "evaluate bpd", "evaluate fid", "evaluate genppl", "evaluate text", "audit", "repair"}
+RESUMED = {
+    *("train", "sample", "evaluate text", "evaluate zero-shot", "certify", "audit", "repair", "compare"),
+    *("data download", "data prepare", "demo"),
+}
+SIZED = {
+    *("train", "sample", "evaluate bpd", "evaluate fid", "evaluate genppl", "evaluate lm-eval", "evaluate text"),
+    *("evaluate zero-shot", "certify", "audit", "repair"),
+}
 FILE = "some/file"
 ERRORS = {
     "full disk": (OSError(errno.ENOSPC, "No space left on device", FILE), f"{FILE}: the disk is full"),
