@@ -161,3 +161,20 @@ def test_too_few_columns() -> None:
     checkpoint = m2s.from_transformers(Denoiser(10, 4), m2s.Absorbing(IDS - 1, m2s.Linear()))
     with pytest.raises(ValueError, match=r"10 columns, but it needs 23|failed"):
         checkpoint.model(torch.zeros(1, LENGTH, dtype=torch.long), t[:1])
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DiffusionGemmaConfig"), reason="transformers has no DiffusionGemma")
+def test_diffusion_gemma() -> None:
+    """A tiny one of transformers itself: a prompt in the encoder, and a canvas at uniform noise."""
+    text = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 1, "head_dim": 8, "global_head_dim": 8, "sliding_window": 8, "num_experts": 2}
+    text |= {"top_k_experts": 1, "moe_intermediate_size": 8, "max_position_embeddings": 32}
+    torch.manual_seed(0)
+    config = transformers.DiffusionGemmaConfig(text_config=text, vision_config=None, canvas_length=LENGTH)
+    model = transformers.DiffusionGemmaForBlockDiffusion(config).eval()
+    prompt = torch.tensor([2, 5, 7])
+    checkpoint = m2s.from_transformers(model, m2s.Uniform(40, m2s.Linear()), prompt=prompt, length=LENGTH)
+    x = checkpoint.sample(2, steps=2, seed=0)
+    with torch.no_grad():
+        expected = model(input_ids=prompt.expand(2, -1), decoder_input_ids=x).logits
+        torch.testing.assert_close(checkpoint.model(x, t), expected)
