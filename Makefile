@@ -18,7 +18,7 @@ demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 --durations-min=4
 
 test-docs: $(VENV)/test.installed
 	$(BIN)/python -m pytest -m docs

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import jaxtyping
 import pytest
 
@@ -541,6 +542,8 @@ def judge(folder: str, named: str, here: str) -> None:
     sys.dont_write_bytecode, sys.pycache_prefix = False, f"{folder}/compiled"
     # Without the checker of shapes the import takes a third of the time, and the named test has to fail by itself.
     jaxtyping.install_import_hook = lambda *_: None
+    hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))
+    hypothesis.settings.load_profile("mutants")  # an example that fails is enough: making it small can take minutes
     code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"{TESTS}/{named}"])
     seen = sys.modules.get("m2s")
     sys.exit(int(code) if seen is not None and str(seen.__file__).startswith(folder) else 9)
