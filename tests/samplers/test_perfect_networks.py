@@ -145,11 +145,11 @@ def network_of(head: m2s.Head) -> Perfect:
 
 @pytest.mark.parametrize(("sampler", "name"), cases(list(PROCESSES)))
 def test_samples_are_the_data(sampler: str, name: str) -> None:
-    """For every head and both grids. Half of the samples have clamped tokens."""
+    """For every head, with the linear and the cosine grid alternately. Half of the samples have clamped tokens."""
     process, given = PROCESSES[name](), torch.full((SAMPLES, LENGTH), -1)
     given[::2, 1::4] = torch.tensor([[0], [2]])
     wanted = torch.where(given < 0, pattern(LENGTH), given)
-    for (kind, head), grid in itertools.product(supported_heads(sampler, process), ("linear", "cosine")):
+    for (kind, head), grid in zip(supported_heads(sampler, process), itertools.cycle(("linear", "cosine")), strict=False):
         with unchecked():
             found = m2s.sample(
                 network_of(head), head, (SAMPLES, LENGTH), STEPS, quick(sampler), grid, 3, clamp=given, micro_batch=SAMPLES
