@@ -350,8 +350,8 @@ MUTANTS = {
     ),
     "end: a tau-leaping step in place of the last denoising step": Mutant(
         "samplers/reverse_process.py",
-        "        x_s = sampler.last_step(prediction, noise)\n",
-        "        x_s = sampler.step(prediction, move, noise)\n",
+        "    last = sampler.last_step(prediction, noise)\n",
+        "    last = sampler.step(prediction, move, noise)\n",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[ordinal_tau_leaping-gaussian-geometric]",
     ),
     "end: denoising by a score leaves the noise of t = 0": Mutant(
@@ -362,7 +362,7 @@ MUTANTS = {
     ),
     "end: score and inverse at different times": Mutant(
         "samplers/reverse_process.py",
-        "plan = plan._replace(t=torch.where(last, plan.t.clamp(min=options.t_min), plan.t))",
+        "plan = plan._replace(t=torch.where(plan.s <= 0, plan.t.clamp(min=t_min), plan.t))",
         "pass",
         "samplers/test_perfect_networks.py::test_samples_are_the_data_of_a_network_that_sees_no_small_times[analytic-uniform-geometric]",
     ),

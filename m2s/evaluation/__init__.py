@@ -27,6 +27,7 @@ PARTS = (
     "likelihood",
     "ngrams",
     "pixels",
+    "published",
     "registry",
     "repair",
     "text",

@@ -525,8 +525,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {error}. Take it from a copy, or save the checkpoint again") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
         raise ValueError(
-            f'{path} does not say its "format": it was not written by m2s.hub.save. Of other projects, m2s loads '
-            f"{', '.join(layout.title for layout in formats.FORMATS.values())}, and this is none of them; {MIXIN}"
+            f'{path} does not say its "format": it was not written by m2s.hub.save. It is in no layout of '
+            f"other projects that m2s loads ({', '.join(formats.FORMATS)}; docs/checkpoints.md describes them); {MIXIN}"
         )
     if config["format"] > FORMAT:
         raise ValueError(

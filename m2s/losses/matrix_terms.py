@@ -104,6 +104,8 @@ def sum_of_terms(
     Returns:
         The sum over y, [*site].
     """
+    # A is 0 where x_0 cannot lead to x_t. Such a position has no loss; its gradient must be 0 and not NaN.
+    clean_total = clean_total.where(clean_total > 0, 1)
     possible, divides = others_total > 0, others_total > SMALLEST_TOTAL
     # O is 0 where x_0 is the only token that can lead here: the loss is 0. It is small where P_t(x_t|z) is below e^-80 for the
     # token z with most of the posterior. The network must then be wrong by 80 nats. The loss is -log mu_{x_0} - w, without o.

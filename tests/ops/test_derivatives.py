@@ -16,6 +16,7 @@ from m2s.losses.weighted_sum import _SelectRows
 from m2s.models import DiT, DiTConfig, MaskAt
 from m2s.ops import backend, last_layer, use_backend, uses_triton
 from m2s.ops.dense import dense
+from m2s.ops.group_norm import group_norm_silu
 from m2s.ops.norm import add_norm
 from m2s.ops.rotary import joint
 
@@ -60,6 +61,7 @@ FUSED: dict[str, Callable[[], Tensor]] = {
     "weighted sum": fused_loss(True),
     "dense": lambda: dense(leaf(3, 8), leaf(4, 8), leaf(4), True),
     "norm": lambda: add_norm(leaf(2, 3, 8), leaf(2, 3, 8), None, leaf(8), 1e-5, None, None, True)[1],
+    "group norm": lambda: group_norm_silu(leaf(1, 4, 2, 2), leaf(1, 4), leaf(4), leaf(4), 2, 1e-5, True),
     "rotary": rotary,
     "network": network,
 }
@@ -113,6 +115,7 @@ def test_every_hand_written_backward_pass_is_listed() -> None:
         "losses/weighted_sum.py _SelectRows",  # test_selected_rows
         "models/mask_at.py _MoveEntry",  # tests/models/test_mask_at.py, and below
         "ops/dense.py _dense",
+        "ops/group_norm/__init__.py _group_norm_silu",
         "ops/last_layer.py _BF16LastLayer",  # test_bf16_last_layer, on a GPU
         "ops/linear_loss.py _PerPosition",
         "ops/linear_loss.py _WithGradients",
