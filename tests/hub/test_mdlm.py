@@ -377,6 +377,6 @@ def test_lightning_errors(tmp_path: Path) -> None:
 
 def test_other_configurations_are_not_recognized(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(hub_config("bert", SMALL)))
-    with pytest.raises(ValueError, match=r"of other projects, m2s loads the layouts of SEDD, MDLM|Of other projects"):
+    with pytest.raises(ValueError, match="no layout of other projects that m2s loads"):
         m2s.load(tmp_path)
     assert hub.formats.recognize(tmp_path) is None
