@@ -1,6 +1,7 @@
 """The shapes in signatures of the library are checked while the tests run. One thread a process: the arrays are small."""
 
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -107,6 +108,15 @@ def _shape_checks(request: pytest.FixtureRequest) -> None:
     """Every example of a property is checked."""
     jaxtyping.config.made.clear()
     jaxtyping.config.calls = math.inf if hasattr(request.function, "hypothesis") else ShapeChecks.calls
+
+
+@pytest.fixture
+def large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer's kernel has few programs: the interpreter takes as long for a short block as for a long one."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from m2s.ops.adamw import triton
+
+        monkeypatch.setattr(triton, "Tables", functools.partial(triton.Tables, block=8192))
 
 
 @pytest.fixture
