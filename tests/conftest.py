@@ -25,6 +25,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
+
 class ShapeChecks(type(jaxtyping.config)):
     """Checks the shapes of the first calls of each function in a test. A loop over steps or samples repeats them.
 

@@ -202,7 +202,14 @@ def test_training_has_the_same_loss_curve(tmp_path):
     source.shape = (4, 4)
     unet = {"network__kind": "unet", "network__depth": None, "network__heads": None, "network__multipliers": (1, 2)}
     changes = {**unet, "network__width": 8, "network__dropout": 0.0, "steps": 5, "batch": 2, "micro_batch": 2, "log_every": 1}
-    changes |= {"method": "m2s-offset", "device": DEVICE, "precision": "float32", "compile": "no", "validate_every": 0, "validation_samples": 2}
+    changes |= {
+        "method": "m2s-offset",
+        "device": DEVICE,
+        "precision": "float32",
+        "compile": "no",
+        "validate_every": 0,
+        "validation_samples": 2,
+    }
     for kernels in ("reference", "fused"):
         train(small(tmp_path / kernels, kernels=kernels, **changes), source)
     assert losses(tmp_path / "fused") == pytest.approx(losses(tmp_path / "reference"), rel=1e-5)
