@@ -227,12 +227,15 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if not self._active:
             return
+        ours = signal.getsignal(signal.SIGINT) == self._interrupt
+        if ours:  # the command has ended: Ctrl-C has nothing to stop, and an exception here would print a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._previous_fd)
-        if signal.getsignal(signal.SIGINT) == self._interrupt:
-            signal.signal(signal.SIGINT, self._previous)
         os.close(self._write)  # ends the thread
         self._ended.wait(1.0)
         os.close(self._read)
+        if ours:
+            signal.signal(signal.SIGINT, self._previous)
 
     def _interrupt(self, number: int, _: FrameType | None) -> NoReturn:
         """The handler of Ctrl-C: stop by an exception, which nothing can interrupt again."""

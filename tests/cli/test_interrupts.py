@@ -188,6 +188,25 @@ def test_interrupted_preparation_resumes(tmp_path: Path) -> None:
         assert path.is_dir() or path.read_bytes() == (tmp_path / "packed" / path.relative_to(tmp_path / "other")).read_bytes()
 
 
+def test_ctrl_c_after_the_end_of_a_command_prints_nothing(tmp_path: Path) -> None:
+    """While the context that watches for Ctrl-C ends."""
+
+    def patch() -> None:
+        set_fd, calls = signal.set_wakeup_fd, []
+
+        def pressing(*given: int, **options: bool) -> int:
+            before = set_fd(*given, **options)
+            calls.append(given)
+            if len(calls) == 2:  # the first call is at the start
+                press()
+            return before
+
+        signal.set_wakeup_fd = pressing  # type: ignore[assignment]
+
+    ended = run(["cite", "m2s"], tmp_path, patch)
+    assert ended.code == 0 and ended.err == "" and "li-m2s" in ended.out
+
+
 def test_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
     main(["cite"])
