@@ -100,10 +100,7 @@ class Reproduce:
         except UserError as error:
             raise UserError(f"{error}. {_needs(entry)}") from error
         if checkpoint.tokenizer is None:
-            raise UserError(
-                f"{place} has no tokenizer on this machine: put its tokenizer.json beside the weights, or download GPT-2's "
-                "merges (m2s data download gpt2)"
-            )
+            raise UserError(f"{place} has no tokenizer: {checkpoint.tokenizer_hint}")
         return checkpoint
 
     def _rows(self, entry: "Published", checkpoint: "Checkpoint", length: int) -> "tuple[Tensor, int]":

@@ -78,7 +78,7 @@ class Harness(LM):
         self._device = resolve_device(device or "")
         loaded = m2s.hub.load(checkpoint, self._device, verify=True)
         if loaded.tokenizer is None:
-            raise UserError(f"{checkpoint} has no tokenizer, which lm-evaluation-harness needs: its tasks are text")
+            raise UserError(f"{checkpoint} has no tokenizer, which lm-evaluation-harness needs: {loaded.tokenizer_hint}")
         self.model, self.head, self.text_tokenizer = loaded.model.float(), loaded.head, loaded.tokenizer
         trained = (loaded.data or {}).get("length")
         if not max_length and not isinstance(trained, int):

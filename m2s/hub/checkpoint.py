@@ -76,6 +76,14 @@ class Checkpoint:
         data = self.data or {}
         return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
 
+    @property
+    def tokenizer_hint(self) -> str:
+        """What to do where there is no tokenizer: of another project's checkpoint, how to get its file."""
+        if not any(name in formats.FORMATS for name in self.config.get("extra") or {}):
+            return "it was saved without one"
+        process = self.head.process
+        return formats.tokenizer_hint(formats.Vocabulary(process.states, process.mask)) + ". Then load or convert it again"
+
     def __repr__(self) -> str:
         network, head, data = self._summary()
         return f"Checkpoint({network},\n  {head},\n  {data})"
