@@ -8,11 +8,10 @@ is every function and class without a leading underscore. An object with several
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
-import pkgutil
-import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,12 @@ from typing import Any
 
 import tyro
 
-import m2s
 from m2s.cli import commands
 from m2s.cli.options import subcommands
 from m2s.registry import Registry
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "reference"
 # A page and what it describes: names of modules, of which the longest that fits decides.
 PAGES: dict[str, tuple[str, ...]] = {
     "process": ("m2s.process",),
@@ -82,131 +81,161 @@ class Name:
     Args:
         path: Its shortest name, such as m2s.Posterior.
         module: Where it is defined.
-        line: Its position there.
-        value: The object.
+        statement: The statement that defines it; the module for a module.
+        summary: The first paragraph of its docstring, or the entries of a registry.
         aliases: Its other public names.
     """
 
     path: str
     module: str
-    line: int
-    value: Any
+    statement: ast.AST
+    summary: str
     aliases: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def summary(self) -> str:
-        """The first sentence of the docstring; the kind of object where it has none of its own."""
-        if not isinstance(self.value, types.FunctionType | type | types.ModuleType):
-            return attribute_docs(self.module).get(self.path.rpartition(".")[2], "").partition("\n")[0]
-        text = inspect.cleandoc(self.value.__doc__ or "").partition("\n\n")[0]
-        return " ".join(text.split())
+    def position(self) -> tuple[str, int]:
+        """Where it is in the source."""
+        return self.module, getattr(self.statement, "lineno", 0)
 
 
-def public_packages() -> Iterator[types.ModuleType]:
-    """Yield m2s and its packages."""
-    yield m2s
-    for found in pkgutil.walk_packages(m2s.__path__, "m2s."):
-        if found.ispkg and not found.name.startswith(NOT_A_LIBRARY):
-            yield importlib.import_module(found.name)
+def file_of(module: str) -> Path | None:
+    """Return the file of a module of m2s, None where there is none.
+
+    Args:
+        module: Its name.
+    """
+    path = ROOT.joinpath(*module.split("."))
+    return next(filter(Path.is_file, (path / "__init__.py", path.with_suffix(".py"))), None)
+
+
+@functools.cache
+def parsed(module: str) -> ast.Module:
+    """Return the syntax tree of a module.
+
+    Args:
+        module: Its name.
+
+    Raises:
+        LookupError: There is no such module.
+    """
+    file = file_of(module)
+    if file is None:
+        raise LookupError(f"{module} is no module of m2s")
+    return ast.parse(file.read_text())
+
+
+def assignments(module: str) -> dict[str, ast.Assign | ast.AnnAssign]:
+    """Return the statements of a module that assign one name.
+
+    Args:
+        module: Its name.
+    """
+    found = {}
+    for part in parsed(module).body:
+        if isinstance(part, ast.Assign | ast.AnnAssign):
+            target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+            if isinstance(target, ast.Name):
+                found[target.id] = part
+    return found
+
+
+def listed(module: str) -> list[str] | None:
+    """Return the names in `__all__` of a module, None where it has none.
+
+    Args:
+        module: Its name.
+    """
+    statement = assignments(module).get("__all__")
+    return None if statement is None or statement.value is None else ast.literal_eval(statement.value)
 
 
 def public_names() -> Iterator[str]:
     """Yield every public name, in the order of the packages; objects with several names appear several times."""
-    for package in public_packages():
-        if hasattr(package, "__all__"):
-            yield from (f"{package.__name__}.{name}" for name in package.__all__)
+    packages = [path.parent.relative_to(ROOT).parts for path in sorted((ROOT / "m2s").rglob("__init__.py"))]
+    for package in sorted(map(".".join, packages), key=lambda name: (name.count("."), name)):
+        if package.startswith(NOT_A_LIBRARY):
+            continue
+        names = listed(package)
+        if names is not None:
+            yield from (f"{package}.{name}" for name in names)
         else:
-            for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-                yield from () if found.ispkg else _of_module(found.name)
+            for file in sorted(ROOT.joinpath(*package.split(".")).glob("*.py")):
+                yield from _of_module(f"{package}.{file.stem}") if file.stem != "__init__" else ()
     for module in MODULES:
         yield from _of_module(module)
 
 
 def _of_module(name: str) -> list[str]:
-    """The names of `__all__` of a module, or its functions, classes and documented registries."""
-    module = importlib.import_module(name)
-    if hasattr(module, "__all__"):
-        return [f"{name}.{each}" for each in module.__all__]
-    body = ast.parse(inspect.getsource(module)).body
-    found = [part.name for part in body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
-    registries = [each for each, value in vars(module).items() if isinstance(value, Registry) and each in _assigned(body)]
-    return [f"{name}.{each}" for each in [*registries, *found] if not each.startswith("_")]
+    """The names of `__all__` of a module, or its registries, functions and classes."""
+    names = listed(name)
+    if names is None:
+        names = [each for each, statement in assignments(name).items() if _is_registry(statement)]
+        kinds = (ast.ClassDef,) if name.endswith(".registry") and name.count(".") > 1 else (ast.ClassDef, ast.FunctionDef)
+        names += [part.name for part in parsed(name).body if isinstance(part, kinds)]
+    return [f"{name}.{each}" for each in names if not each.startswith("_")]
 
 
-def _assigned(body: list[ast.stmt]) -> set[str]:
-    """The names that a module assigns."""
-    targets = [
-        part.targets[0] if isinstance(part, ast.Assign) else part.target
-        for part in body
-        if isinstance(part, ast.Assign | ast.AnnAssign)
-    ]
-    return {ast.unparse(each) for each in targets}
+def _is_registry(statement: ast.AST) -> bool:
+    return isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation).startswith("Registry[")
 
 
-def attribute_docs(module: str) -> dict[str, str]:
-    """Return the strings below the assignments of a module, by the assigned name.
-
-    Args:
-        module: Its name.
-    """
-    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
-    return {
-        ast.unparse(part.targets[0] if isinstance(part, ast.Assign) else part.target): inspect.cleandoc(text.value.value)
-        for part, text in itertools.pairwise(body)
-        if isinstance(part, ast.Assign | ast.AnnAssign) and isinstance(text, ast.Expr)
-        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
-
-
-def resolve(path: str) -> Any:
-    """Return the object that a name denotes.
-
-    Args:
-        path: The name, such as m2s.process.Uniform.
-    """
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def defining_module(path: str) -> tuple[str, int]:
-    """Return the module that assigns or defines a public name, and the line.
+def definition(path: str) -> tuple[str, ast.AST]:
+    """Return the module that defines a public name, and the statement.
 
     Args:
         path: The name.
 
     Raises:
-        LookupError: No statement of a module of m2s defines it.
+        LookupError: No statement of m2s defines it.
     """
     module, _, name = path.rpartition(".")
-    value = resolve(path)
-    if isinstance(value, types.ModuleType):
-        return module, 0
-    for part in ast.walk(ast.parse(inspect.getsource(importlib.import_module(module)))):
-        if isinstance(part, ast.FunctionDef | ast.ClassDef) and part.name == name:
-            return module, part.lineno
-        targets = part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return module, part.lineno
-        if isinstance(part, ast.ImportFrom) and part.module:
-            for imported in part.names:
-                if (imported.asname or imported.name) == name:
-                    return defining_module(f"{part.module}.{imported.name}")
-    if (lazy := getattr(value, "__module__", None)) and lazy != module:
-        return defining_module(f"{lazy}.{name}")
-    raise LookupError(f"{path}: no statement in m2s defines it")
+    for part in ast.walk(parsed(module)):
+        if isinstance(part, ast.FunctionDef | ast.ClassDef) and part.name == name and not _is_overload(part):
+            return module, part
+        if isinstance(part, ast.ImportFrom) and part.module and name in {each.asname or each.name for each in part.names}:
+            original = next(each.name for each in part.names if (each.asname or each.name) == name)
+            submodule = f"{part.module}.{original}"
+            return (submodule, parsed(submodule)) if part.module == module else definition(submodule)
+    if statement := assignments(module).get(name):
+        return module, statement
+    return path, parsed(path)
+
+
+def _is_overload(part: ast.FunctionDef | ast.ClassDef) -> bool:
+    return any(ast.unparse(each) in ("overload", "typing.overload") for each in part.decorator_list)
+
+
+def summary_of(module: str, statement: ast.AST) -> str:
+    """Return what a table says of an object.
+
+    Args:
+        module: The module that defines it.
+        statement: Its definition.
+    """
+    if isinstance(statement, ast.Module | ast.FunctionDef | ast.ClassDef):
+        text = (ast.get_docstring(statement) or "").partition("\n\n")[0]
+    elif _is_registry(statement):
+        registry: Registry[Any] = getattr(importlib.import_module(module), statement.target.id)
+        text = "Registry of " + ", ".join(f"`{name}`" for name in registry) + "."
+    else:
+        text = dict(itertools.pairwise(parsed(module).body)).get(statement)
+        line = file_of(module).read_text().splitlines()[statement.end_lineno - 1]
+        comment = line[statement.end_col_offset :].strip().removeprefix("# ")
+        text = inspect.cleandoc(ast.literal_eval(text.value)) if isinstance(text, ast.Expr) else comment
+        text = text.partition("\n\n")[0]
+    return " ".join(text.split())
 
 
 def documented() -> dict[str, Name]:
-    """Return every public object by its shortest name."""
-    objects: dict[tuple[str, int, str], Name] = {}
+    """Return every public object by its shortest name, in the order of the source."""
+    objects: dict[int, Name] = {}
     for path in public_names():
-        module, line = defining_module(path)
-        name = path.rpartition(".")[2]
-        known = objects.setdefault((module, line, name), Name(path, module, line, resolve(path)))
+        module, statement = definition(path)
+        known = objects.setdefault(id(statement), Name(path, module, statement, summary_of(module, statement)))
         if path != known.path:
-            shortest, other = sorted((known.path, path), key=lambda each: each.count("."))
-            known.path, known.aliases = shortest, [*known.aliases, other]
-    return {each.path: each for each in objects.values()}
+            known.path, other = sorted((known.path, path), key=lambda each: each.count("."))
+            known.aliases.append(other)
+    return {each.path: each for each in sorted(objects.values(), key=lambda each: each.position)}
 
 
 def page_of(module: str) -> str:
@@ -225,7 +254,7 @@ def directive(name: Name) -> str:
     Args:
         name: The object.
     """
-    only_text = "\n    options: {members: false}" if isinstance(name.value, types.ModuleType) else ""
+    only_text = "\n    options: {members: false}" if isinstance(name.statement, ast.Module) else ""
     return f"::: {name.path}{only_text}"
 
 
@@ -241,7 +270,7 @@ def table(names: list[Name]) -> str:
 
 def pages() -> dict[str, str]:
     """Return the text of every page of the reference by its file name."""
-    objects = sorted(documented().values(), key=lambda each: (each.module, each.line))
+    objects = list(documented().values())
     found = {"m2s.md": _top_page(objects), "index.md": _index()}
     for page, modules in PAGES.items():
         names = [each for each in objects if page_of(each.module) == page]
@@ -284,7 +313,7 @@ def _first_line(page: str, module: str) -> str:
     """What a page describes."""
     if page == "infrastructure":
         return "Errors, registries, random numbers and the validation of inputs."
-    return inspect.cleandoc(importlib.import_module(module).__doc__ or "").partition("\n")[0]
+    return (ast.get_docstring(parsed(module)) or "").partition("\n")[0]
 
 
 def command_reference() -> str:
