@@ -226,6 +226,7 @@ def summary_of(module: str, statement: ast.AST) -> str:
     return " ".join(text.split())
 
 
+@functools.cache
 def documented() -> dict[str, Name]:
     """Return every public object by its shortest name, in the order of the source."""
     objects: dict[int, Name] = {}
@@ -280,6 +281,8 @@ def pages() -> dict[str, str]:
         ]
         if page == "infrastructure":
             intro = ["# Infrastructure\n\nErrors, registries, random numbers and the validation of inputs."]
+        if page == "cli":
+            intro = ["# Command line\n\nThe options are those of the parser. Every command accepts `--plugin FILE`."]
         body = [command_reference()] if page == "cli" else []
         body += [table(names), *(directive(each) for each in names)]
         found[f"{page}.md"] = "\n\n".join([*intro, *body]) + "\n"
@@ -318,7 +321,7 @@ def _first_line(page: str, module: str) -> str:
 
 def command_reference() -> str:
     """Return a section for every command, with the options of its parser."""
-    parts = ["Every command accepts `--plugin FILE`. `m2s COMMAND --help` prints the same options."]
+    parts = ["`m2s COMMAND --help` prints the same options."]
     for name, command in commands().items():
         parts += [f"## `m2s {name}`", _described(command)]
         below = subcommands(command)
