@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from doc_pages import ROOT
 from filelock import FileLock
 
 import reference_pages
+import site_links
 from built_site import Site, build
 
 pytestmark = pytest.mark.docs
@@ -96,11 +96,9 @@ def test_formulas_are_typeset(site: Site) -> None:
 
 
 def test_every_public_name_is_in_the_inventory_of_the_built_reference(site: Site) -> None:
-    inventory = (site.folder / "objects.inv").read_bytes()
-    lines = zlib.decompress(inventory[inventory.index(b"zlib.\n") + 6 :]).decode().splitlines()
-    places = {line.split()[0]: line.split()[3] for line in lines}
+    places = site_links.read_inventory((site.folder / "objects.inv").read_bytes())
     for name in reference_pages.documented().values():
-        page, _, anchor = places[name.path].replace("$", name.path).partition("#")
+        page, _, anchor = places[name.path].partition("#")
         assert anchor in site.pages[page].anchors, name.path
         assert {alias for alias in name.aliases if alias not in places} == set(), name.path
 
