@@ -27,7 +27,7 @@ def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python") and page != README]
+WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
 
 
 def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
@@ -44,19 +44,17 @@ def test_python_blocks_run(page: Path) -> None:
     assert namespace
 
 
-def test_python_blocks_of_the_readme_run_and_the_first_ones_sample_and_train_in_five_lines() -> None:
-    page, namespace = README, {}
-    first, second, *others = blocks(page.read_text(), "python")
+def test_first_blocks_of_the_readme_sample_and_train_in_five_lines() -> None:
+    namespace: dict[str, Any] = {}
+    first, second, *_ = blocks(README.read_text(), "python")
     for block in (first, second):
         assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 5
-    run_block(page, first, namespace)
+    run_block(README, first, namespace)
     assert namespace.pop("images").shape == (16, 64) and not list(Path().iterdir())  # built-in weights, and no file
-    run_block(page, second, namespace)
+    run_block(README, second, namespace)
     assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
     sample = ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
     assert main(sample) is None and Path("digits.png").is_file()  # the command in the last line
-    for block in others:
-        run_block(page, block, namespace)
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
@@ -68,7 +66,8 @@ def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
     assert all(p.grad.abs().sum() > 0 for p in namespace["network"].parameters())
 
 
-@each_page_that_runs
+@pytest.mark.docs
+@each_page
 def test_commands_run(page: Path) -> None:
     """Every `m2s ...` line of a shell block."""
     for words in commands(page.read_text(), "bash"):
