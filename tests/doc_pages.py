@@ -22,7 +22,7 @@ from m2s.process.registry import PROCESSES, SCHEDULES
 from m2s.samplers import GRIDS, SAMPLERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REGISTRIES: tuple[registry.Registry[Any], ...] = (
     PROCESSES,
     SCHEDULES,

@@ -11,7 +11,13 @@ from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, plugins, restor
 from m2s.cli import main, parse
 from m2s.methods.docs_page import page as methods_page
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+def name(page: Path) -> str:
+    """A page by its path, since several folders have an index."""
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +36,7 @@ def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
     exec(compile(block, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
 def test_python_blocks_run(page: Path) -> None:
     namespace: dict[str, Any] = {}
     for block in blocks(page.read_text(), "python"):
@@ -97,8 +103,9 @@ def test_registries_are_restored() -> None:
     """A page that registers parts does not change the tests that run after it."""
     before = [dict(registry) for registry in REGISTRIES]
     with restored_registries():
-        for block in plugins((ROOT / "docs" / "extending.md").read_text()).values():
-            exec(block, {})
+        for page in sorted((ROOT / "docs" / "extending").glob("*.md")):
+            for block in plugins(page.read_text()).values():
+                exec(block, {})
         assert [dict(registry) for registry in REGISTRIES] != before
     assert [dict(registry) for registry in REGISTRIES] == before
 
