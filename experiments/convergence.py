@@ -1,14 +1,15 @@
 """The error of every sampler over its number of steps, without a network's error and without sampling noise.
 
-    python experiments/convergence.py                      # two minutes on one core; writes experiments/results/convergence.json
+    python experiments/convergence.py    # one minute on one core; writes experiments/results/convergence.json
 
 The data are a random distribution over all sequences of three tokens of length three. The network is exact: its posterior is
-computed by enumeration. One step of a sampler is a transition matrix over all sequences, so the distribution of its samples is a
-product of matrices. Its distance from the data is the total variation. The order is minus the slope of log error over log steps.
+computed by enumeration. One step of a sampler is a transition matrix over all sequences, so the distribution of its samples is
+a product of matrices. Its distance from the data is the total variation. The order is minus the slope of log error over log
+steps.
 
-The times of the steps come from `Sampler.plan`, and the steps of `bayes`, `ancestral`, `analytic`, `psi` and `absorbing_uniform`
-from `StepSampler.weights`. Other samplers have their closed form here. `tests/experiments/test_convergence.py` compares samples
-of `m2s.sample` with each of the distributions.
+The times of the steps come from `Sampler.plan`. The steps of `bayes`, `ancestral`, `analytic`, `psi` and `absorbing_uniform`
+come from `StepSampler.weights`. Other samplers have their closed form here. `tests/experiments/test_convergence.py` compares
+samples of `m2s.sample` with each of the distributions.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import m2s
 from m2s.evaluation.likelihood import exact_network
 from m2s.evaluation.likelihood.world import enumerate_sequences
 from m2s.io import output_file, write_json
-from m2s.provenance import command, provenance
+from m2s.provenance import provenance
 from m2s.samplers import (
     AbsorbingUniform,
     Analytic,
@@ -310,9 +311,7 @@ def step_matrix(sampler: Sampler, prediction: Prediction, move: Move) -> Tensor:
     return form(sampler, prediction, move)
 
 
-def generated(
-    sampler: Sampler, process: m2s.Process, steps: int, grid: str, t_min: float = T_MIN
-) -> tuple[Tensor, int]:
+def generated(sampler: Sampler, process: m2s.Process, steps: int, grid: str, t_min: float = T_MIN) -> tuple[Tensor, int]:
     """Return the exact distribution of samples over clean sequences, and the number of network calls.
 
     Args:
@@ -349,14 +348,16 @@ def total_variation(p: Tensor, q: Tensor) -> float:
 
 
 def order(steps: list[int], errors: list[float]) -> float | None:
-    """Return minus the slope of log error over log steps, from `FITTED` steps on; None where the error is 0 up to rounding.
+    """Return minus the slope of log error over log steps, from `FITTED` steps on.
+
+    It is None where the error is 0 up to rounding, and where no number of steps is so large.
 
     Args:
         steps: Numbers of steps.
         errors: The error after each of them.
     """
     points = [(step, error) for step, error in zip(steps, errors, strict=True) if step >= FITTED]
-    if min(error for _, error in points) < 1e-10:
+    if not points or min(error for _, error in points) < 1e-10:
         return None
     log_steps, log_errors = torch.tensor(points, dtype=torch.float64).log().unbind(-1)
     centered = log_steps - log_steps.mean()
@@ -402,9 +403,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name, grid in itertools.product(CASES, ("cosine", "linear")):
         rows.append(measure(name, grid))
         fitted = "exact" if rows[-1]["order"] is None else f"order {rows[-1]['order']:.2f}"
-        print(f"{name:24s} {grid:7s} {fitted:12s}", " ".join(f"{error:.2e}" for error in rows[-1]["total_variation"]), flush=True)
+        print(
+            f"{name:24s} {grid:7s} {fitted:12s}", " ".join(f"{error:.2e}" for error in rows[-1]["total_variation"]), flush=True
+        )
     world = {"vocab": VOCAB, "length": LENGTH, "seed": SEED, "spread": SPREAD, "t_min": T_MIN, "fitted_from": FITTED}
-    write_json(options.results, {"command": command(), "world": world, "rows": rows, **provenance(torch.device("cpu"))})
+    write_json(options.results, {"world": world, "rows": rows, **provenance(torch.device("cpu"))})
     return 0
 
 

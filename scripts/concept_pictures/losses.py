@@ -3,16 +3,17 @@
 from typing import Any
 
 import torch
-from concept_pictures.common import label, text, title, transparent_figure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 import m2s
+from concept_pictures.common import label, text, title, transparent_figure
 from m2s.evaluation.likelihood import ESTIMATORS, Options, World, exact_network, random_network
 from m2s.evaluation.likelihood.reverse import exact_nll
-from m2s.report.style import BLUE, GREEN, INK, SMALL, VERMILLION
+from m2s.report.style import BAND, BLUE, GREEN, INK, SMALL, VERMILLION
 
-VOCAB, LENGTH, SEED, SPREAD, NOISE = 3, 3, 0, 1.5, 0.6
+VOCAB, LENGTH, SEED, SPREAD, NOISE = 3, 3, 0, 1.5, 0.35
 ENDS = (0.001, 0.01, 0.05, 0.1, 0.2)  # t_min of the bars
 PURPLE = "#9B4F96"
 
@@ -91,7 +92,7 @@ def _draw_integrand(axes: Axes, values: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
     text(axes, (t[10], imperfect[10]), "  imperfect network", VERMILLION, SMALL + 0.5, va="bottom", fontweight="bold")
-    text(axes, (t[24], exact[24]), "exact network  ", BLUE, SMALL + 0.5, va="top", ha="right", fontweight="bold")
+    text(axes, (t[20], exact[20]), "exact network  ", BLUE, SMALL + 0.5, va="top", ha="right", fontweight="bold")
     label(axes, "time t", "expected score entropy, nats per sequence")
     title(axes, "The integrand")
 
@@ -101,13 +102,19 @@ def _draw_terms(axes: Axes, values: dict[str, Any]) -> None:
     rows = values["terms"]["imperfect"]
     places = list(range(len(rows)))
     below = [0.0] * len(rows)
-    colors = {"integral": BLUE, "prior": PURPLE, "reconstruction": GREEN}
+    colors = {"integral": BAND, "prior": PURPLE, "reconstruction": GREEN}
     for name, color in colors.items():
         heights = [row[name] for row in rows]
         axes.bar(places, heights, 0.62, bottom=below, color=color, label=name)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     for place, row in zip(places, rows, strict=True):
-        axes.plot([place - 0.42, place + 0.42], [row["nll"]] * 2, color=INK, lw=2.4, label="exact NLL" if not place else None)
+        line = {
+            "color": INK,
+            "lw": 2.4,
+            "solid_capstyle": "butt",
+            "path_effects": [withStroke(linewidth=4.6, foreground="#FFFFFF")],
+        }
+        axes.plot([place - 0.42, place + 0.42], [row["nll"]] * 2, label=None if place else "exact NLL", **line)
     axes.axhline(values["entropy"], color=INK, lw=1.2, ls=":", label="entropy of the data")
     axes.set_xticks(places, [f"{row['t_min']:g}" for row in rows])
     axes.set_ylim(0, 1.42 * max(below))

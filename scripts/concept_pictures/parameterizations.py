@@ -2,12 +2,13 @@
 
 from typing import Any
 
-import m2s
-from concept_pictures.common import transparent_figure
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+import m2s
+from concept_pictures.common import transparent_figure
 from m2s.report.style import BLUE, BOX, GREEN, INK, MUTED, SMALL, TEXT, VERMILLION
 
 BOXES = {  # center, name, definition, who predicts it
@@ -20,7 +21,7 @@ HALF = (1.5, 0.72)
 
 
 def compute() -> dict[str, Any]:
-    """Return which functions of m2s are the arrows."""
+    """Return which functions of m2s are the arrows, and the exact offset for 256 tokens at t = 0.001."""
     arrows = {
         "nu to mu": m2s.posterior_from_leave_one_out,
         "mu to nu": m2s.leave_one_out_from_posterior,
@@ -30,7 +31,9 @@ def compute() -> dict[str, Any]:
         "s to rate": m2s.rate_from_score,
         "rate to s": m2s.score_from_rate,
     }
-    return {"arrows": {arrow: f"m2s.{function.__name__}" for arrow, function in arrows.items()}}
+    head, t = m2s.Posterior(m2s.Uniform(256, m2s.Linear()), offset="exact"), torch.tensor([0.001], dtype=torch.float64)
+    offset = float(head.offset_at_current_token(torch.tensor([0]), t))
+    return {"arrows": {arrow: f"m2s.{function.__name__}" for arrow, function in arrows.items()}, "offset": offset}
 
 
 def box(axes: Axes, name: str) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from concept_pictures.common import label, text, title, transparent_figure
 from matplotlib.figure import Figure
 
 import m2s
+from concept_pictures.common import label, text, title, transparent_figure
 from m2s.report.style import COLORS, INK, LINE_STYLES, MUTED, SMALL, spread_labels
 
 LEVELS, SIDE, DIGIT, SEED = 17, 8, 3, 4

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from concept_pictures.common import WIDTH, transparent_figure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import m2s
+from concept_pictures.common import WIDTH, transparent_figure
 from m2s.report.style import BAND, BOX, INK, MUTED, SMALL, TEXT, TITLE, VERMILLION
 from m2s.samplers import CounterNoise
 
@@ -106,7 +106,9 @@ def _draw_batches(axes: Axes, values: dict[str, Any]) -> None:
             axes.imshow(np.kron(gray, np.ones((6, 6, 1))), extent=(x, x + size, y, y + size), interpolation="none", zorder=2)
             same = place + batch["start"] == number
             axes.add_patch(
-                Rectangle((x, y), size, size, fill=False, ec=VERMILLION if same else MUTED, lw=3.0 if same else 0.7, zorder=3 + same)
+                Rectangle(
+                    (x, y), size, size, fill=False, ec=VERMILLION if same else MUTED, lw=3.0 if same else 0.7, zorder=3 + same
+                )
             )
         rows = -(-len(batch["samples"]) // 8)
         top -= 0.17 + rows * (size + gap) + 0.30

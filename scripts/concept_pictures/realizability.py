@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from concept_pictures.common import text, transparent_figure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 import m2s
+from concept_pictures.common import text, transparent_figure
 from m2s.report.style import BAND, BLUE, BOX, GREEN, INK, MUTED, ORTHANT, SMALL, TEXT, TITLE, VERMILLION
 
 TIME, CURRENT = 0.5, 0
@@ -18,6 +18,20 @@ SCORES = {"A": (3.0, 3.0), "D": (3.5, 0.5), "E": (5.0, 1.6), "F": (1.5, 1.0)}
 """Scores of the tokens 1 and 2 at the current token 0. B is the projection of A."""
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]])  # of the simplex: tokens 0, 1, 2
 CLASSES = {0: "outside the box", 1: "in the box, no posterior", 3: "realizable"}
+
+
+def volume_ratio(vocab: int) -> float:
+    """Return the volume of the bridge polytope over that of the box, at `TIME`.
+
+    Args:
+        vocab: The number of tokens.
+    """
+    process, x_t = m2s.Uniform(vocab, m2s.Linear()), torch.zeros(vocab, dtype=torch.long)
+    t = torch.full((vocab,), TIME, dtype=torch.float64)
+    corners = m2s.score_from_posterior(torch.eye(vocab, dtype=torch.float64), x_t, t, process)[:, 1:]
+    low, high = (float(end[0, 1]) for end in m2s.box(x_t, t, process))
+    simplex = torch.linalg.det(corners[1:] - corners[0]).abs() / math.factorial(vocab - 1)
+    return float(simplex / (high - low) ** (vocab - 1))
 
 
 def compute() -> dict[str, Any]:
@@ -52,6 +66,7 @@ def compute() -> dict[str, Any]:
         "polytope": corners[:, 1:].tolist(),
         "box_as_signed_posteriors": in_simplex.tolist(),
         "points": points,
+        "volume_ratio": {str(vocab): volume_ratio(vocab) for vocab in (3, 5, 10)},
     }
 
 

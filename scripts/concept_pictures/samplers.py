@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from concept_pictures.common import WIDTH, label, text, title, transparent_figure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from m2s.report.style import COLORS, INK, MUTED, SMALL, spread_labels
+from concept_pictures.common import label, title, transparent_figure
+from m2s.report.style import BAND, COLORS, INK, SMALL
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results" / "convergence.json"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PANELS = {
-    "Uniform noise": ("bayes", "euler", "tau_leaping", "absorbing_uniform", "predictor_corrector", "psi", "informed"),
+    "Uniform noise": ("bayes", "euler", "tau_leaping", "predictor_corrector", "psi", "informed"),
     "Masks": ("ancestral", "tau_leaping, masks", "remasking", "remasking, strength 1", "confidence"),
 }
 
@@ -32,8 +32,7 @@ def draw(values: dict[str, Any]) -> Figure:
     Args:
         values: The numbers of `compute`.
     """
-    assert WIDTH > 8
-    figure = transparent_figure(4.9)
+    figure = transparent_figure(5.4)
     for axes, (panel, rows) in zip(figure.subplots(1, 2, sharey=True), values["panels"].items(), strict=True):
         _draw_panel(axes, rows)
         title(axes, panel)
@@ -42,32 +41,16 @@ def draw(values: dict[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """The curves of one process, labeled at their right ends with the fitted order."""
+    """The curves of one process, with their orders in the legend. The first is broad, because others lie on it."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    low, high = 1e-3, 1.0
-    axes.set_ylim(low, high)
+    axes.set_ylim(1e-4, 1.0)
     axes.set_xlim(3, 1300)
-    ends = []
     for number, row in enumerate(rows):
-        color = COLORS[number]
-        axes.plot(row["calls"], row["total_variation"], color=color, lw=1.9, marker=MARKERS[number], ms=4.5)
-        ends.append((row["total_variation"][-1], f"{row['name']}  {row['order']:.2f}", color))
-    first = (8, 5e-3)
-    axes.plot([first[0], 8 * first[0]], [first[1], first[1] / 4.5], color=MUTED, lw=0)  # keeps the corner free for the labels
+        style = {"color": COLORS[number], "marker": MARKERS[number], "lw": 1.8, "ms": 4.5}
+        if not number:
+            style |= {"color": BAND, "lw": 5.0, "ms": 8.0}
+        order = f"order {row['order']:.2f}" if row["order"] > 0.1 else "no order"
+        axes.plot(row["calls"], row["total_variation"], label=f"{row['name']}, {order}", **style)
     axes.set_xticks([4, 16, 64, 256, 1024], ["4", "16", "64", "256", "1024"])
-    places = _below(axes, ends)
-    for place, (_, words, color) in zip(places, ends, strict=True):
-        axes.annotate(
-            words, (0, 0), xytext=(0.03, place), textcoords="axes fraction", color=color, fontsize=SMALL, fontweight="bold"
-        )
-    text(axes, (3.35, 1), "", INK)
-
-
-def _below(axes: Axes, ends: list[tuple[float, str, str]]) -> list[float]:
-    """Heights of the labels in the lower left corner, in the order of the curves."""
-    order = sorted(range(len(ends)), key=lambda place: ends[place][0])
-    heights = [0.0] * len(ends)
-    for rank, place in enumerate(order):
-        heights[place] = 0.035 + 0.058 * rank
-    return spread_labels(heights, 0.05)
+    axes.legend(loc="lower left", fontsize=SMALL, frameon=False, labelcolor=INK, borderaxespad=0.2, labelspacing=0.35)
