@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from lab_net_golden import FOLDER, NAMES, TIMES, exact_output, header, vectors
 
 import m2s
-from lab_net_golden import FOLDER, NAMES, TIMES, exact_output, header, vectors
 from m2s.hub import builtin
 from m2s.report.lab.weights import container, weights_script
 
