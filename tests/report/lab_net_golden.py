@@ -21,7 +21,7 @@ from m2s.report.lab.weights import container
 from m2s.samplers import Prediction, StepEvent
 
 FOLDER = Path(__file__).parents[2] / "web" / "tests" / "golden"
-NAMES = ("digits-m2s", "digits-m2s-offset", "digits-sedd", "chars")
+LENGTHS = {"digits-m2s": 64, "digits-m2s-offset": 64, "digits-sedd": 64, "chars": 128}
 TIMES = (0.8, 0.02)
 T_MIN = 1e-3
 DIGITS = 10  # significant digits of the numbers in the files
@@ -62,18 +62,23 @@ def header() -> dict[str, str]:
     return {"torch": str(torch.__version__), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
-@torch.no_grad()
 def vectors(name: str) -> dict[str, Any]:
     """The golden vectors of one network."""
+    parts = {"outputs": outputs(name), "samples": samples(name)}
+    return {"header": header(), "container": hashlib.sha256(container(name)).hexdigest(), **parts}
+
+
+def outputs(name: str) -> list[dict[str, Any]]:
+    """Posterior and log-score at some times, in float64, at the tokens of a sample that is corrupted to that time."""
     model, head = m2s.load(f"builtin:{name}")
-    samples = [_sample(model, head, case) for case in CASES[name]]
-    x_0 = torch.tensor([_tokens(samples[0]["states"][0][-1])])
-    return {
-        "header": header(),
-        "container": hashlib.sha256(container(name)).hexdigest(),
-        "outputs": [_output(model, head, x_0, t) for t in TIMES],
-        "samples": samples,
-    }
+    x_0 = m2s.sample(model, head, (1, LENGTHS[name]), steps=8, seed=0, micro_batch=1)
+    return [_output(model, head, x_0, t) for t in TIMES]
+
+
+def samples(name: str) -> list[dict[str, Any]]:
+    """The calls of `m2s.sample` in `CASES`."""
+    model, head = m2s.load(f"builtin:{name}")
+    return [_sample(model, head, case, LENGTHS[name]) for case in CASES[name]]
 
 
 def exact_output(model: torch.nn.Module, x_t: Tensor, t: Tensor) -> Tensor:
@@ -94,7 +99,7 @@ def exact_output(model: torch.nn.Module, x_t: Tensor, t: Tensor) -> Tensor:
 
 
 def _output(model: torch.nn.Module, head: Any, x_0: Tensor, time: float) -> dict[str, Any]:
-    """Posterior and log-score at one time, in float64, at tokens that were corrupted to that time."""
+    """One of the `outputs`."""
     t = torch.tensor([time], dtype=torch.float64)
     x_t = head.process.corrupt(x_0, t, torch.Generator().manual_seed(0))
     output = exact_output(model, x_t, t)
@@ -106,10 +111,9 @@ def _output(model: torch.nn.Module, head: Any, x_0: Tensor, time: float) -> dict
     }
 
 
-def _sample(model: torch.nn.Module, head: Any, case: Case) -> dict[str, Any]:
+def _sample(model: torch.nn.Module, head: Any, case: Case, length: int) -> dict[str, Any]:
     """All states of some samples, and at every step the classes of the scores and the negative mass that is dropped."""
     used = m2s.realizability.Projected(head) if case.repair else head
-    length = model.config.length if hasattr(model.config, "length") else 64
     clamp = torch.full((case.samples, length), -1)
     if case.clamp:
         clamp[:, ::3] = torch.arange(length)[::3] % head.process.vocab
@@ -160,7 +164,7 @@ def _text(tokens: Tensor) -> str:
     return "".join("-" if token < 0 else "0123456789abcdefghijklmnopqrstuvwxyz"[token] for token in tokens.tolist())
 
 
-def _tokens(text: str) -> list[int]:
+def tokens(text: str) -> list[int]:
     """The tokens of a text without "-"."""
     return [int(character, 36) for character in text]
 
@@ -171,6 +175,6 @@ def _numbers(values: Tensor) -> list[float]:
 
 
 if __name__ == "__main__":
-    for name in NAMES:
+    for name in LENGTHS:
         with atomic_write(FOLDER / f"net-{name}.json") as file:
             file.write_text(json.dumps(vectors(name), separators=(",", ":")) + "\n")
