@@ -6,7 +6,7 @@
  * @param weights Non-negative weights, without normalization.
  * @param u A number in [0, 1).
  */
-export function drawCategorical(weights: Float64Array, u: number): number {
+export function drawCategorical(weights: readonly number[], u: number): number {
   let total = 0;
   for (const weight of weights) total += weight;
   const target = u * total;

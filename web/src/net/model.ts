@@ -1,10 +1,10 @@
 /** A network with its head: what the output means. */
 
+import { affineInverse, scoreFromPosterior } from "../simplex/uniform";
 import { DiT, type DiTConfig } from "./dit";
 import { softmaxRows } from "./linear";
 import type { Network } from "./network";
 import { Parameters } from "./parameters";
-import { affineInverse, siteAt } from "./realizability";
 import { UNet, type UNetConfig } from "./unet";
 import type { Weights } from "./weights";
 
@@ -95,8 +95,7 @@ class NetworkModel implements Model {
   }
 
   offset(t: number): number {
-    const { alpha, mixing } = siteAt(t, this.states);
-    return this.exact ? Math.log1p(alpha / mixing) : 0;
+    return this.exact ? Math.log1p(((1 - t) / t) * this.states) : 0;
   }
 
   posterior(tokens: Int32Array, t: number): Float64Array {
@@ -107,33 +106,29 @@ class NetworkModel implements Model {
       tokens.forEach((token, i) => (result[i * states + token] += offset));
       return softmaxRows(result, states);
     }
-    const site = siteAt(Math.min(t, 1 - T_MIN), states);
-    tokens.forEach((token, i) => {
-      const score = result.subarray(i * states, (i + 1) * states).map(Math.exp);
-      result.set(affineInverse(score, token, site), i * states);
-    });
-    return result;
+    const time = Math.min(t, 1 - T_MIN);
+    return this.byPosition(result, tokens, (row, k) => affineInverse(row.map(Math.exp), k, time));
   }
 
-  /**
-   * Returns the log-score. That of a posterior is the bridge (Eq. 6), with off = sum_{z != k} mu_z:
-   *
-   *     log s_y = log(alpha/m mu_y + m [off / m + mu_k / (alpha + m)])
-   */
   logScore(tokens: Int32Array, t: number): Float64Array {
-    const { states } = this;
     const time = Math.min(t, 1 - T_MIN);
-    const result = this.hasPosterior ? this.posterior(tokens, time) : this.logits(tokens, time).slice();
-    const { alpha, mixing, stay } = siteAt(time, states);
+    if (!this.hasPosterior) {
+      return this.byPosition(this.logits(tokens, t), tokens, (row, k) => row.map((value, y) => (y === k ? 0 : value)));
+    }
+    const bridge = (mu: number[], k: number): number[] => scoreFromPosterior(mu, k, time).map(Math.log);
+    return this.byPosition(this.posterior(tokens, time), tokens, bridge);
+  }
+
+  /** Applies a function of a vector over the states and the current token at every position. */
+  private byPosition(
+    values: Float64Array,
+    tokens: Int32Array,
+    apply: (row: number[], k: number) => number[],
+  ): Float64Array {
+    const { states } = this;
+    const result = new Float64Array(values.length);
     tokens.forEach((token, i) => {
-      const row = result.subarray(i * states, (i + 1) * states);
-      if (this.hasPosterior) {
-        let off = 0;
-        row.forEach((value, z) => (off += z === token ? 0 : value));
-        const common = off + (mixing * row[token]) / stay;
-        for (let y = 0; y < states; y++) row[y] = Math.log((alpha / mixing) * row[y] + common);
-      }
-      row[token] = 0;
+      result.set(apply(Array.from(values.subarray(i * states, (i + 1) * states)), token), i * states);
     });
     return result;
   }

@@ -4,10 +4,10 @@
  * With the seed, the number of the sample, the steps and the grid of `m2s.sample`, the tokens are the same.
  */
 
+import * as uniform from "../simplex/uniform";
 import { drawCategorical } from "./categorical";
 import { T_MIN, type Model } from "./model";
 import { CounterNoise } from "./philox";
-import { affineInverse, analyticWeights, classify, project, scoreFromPosterior, siteAt, sum } from "./realizability";
 
 const ANALYTIC_END = 1e-5; // where the grid of the analytic sampler ends; the denoiser goes from there to 0
 
@@ -39,7 +39,7 @@ export interface StepResult {
   tokens: Int32Array;
   /** The posterior at time t that the step used [length * states]; without repair of a score its signed posterior. */
   probabilities: Float64Array;
-  /** Class of the score at time t at every position [length], see `SCORE_CLASSES`. */
+  /** Class of the score at time t at every position [length], see `CLASS_NAMES`. */
   classes: Uint8Array;
   /** Total negative mass of the step's weights over the free positions, which is dropped. */
   droppedMass: number;
@@ -63,7 +63,7 @@ export function makePlan(model: Model, steps: number, grid: "cosine" | "linear" 
 /** Draws the tokens at t = 1 from the uniform distribution; clamped positions have their tokens. */
 export function startTokens(model: Model, options: { seed: number; sample: number; clamp?: Int32Array }): Int32Array {
   const noise = new CounterNoise(options.seed, options.sample, 0);
-  const reference = new Float64Array(model.states).fill(1 / model.states);
+  const reference = Array<number>(model.states).fill(1 / model.states);
   const tokens = Int32Array.from({ length: model.length }, (_, i) => drawCategorical(reference, noise.at(i, "start")));
   return clamped(tokens, options.clamp);
 }
@@ -86,35 +86,35 @@ export function reverseStep(model: Model, tokens: Int32Array, t: number, s: numb
   const logits = model.logits(x, t);
   const noise = new CounterNoise(options.seed, options.sample, options.step + 1);
   const next = new Int32Array(x.length);
-  const result = new Float64Array(logits.length);
+  const probabilities = new Float64Array(logits.length);
   const classes = new Uint8Array(x.length);
   const scoreTime = Math.min(t, 1 - T_MIN); // at t = 1 scores and rates are infinite
-  const site = siteAt(scoreTime, states);
-  const offsets = [model.offset(t), model.offset(scoreTime)] as const;
+  const end = Math.min(s, scoreTime);
   let droppedMass = 0;
   for (let i = 0; i < x.length; i++) {
     const k = x[i];
-    const output = logits.subarray(i * states, (i + 1) * states);
+    const output = Array.from(logits.subarray(i * states, (i + 1) * states));
+    const posterior = (time: number): number[] => softmax(added(output, k, model.offset(time)), temperature);
+    let [mu, score]: number[][] = [[], []];
     if (model.hasPosterior) {
-      const mu = softmax(withOffset(output, k, offsets[0]), temperature);
-      result.set(mu, i * states);
-      const scored = t === scoreTime ? mu : softmax(withOffset(output, k, offsets[1]), temperature);
-      classes[i] = classify(scoreFromPosterior(scored, k, site), k, site);
+      mu = posterior(t);
+      score = uniform.scoreFromPosterior(t === scoreTime ? mu : posterior(scoreTime), k, scoreTime);
       next[i] = bayesStep(mu, k, s, t, noise, i);
-      continue;
+    } else {
+      score = output.map((value, y) => (y === k ? 1 : Math.exp(value)));
+      mu = uniform.affineInverse(score, k, scoreTime);
+      if (repair) {
+        mu = softmax(uniform.project(score, k, scoreTime).map(Math.log), temperature);
+        score = uniform.scoreFromPosterior(mu, k, scoreTime);
+      }
+      const weights = uniform.analyticWeights(score, k, end, scoreTime);
+      if (clamp === undefined || clamp[i] < 0) droppedMass -= weights.reduce((sum, value) => sum + Math.min(0, value), 0);
+      next[i] = drawCategorical(repair && s <= 0 ? mu : uniform.positivePart(weights), noise.at(i, "token"));
     }
-    let score: Float64Array = output.map(Math.exp);
-    score[k] = 1;
-    const mu = repair ? softmax(project(score, k, site).map(Math.log), temperature) : affineInverse(score, k, site);
-    result.set(mu, i * states);
-    if (repair) score = scoreFromPosterior(mu, k, site);
-    classes[i] = classify(score, k, site);
-    const weights = repair && s <= 0 ? mu : analyticWeights(score, k, Math.min(s, scoreTime), scoreTime);
-    const positive = weights.map((weight) => Math.max(0, weight));
-    if (clamp === undefined || clamp[i] < 0) droppedMass += sum(positive) - sum(weights);
-    next[i] = drawCategorical(positive, noise.at(i, "token"));
+    probabilities.set(mu, i * states);
+    classes[i] = uniform.diagnose(score, k, scoreTime).class;
   }
-  return { tokens: clamped(next, clamp), probabilities: result, classes, droppedMass };
+  return { tokens: clamped(next, clamp), probabilities, classes, droppedMass };
 }
 
 /**
@@ -123,33 +123,30 @@ export function reverseStep(model: Model, tokens: Int32Array, t: number, s: numb
  * With q = P_{t|s}(k|y) for y != k and N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight q alpha_s / m_t, jump to a
  * uniform token with weight q (1 - alpha_s) N, or stay.
  */
-function bayesStep(mu: Float64Array, k: number, s: number, t: number, noise: CounterNoise, position: number): number {
+function bayesStep(mu: number[], k: number, s: number, t: number, noise: CounterNoise, position: number): number {
   const states = mu.length;
   const drawn = drawCategorical(mu, noise.at(position, "token"));
   if (s <= 0) return drawn;
-  const { mixing, stay } = siteAt(t, states);
+  const mixing = t / states;
   const into = (t - s) / (1 - s) / states;
-  let off = 0;
-  for (let z = 0; z < states; z++) if (z !== k) off += mu[z];
+  const off = mu.reduce((sum, value, z) => (z === k ? sum : sum + value), 0);
   const go = (into * (1 - s)) / mixing;
-  const leave = go + into * s * (off / mixing + mu[k] / stay);
+  const leave = go + into * s * (off / mixing + mu[k] / (1 - t + mixing));
   const route = noise.at(position, "route");
   if (route < go) return drawn;
   return route < leave ? Math.min(Math.floor(noise.at(position, "jump") * states), states - 1) : k;
 }
 
-function withOffset(logits: Float64Array, k: number, offset: number): Float64Array {
-  const result = logits.slice();
-  result[k] += offset;
-  return result;
+/** Returns the vector with a number added to entry k. */
+function added(values: number[], k: number, number: number): number[] {
+  return values.map((value, y) => (y === k ? value + number : value));
 }
 
 /** Returns softmax(logits / temperature). */
-function softmax(logits: Float64Array, temperature: number): Float64Array {
-  let top = -Infinity;
-  for (const value of logits) top = Math.max(top, value);
+function softmax(logits: number[], temperature: number): number[] {
+  const top = Math.max(...logits);
   const weights = logits.map((value) => Math.exp((value - top) / temperature));
-  const total = sum(weights);
+  const total = weights.reduce((sum, value) => sum + value, 0);
   return weights.map((value) => value / total);
 }
 
