@@ -15,13 +15,15 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from m2s.report.lab import FILES, lab_file
+
 WEB = Path(__file__).parents[2] / "web"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\((.*?)\\\)|\\\[(.*?)\\\])</\1>', re.DOTALL)
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the style sheet and fonts of KaTeX, and the replacement of workers that search needs on file://."""
+    """Add the lab, the style sheet and fonts of KaTeX, and the replacement of workers that search needs on file://."""
     katex = WEB / "node_modules" / "katex" / "dist"
     if not katex.is_dir():
         raise PluginError("web/node_modules has no katex: run `make docs`, or `npm ci` in web/")
@@ -29,6 +31,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "assets/katex/katex.min.css", content=style))
     for font in sorted((katex / "fonts").glob("*.woff2")):
         files.append(File.generated(config, f"assets/katex/fonts/{font.name}", abs_src_path=str(font)))
+    for name in FILES:
+        files.append(File.generated(config, f"lab/{name}", content=lab_file(name, documentation=True)))
     shim = WEB / "node_modules" / "iframe-worker" / "shim" / "index.js"
     files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=str(shim)))
     return files
