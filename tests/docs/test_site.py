@@ -1,20 +1,17 @@
 """The documentation site builds without warnings, its links lead somewhere, and it loads nothing from a network."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from doc_pages import ROOT
-from filelock import FileLock
 
 import reference_pages
 import site_links
-from built_site import Site, build
+from built_site import Site
 
 pytestmark = pytest.mark.docs
 
@@ -25,22 +22,6 @@ GOALS = {
     "audit notebook": "tutorials/audit-and-repair.html",
     "lab": "lab/index.html",
 }
-
-
-@pytest.fixture(scope="session")
-def log_and_site(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Site]:
-    """The site, built once for all processes that run tests."""
-    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("shared")
-    log = shared / "site.log"
-    with FileLock(shared / "site.lock"):
-        if not log.exists():
-            log.write_text(build(shared / "site"))
-    return log.read_text(), Site(shared / "site")
-
-
-@pytest.fixture(scope="session")
-def site(log_and_site: tuple[str, Site]) -> Site:
-    return log_and_site[1]
 
 
 def test_it_builds_without_warnings(log_and_site: tuple[str, Site]) -> None:
@@ -112,26 +93,46 @@ def test_every_page_of_the_navigation_can_be_reached(site: Site) -> None:
     assert not set(site.pages) - set(site.clicks()) - {"lab/index.html"}
 
 
-def test_a_browser_asks_for_files_only(site: Site, chrome: str, tmp_path: Path) -> None:
-    """The log of Chromium's network stack has no request of a page for a host."""
-    for page in ("index.html", "concepts/losses.html", "architecture.html"):
-        log = tmp_path / "net.json"
-        command = [chrome, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        command += [f"--log-net-log={log}", "--virtual-time-budget=3000", "--dump-dom", f"file://{site.folder / page}"]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-        events = json.loads(log.read_text())["events"]
-        asked = [event["params"] for event in events if "initiator" in event.get("params", {})]
-        assert not [params["url"] for params in asked if params["initiator"] != "not an origin"], page
+def requested_hosts(page: Path, chrome: str, folder: Path) -> set[str | None]:
+    """Return the hosts that a page asks for, from the log of Chromium's network stack."""
+    log = folder / "net.json"
+    command = [chrome, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += [f"--log-net-log={log}", "--virtual-time-budget=3000", "--dump-dom", f"file://{page}"]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    asked = [event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"]
+    return {urlsplit(url).hostname for url in asked} - {None}
 
 
-@pytest.fixture(scope="session")
-def chrome() -> str:
-    names = (os.environ.get("CHROME", ""), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.fail("no browser: apt-get install chromium, or set CHROME to the path of one")
-    return found
+@pytest.mark.parametrize("page", ["index.html", "concepts/losses.html", "architecture.html", "lab/index.html"])
+def test_a_browser_asks_for_no_host(page: str, site: Site, chrome: str, tmp_path: Path) -> None:
+    assert not requested_hosts(site.folder / page, chrome, tmp_path)
 
 
 def test_node_packages_name_no_host() -> None:
     assert not re.search(r"https?://", (ROOT / "web" / "package-lock.json").read_text()), "run `npm run lock` in web/"
+
+
+def test_the_checks_find_what_they_look_for(tmp_path: Path, chrome: str) -> None:
+    """A site with one error of each kind."""
+    (tmp_path / "index.html").write_text(
+        '<a href="a.html#here">1</a><a href="a.html#gone">2</a><a href="b.html">3</a><a href="https://">4</a>'
+        '<img src="gone.png"><script src="https://m2s.invalid/x.js"></script><link rel="stylesheet" href="//m2s.invalid/x.css">'
+        "<p>Some <code>code</code> text</p>"
+    )
+    (tmp_path / "a.html").write_text('<h1 id="here">1</h1><a href="sub/c.html">5</a>')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.html").write_text("")
+    site = Site(tmp_path)
+    checks = {
+        test_links_lead_to_files_and_anchors_of_the_site: ("index.html: a.html#gone\nindex.html: b.html",),
+        test_nothing_is_loaded_from_outside: ("gone.png", "https://m2s.invalid/x.js", "//m2s.invalid/x.css"),
+        test_links_out_of_the_site_are_well_formed: ("index.html: https://",),
+    }
+    for check, findings in checks.items():
+        with pytest.raises(AssertionError) as error:
+            check(site)
+        assert all(finding in str(error.value) for finding in findings)
+    assert site.clicks() == {"index.html": 0, "a.html": 1, "sub/c.html": 2}
+    assert "".join(site.pages["index.html"].words) == "1234Some  text"
+    assert requested_hosts(tmp_path / "index.html", chrome, tmp_path) == {"m2s.invalid"}
