@@ -125,14 +125,15 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path, chrome: str) -> None
     (tmp_path / "sub" / "c.html").write_text("")
     site = Site(tmp_path)
     checks = {
-        test_links_lead_to_files_and_anchors_of_the_site: ("index.html: a.html#gone\nindex.html: b.html",),
+        test_links_lead_to_files_and_anchors_of_the_site: ("index.html: a.html#gone", "index.html: b.html"),
         test_nothing_is_loaded_from_outside: ("gone.png", "https://m2s.invalid/x.js", "//m2s.invalid/x.css"),
         test_links_out_of_the_site_are_well_formed: ("index.html: https://",),
     }
     for check, findings in checks.items():
         with pytest.raises(AssertionError) as error:
             check(site)
-        assert all(finding in str(error.value) for finding in findings)
+        for finding in findings:
+            assert finding in str(error.value)
     assert site.clicks() == {"index.html": 0, "a.html": 1, "sub/c.html": 2}
     assert "".join(site.pages["index.html"].words) == "1234Some  text"
     assert requested_hosts(tmp_path / "index.html", chrome, tmp_path) == {"m2s.invalid"}

@@ -59,6 +59,6 @@ def test_no_common_misspelling() -> None:
 
 
 def test_words_are_found() -> None:
-    assert words("The network's x_0 in m2s.sample(model) of `a/b`, teh score; Don't e.g. tokens.") == {
+    assert words("The network's x_0 in m2s.sample() of `a/b`, teh score; Don't e.g. tokens.") == {
         *("the", "network", "in", "of", "teh", "score", "don't", "tokens")
     }
