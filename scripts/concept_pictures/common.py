@@ -1,4 +1,4 @@
-"""Parts that all pictures use."""
+"""What all pictures use."""
 
 from typing import Any
 
