@@ -131,11 +131,10 @@ def test_rows_of_the_samplers() -> None:
     for name, row in rows.items():
         words = re.sub(r", (masks|Gaussian rates)$", "", name)
         words = "`{}`, {}".format(*words.split(", ")) if ", " in words else f"`{words}`"
-        noise = {"Uniform": "uniform", "Absorbing": "masks"}.get(row["process"].split("(")[0], "Gaussian rates")
         at = [row["steps"].index(steps) for steps in (8, 64, 512)]
         errors = " | ".join("0" if row["order"] is None else f"{row['total_variation'][place]:.5f}" for place in at)
         order = "exact" if row["order"] is None else "none" if row["order"] < 0.1 else f"{row['order']:.2f}"
-        has_rows("samplers", f"| {words} | {noise} | {errors} | {row['calls'][-1]:,} | {order} |")
+        has_rows("samplers", f"| {words} | {errors} | {row['calls'][-1]:,} | {order} |")
     plain = [rows[name]["total_variation"][-1] for name in ("bayes", "euler", "analytic", "tau_leaping", "absorbing_uniform")]
     text = (FOLDER / "samplers.md").read_text()
     assert f"by a factor of {max(plain) / min(plain):.1f} at 512 steps" in text
