@@ -307,8 +307,8 @@ def step_matrix(sampler: Sampler, prediction: Prediction, move: Move) -> Tensor:
         prediction: The prediction at all sequences.
         move: The times of the step.
     """
-    form = weights_step if isinstance(sampler, StepSampler) else FORMS[type(sampler)]
-    return form(sampler, prediction, move)
+    distribution_of = weights_step if isinstance(sampler, StepSampler) else FORMS[type(sampler)]
+    return distribution_of(sampler, prediction, move)
 
 
 def generated(sampler: Sampler, process: m2s.Process, steps: int, grid: str, t_min: float = T_MIN) -> tuple[Tensor, int]:

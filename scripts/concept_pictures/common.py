@@ -1,4 +1,4 @@
-"""Parts that all pictures use."""
+"""What all pictures use."""
 
 from typing import Any
 
@@ -7,17 +7,18 @@ from matplotlib.figure import Figure
 
 from m2s.report.style import INK, MUTED, SMALL, TEXT, TITLE, format_frame, new_figure
 
-WIDTH = 9.0  # inches; the text of a page is about as wide, so that the fonts keep their size
+WIDTH = 7.8  # inches; the text of a page is about as wide, so that the fonts keep their size
 
 
-def transparent_figure(height: float, layout: Any = "constrained") -> Figure:
+def transparent_figure(height: float, layout: Any = "constrained", width: float = WIDTH) -> Figure:
     """Return a figure without a background, so that it fits a page of any color.
 
     Args:
         height: Inches.
         layout: Layout engine, as of `matplotlib.figure.Figure`.
+        width: Inches.
     """
-    figure = new_figure(WIDTH, height, layout)
+    figure = new_figure(width, height, layout)
     figure.patch.set_visible(False)
     return figure
 

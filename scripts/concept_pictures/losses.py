@@ -92,7 +92,7 @@ def _draw_integrand(axes: Axes, values: dict[str, Any]) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
     text(axes, (t[10], imperfect[10]), "  imperfect network", VERMILLION, SMALL + 0.5, va="bottom", fontweight="bold")
-    text(axes, (t[20], exact[20]), "exact network  ", BLUE, SMALL + 0.5, va="top", ha="right", fontweight="bold")
+    text(axes, (0.08, 1.5), "exact network", BLUE, SMALL + 0.5, fontweight="bold")
     label(axes, "time t", "expected score entropy, nats per sequence")
     title(axes, "The integrand")
 
@@ -112,7 +112,7 @@ def _draw_terms(axes: Axes, values: dict[str, Any]) -> None:
             "color": INK,
             "lw": 2.4,
             "solid_capstyle": "butt",
-            "path_effects": [withStroke(linewidth=4.6, foreground="#FFFFFF")],
+            "path_effects": [withStroke(linewidth=3.8, foreground="#FFFFFF")],
         }
         axes.plot([place - 0.42, place + 0.42], [row["nll"]] * 2, label=None if place else "exact NLL", **line)
     axes.axhline(values["entropy"], color=INK, lw=1.2, ls=":", label="entropy of the data")

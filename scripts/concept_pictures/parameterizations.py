@@ -86,7 +86,7 @@ def draw(values: dict[str, Any]) -> Figure:
         values: The numbers of `compute`.
     """
     assert len(values["arrows"]) == 7
-    figure = transparent_figure(5.6, None)
+    figure = transparent_figure(5.0, None)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 10)
     axes.set_ylim(0, 6.22)
@@ -96,14 +96,14 @@ def draw(values: dict[str, Any]) -> Figure:
     arrow(axes, (3.55, 4.40), (1.55, 2.10), BLUE)
     arrow(axes, (2.05, 2.10), (4.05, 4.40), BLUE)
     words(axes, (2.25, 3.62), r"$\mu_z \propto \nu_z\, P_t(k \mid z)$", BLUE, "right")
-    words(axes, (3.22, 3.02), r"$\nu_z \propto \mu_z\, /\, P_t(k \mid z)$", BLUE, "left")
+    words(axes, (3.12, 2.92), r"$\nu_z \propto \mu_z\, /\, P_t(k \mid z)$", BLUE, "left")
     arrow(axes, (3.25, 1.52), (6.75, 1.52), GREEN)
     words(axes, (5.0, 1.88), r"$s_y = \sum_z\, \mu_z\, P_t(y \mid z)\, /\, P_t(k \mid z)$", GREEN)
     words(axes, (5.0, 2.28), "the bridge, linear", GREEN)
     arrow(axes, (6.75, 1.08), (3.25, 1.08), VERMILLION)
     words(axes, (5.0, 0.62), "affine inverse: a signed posterior,\nnegative where the score has none", VERMILLION)
     arrow(axes, (5.55, 4.40), (7.65, 2.10), GREEN)
-    words(axes, (5.98, 3.25), r"$s_y = (\nu P_t)_y\, /\, (\nu P_t)_k$", GREEN, "right")
+    words(axes, (5.85, 3.72), r"$s_y = (\nu P_t)_y\, /\, (\nu P_t)_k$", GREEN, "right")
     arrow(axes, (8.10, 2.10), (8.10, 4.40), INK)
     arrow(axes, (8.60, 4.40), (8.60, 2.10), INK)
     words(axes, (8.00, 3.75), r"$\times\, Q_t(y \to k)$", INK, "right")

@@ -80,7 +80,7 @@ def draw(values: dict[str, Any]) -> Figure:
     Args:
         values: The numbers of `compute`.
     """
-    figure = transparent_figure(8.0)
+    figure = transparent_figure(7.3)
     above, below = figure.subfigures(2, 1, height_ratios=(1.42, 1.0))
     for part in (above, below):
         part.patch.set_visible(False)

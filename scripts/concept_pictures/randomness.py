@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import m2s
-from concept_pictures.common import WIDTH, transparent_figure
+from concept_pictures.common import transparent_figure
 from m2s.report.style import BAND, BOX, INK, MUTED, SMALL, TEXT, TITLE, VERMILLION
 from m2s.samplers import CounterNoise
 
@@ -18,7 +18,7 @@ BATCHES = {1: 3, 5: 0, 16: 0}
 """The number of samples of each call, and the number of its first sample."""
 SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyz"
 COUNTER = ("sample i", "step", "site", "purpose")
-HEIGHT = 4.2
+WIDTH, HEIGHT = 8.9, 4.25
 
 
 def compute() -> dict[str, Any]:
@@ -47,7 +47,7 @@ def draw(values: dict[str, Any]) -> Figure:
     Args:
         values: The numbers of `compute`.
     """
-    figure = transparent_figure(HEIGHT, None)
+    figure = transparent_figure(HEIGHT, None, WIDTH)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, WIDTH)
     axes.set_ylim(0, HEIGHT)
@@ -60,7 +60,7 @@ def draw(values: dict[str, Any]) -> Figure:
 def _box(axes: Axes, place: tuple[float, float], size: tuple[float, float], words: str, color: str) -> None:
     """A box with words."""
     axes.add_patch(FancyBboxPatch(place, *size, boxstyle="round,pad=0,rounding_size=0.07", fc=color, ec=MUTED, lw=1.0))
-    axes.text(place[0] + size[0] / 2, place[1] + size[1] / 2, words, ha="center", va="center", fontsize=TEXT, color=INK)
+    axes.text(place[0] + size[0] / 2, place[1] + size[1] / 2, words, ha="center", va="center", fontsize=TEXT + 1, color=INK)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -73,9 +73,9 @@ def _draw_counter(axes: Axes, values: dict[str, Any]) -> None:
     axes.text(0.1, HEIGHT - 0.3, "One number is a function of its counter", fontsize=TITLE, fontweight="bold", color=INK)
     for number, words in enumerate(COUNTER):
         _box(axes, (0.1 + 1.0 * number, 3.02), (0.94, 0.42), words, BAND)
-    axes.text(0.1, 3.58, "counter, four words of 32 bits", fontsize=SMALL, color=MUTED)
+    axes.text(0.1, 3.58, "counter, four words of 32 bits", fontsize=SMALL + 1, color=MUTED)
     _box(axes, (0.1, 2.08), (0.94, 0.42), "seed", BOX)
-    axes.text(0.1, 1.86, "key, 64 bits", fontsize=SMALL, color=MUTED, va="center")
+    axes.text(0.1, 1.86, "key, 64 bits", fontsize=SMALL + 1, color=MUTED, va="center")
     _box(axes, (1.5, 1.98), (1.75, 0.62), "Philox4x32-10", BOX)
     _arrow(axes, (2.37, 3.02), (2.37, 2.62))
     _arrow(axes, (1.06, 2.29), (1.48, 2.29))
@@ -87,7 +87,7 @@ def _draw_counter(axes: Axes, values: dict[str, Any]) -> None:
     ]
     for number, line in enumerate(lines):
         family = {"family": "monospace"} if number else {}
-        axes.text(1.32, 0.88 - 0.22 * number, line, fontsize=SMALL, color=INK, va="center", **family)
+        axes.text(1.32, 0.88 - 0.22 * number, line, fontsize=SMALL + 1, color=INK, va="center", **family)
 
 
 def _draw_batches(axes: Axes, values: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _draw_batches(axes: Axes, values: dict[str, Any]) -> None:
     axes.text(left, HEIGHT - 0.3, f"Sample {number} is the same in every batch", fontsize=TITLE, fontweight="bold", color=INK)
     top = HEIGHT - 0.62
     for count, batch in values["batches"].items():
-        axes.text(left, top, f"n={count}, start={batch['start']}", fontsize=SMALL + 0.5, color=INK, va="center")
+        axes.text(left, top, f"n={count}, start={batch['start']}", fontsize=SMALL + 1.5, color=INK, va="center")
         for place, state in enumerate(batch["samples"]):
             column, row = place % 8, place // 8
             x, y = left + column * (size + gap), top - 0.17 - (row + 1) * size - row * gap

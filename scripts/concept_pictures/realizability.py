@@ -85,7 +85,7 @@ def draw(values: dict[str, Any]) -> Figure:
     Args:
         values: The numbers of `compute`.
     """
-    figure = transparent_figure(4.9)
+    figure = transparent_figure(3.9)
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.0))
     _draw_scores(left, values)
     _draw_posteriors(right, values)
@@ -121,9 +121,9 @@ def _draw_scores(axes: Axes, values: dict[str, Any]) -> None:
     axes.add_patch(Polygon(values["polytope"], fc=BAND, ec=BLUE, lw=1.6))
     text(axes, (2.1, 4.5), "all positive scores (SEDD)", MUTED, ha="center", va="center")
     text(axes, (3.92, 3.72), "the box", BLUE, ha="right", va="center", fontweight="bold")
-    text(axes, (1.45, 2.05), "the polytope:\nall posteriors\n(M2S)", INK, ha="center", va="center")
+    text(axes, (1.38, 1.95), "the polytope:\nall posteriors\n(M2S)", INK, ha="center", va="center")
     points = {name: (tuple(point["score"]), tuple(point["projected_score"])) for name, point in values["points"].items()}
-    _draw_points(axes, points, {"A": (0, 14), "D": (13, -2), "E": (0, 14), "F": (13, 0), "B": (-10, -11)})
+    _draw_points(axes, points, {"A": (0, 14), "D": (13, -2), "E": (0, 14), "F": (13, 0), "B": (-3, -14)})
     axes.set_xlim(0, 5.6)
     axes.set_ylim(0, 5.0)
     axes.set_xticks([0, low, 1, 2, 3, high, 5], ["0", r"$\rho$", "1", "2", "3", r"$1/\rho$", "5"])
@@ -145,8 +145,8 @@ def _draw_posteriors(axes: Axes, values: dict[str, Any]) -> None:
         shift = {"bl": (-6, -16), "br": (34, -13), "t": (0, 14)}[where]
         axes.annotate(words, corner, xytext=shift, textcoords="offset points", ha="center", fontsize=TEXT, color=INK)
     points = {name: (place(point["signed"]), place(point["projection"])) for name, point in values["points"].items()}
-    _draw_points(axes, points, {"A": (0, 14), "D": (-13, -2), "E": (0, -14), "F": (13, 0), "B": (-12, -6)})
-    text(axes, (0.48, 0.42), "the simplex:\nall posteriors", INK, ha="center", va="center")
+    _draw_points(axes, points, {"A": (0, 14), "D": (-13, -2), "E": (0, -14), "F": (13, 0), "B": (-3, -15)})
+    text(axes, (0.47, 0.44), "the simplex:\nall posteriors", INK, ha="center", va="center")
     axes.set_xlim(-0.12, 1.36)
     axes.set_ylim(-0.26, 1.06)
     axes.set_axis_off()

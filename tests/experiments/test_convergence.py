@@ -93,7 +93,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_distributions_are_those_of_closed_forms(name: str) -> None:
     """The products of the closed forms of the sampler tests, with the posteriors of the oracle."""
-    noise, form = FORMS[name]
+    noise, closed_form = FORMS[name]
     process, oracle = convergence.PROCESSES[noise], Oracle(NOISES[noise], convergence.LENGTH)
     oracle.distribution = convergence.data_distribution().numpy()
 
@@ -101,9 +101,9 @@ def test_distributions_are_those_of_closed_forms(name: str) -> None:
         mu = forms.posterior(process, output, k, at)
         if s == 0:
             return mu
-        if form is forms.bayes:
-            return form(process, mu, k, at, s)
-        return form(forms.reverse_rates(process, forms.score_from_posterior(process, mu, k, at), k, at), k, t - s)
+        if closed_form is forms.bayes:
+            return closed_form(process, mu, k, at, s)
+        return closed_form(forms.reverse_rates(process, forms.score_from_posterior(process, mu, k, at), k, at), k, t - s)
 
     sampler = convergence.CASES[name][1]
     wanted = forms.terminal_distribution(
