@@ -1,10 +1,12 @@
 // The page: three parts as tabs, the color scheme, and the address.
+import { startDigits } from "./digits/view";
 import { byId, set } from "./dom";
 import { startSimplex } from "./simplex/view";
+import { startText } from "./text/view";
 
 const PARTS = ["simplex", "digits", "text"] as const;
 type Part = (typeof PARTS)[number];
-const STARTS: Record<Part, () => void> = { simplex: startSimplex, digits: () => {}, text: () => {} };
+const STARTS: Record<Part, () => void> = { simplex: startSimplex, digits: startDigits, text: startText };
 const started = new Set<Part>();
 
 /** Returns the part that the address names. */
