@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from m2s import validation
 from m2s.heads import Head
 from m2s.heads.output import hide_padding
 from m2s.ops.categorical import draw_categorical
@@ -88,15 +89,18 @@ def take_step(
 
     Returns:
         Tokens, [M, L].
+
+    Raises:
+        UserError: The sampler returned another shape.
     """
     some, every = reaches_zero
-    if not some:
-        return sampler.step(prediction, move, noise)
-    last = sampler.last_step(prediction, noise)
-    if every:
-        return last
+    x_s = last = sampler.last_step(prediction, noise) if some else prediction.x_t
+    if not every:
+        x_s = sampler.step(prediction, move, noise)
+    for state in (x_s, last):
+        validation.same_shape(f"the state that sampler {sampler.name!r} returned", state, "x_t", prediction.x_t)
     # Samplers with random times reach s = 0 at different steps.
-    return torch.where((move.s <= 0).unsqueeze(-1), last, sampler.step(prediction, move, noise))
+    return torch.where((move.s <= 0).unsqueeze(-1), last, x_s) if some and not every else x_s
 
 
 def make_plan(
