@@ -13,6 +13,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 SECONDS = 900  # for one cell
+KEPT = ("tags", "alt")  # of the metadata of a cell; "alt" describes its picture
 
 
 def run(notebook: Any, folder: Path) -> Any:
@@ -47,17 +48,28 @@ def cleaned(notebook: Any) -> Any:
     )
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02d}"
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {})
+        cell.metadata = nbformat.from_dict({name: cell.metadata[name] for name in KEPT if cell.metadata.get(name)})
         if cell.cell_type != "code":
             continue
         cell.execution_count = None
-        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]  # progress
+        cell.outputs = _joined([output for output in cell.outputs if output.get("name") != "stderr"])  # progress
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = None
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
     return notebook
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """The outputs with printed lines in one piece: how a kernel splits them depends on time."""
+    found: list[Any] = []
+    for output in outputs:
+        if found and output.output_type == found[-1].output_type == "stream":
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def main(paths: list[Path]) -> int:

@@ -58,11 +58,12 @@ def to_markdown(notebook: dict[str, Any], src_uri: str) -> tuple[str, dict[str, 
             continue
         if source.strip():
             parts.append(f"````python\n{source}\n````")
+        alt = html.escape(cell["metadata"].get("alt", "Figure drawn by the code above"))
         for kind, content in _outputs(cell.get("outputs", []), src_uri):
             if kind in PICTURES:
                 picture = f"{stem}-{number}-{len(pictures)}.{PICTURES[kind]}"
                 pictures[picture] = content.encode() if kind == "image/svg+xml" else base64.b64decode(content)
-                shown = f'<img src="files/{picture}" alt="Figure drawn by the code above">'
+                shown = f'<img src="files/{picture}" alt="{alt}">'
             else:
                 shown = content if kind == "text/html" else f"<pre>{html.escape(content)}</pre>"
             parts.append(f'<div class="m2s-output">{shown}</div>')
