@@ -13,10 +13,6 @@ from m2s.methods.docs_page import page as methods_page
 
 README = ROOT / "README.md"
 each_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
-# The README with every test; the pages of the site with the tests of the site.
-each_page_that_runs = pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[] if page == README else pytest.mark.docs) for page in PAGES], ids=page_name
-)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +24,11 @@ def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
+WITH_COMMANDS = [page for page in PAGES if commands(page.read_text(), "bash")]
+# The README with every test; the pages of the site with the tests of the site.
+WITH_LONG_COMMANDS = [
+    pytest.param(page, marks=[] if page == README else pytest.mark.docs) for page in PAGES if commands(page.read_text())
+]
 
 
 def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
@@ -67,14 +68,14 @@ def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
 
 
 @pytest.mark.docs
-@each_page
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=page_name)
 def test_commands_run(page: Path) -> None:
     """Every `m2s ...` line of a shell block."""
     for words in commands(page.read_text(), "bash"):
         assert main(words) in (None, 0)
 
 
-@each_page_that_runs
+@pytest.mark.parametrize("page", WITH_LONG_COMMANDS, ids=page_name)
 def test_commands_that_take_too_long_are_at_least_understood(page: Path) -> None:
     """Every `m2s ...` line of a text block, also behind torchrun. The page's plugins are files in the current folder."""
     text = page.read_text()
