@@ -3,9 +3,10 @@
     python experiments/gallery.py out/gallery [NAME ...]
 
 For each method: 400 training steps (`m2s train digits`), the NELBO on the held-out images (`m2s evaluate bpd`), and 24 samples
-in 64 steps of its sampler (`m2s sample`). It takes under a minute for each method on one thread. Finished parts are skipped. With names it runs these methods only. The script writes docs/gallery/NAME.png for each method, held-out
-images as docs/gallery/data.png, and experiments/results/gallery.json. Then `python -m m2s.methods.docs_page > docs/methods.md`
-writes the page.
+in 64 steps of its sampler (`m2s sample`). It takes under a minute for each method on an idle core. Finished parts are skipped.
+With names it runs these methods only. The script writes docs/gallery/NAME.png for each method, held-out images as
+docs/gallery/data.png, and experiments/results/gallery.json. Then `python -m m2s.methods.docs_page > docs/methods.md` writes the
+page.
 """
 
 import json
