@@ -143,6 +143,12 @@ def test_rows_of_the_samplers() -> None:
     assert f"511 calls give {corrected['total_variation'][6]:.5f}" in text
     assert corrected["total_variation"][6] < bayes["total_variation"][7]
     np.testing.assert_allclose(rows["euler, masks"]["total_variation"], rows["ancestral"]["total_variation"], atol=1e-5)
+    for name in ("psi", "forward_backward"):  # "the fitted order is no limit"
+        errors = rows[name]["total_variation"]
+        assert np.log2(errors[-2] / errors[-1]) < rows[name]["order"] - 0.1
+    linear = {row["name"]: row["total_variation"][-1] for row in found["rows"] if row["grid"] == "linear"}
+    ones = [name for name, row in rows.items() if row["order"] is not None and abs(row["order"] - 1) < 0.05]
+    assert len(ones) == 10 and all(linear[name] < rows[name]["total_variation"][-1] for name in ones)
     first = [row["order"] for name, row in rows.items() if name in ("bayes", "euler", "analytic", "tau_leaping", "ancestral")]
     assert all(abs(order - 1) < 0.05 for order in first)
 
