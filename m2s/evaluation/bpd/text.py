@@ -12,6 +12,7 @@ from m2s.data.encode import encode_document
 from m2s.data.files import BadData
 from m2s.data.tokenizer import Tokenizer
 from m2s.evaluation.bpd.examples import EvaluationSet
+from m2s.progress import bar_class
 
 
 def token_sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
@@ -66,11 +67,10 @@ def token_windows(
     Raises:
         BadData: A document cannot be encoded, or there is less than one window.
     """
-    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
 
     def encoded() -> Iterable[np.ndarray]:
         for source in sources:
-            for document in tqdm(source.read(0), desc=source.name, unit="document", disable=None, leave=False):
+            for document in bar_class()(source.read(0), desc=source.name, unit="document", disable=None, leave=False):
                 if blank or document.text.strip():
                     ids = encode_document(tokenizer, document.text)
                     if isinstance(ids, str):
