@@ -141,7 +141,7 @@ def _sample(model: torch.nn.Module, head: Any, case: Case, length: int) -> dict[
         start=case.start,
         temperature=case.temperature,
         clamp=clamp if case.clamp else None,
-        micro_batch=8,
+        micro_batch=8,  # all samples in one, so that the events are in the order of the steps
         callback=record,
     )
     states = trajectory.states.transpose(0, 1)
