@@ -19,7 +19,8 @@ export class Player {
     private readonly show: () => void,
   ) {
     const hint = html("small", {}, "The left end is noise, the right end is the sample.");
-    root.append(this.button, html("label", { class: "slider" }, "Step ", this.output, this.slider, hint));
+    this.slider.id = `${root.id}-step`; // the label names the slider, and not the output that it holds
+    root.append(this.button, html("label", { class: "slider", for: this.slider.id }, "Step ", this.output, this.slider, hint));
     this.slider.addEventListener("input", () => {
       this.stop();
       this.moveTo(Number(this.slider.value));
