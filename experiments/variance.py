@@ -119,7 +119,7 @@ def compare(checkpoint: m2s.Checkpoint) -> dict[str, Any]:
 
 
 def estimators(checkpoint: m2s.Checkpoint) -> dict[str, Any]:
-    """Return nats, terms, what is lacking, and variance times calls of every named estimator.
+    """Return nats, terms, missing terms, and variance times calls of every named estimator.
 
     Args:
         checkpoint: The network.
