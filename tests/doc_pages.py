@@ -41,6 +41,11 @@ REGISTRIES: tuple[registry.Registry[Any], ...] = (
 )
 
 
+def page_name(page: Path) -> str:
+    """The path of a page from the root of the repository."""
+    return str(page.relative_to(ROOT))
+
+
 def blocks(text: str, language: str) -> list[str]:
     """The code blocks of a language in Markdown text."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -599,6 +599,8 @@ def test_distances_of_the_readme_are_those_of_the_demo() -> None:
     sentence = rf"it is {number} for M2S with .*?, {number} for M2S as .*?, {number} for SEDD, and {number} for.*?have {number}"
     found = re.search(rf"{sentence}.*?hurts, {number}\s+against {number},", text, re.S)
     assert found is not None and list(found.groups()) == [*few, *many]
+    home = (ROOT / "docs" / "index.md").read_text()
+    assert f"the distance is {few[0]} for M2S with the exact offset and {few[2]} for SEDD. Real\nimages have {few[4]}." in home
     assert result["projection"]["parts"]["differences"]["lowered - as it is"]["low"] > 0
     assert " ".join(result["command"]) in text
     for dark, name in ((False, "docs/demo.svg"), (True, "docs/demo-dark.svg")):
