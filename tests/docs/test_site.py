@@ -10,7 +10,6 @@ import pytest
 from doc_pages import ROOT
 
 import reference_pages
-import site_links
 from built_site import Site
 
 pytestmark = pytest.mark.docs
@@ -77,7 +76,9 @@ def test_formulas_are_typeset(site: Site) -> None:
 
 
 def test_every_public_name_is_in_the_inventory_of_the_built_reference(site: Site) -> None:
-    places = site_links.read_inventory((site.folder / "objects.inv").read_bytes())
+    from site_links import read_inventory  # it needs mkdocs, which is in the extra docs
+
+    places = read_inventory((site.folder / "objects.inv").read_bytes())
     for name in reference_pages.documented().values():
         page, _, anchor = places[name.path].partition("#")
         assert anchor in site.pages[page].anchors, name.path
