@@ -280,6 +280,7 @@ test("every control has a name, and the focus is visible", () =>
       assert.deepEqual(unnamed, [], part);
     }
     await page.click("#tab-simplex");
+    await page.waitForSelector("#panel-simplex:not([hidden])");
     await visit.focus("#tab-simplex");
     const places = new Set<string>();
     for (let press = 0; press < 11; press++) {
@@ -288,7 +289,7 @@ test("every control has a name, and the focus is visible", () =>
         const one = document.activeElement!;
         const shown = one.matches(".handle") ? one.querySelector(".ring")! : one.matches(".choice input") ? one.nextElementSibling! : one;
         const style = getComputedStyle(shown);
-        return [one.id || one.className.toString() || one.textContent!, style.outlineStyle !== "none" || style.stroke !== "none"] as const;
+        return [`${one.closest("[id]")!.id} ${one.textContent}`, style.outlineStyle !== "none" || style.stroke !== "none"] as const;
       });
       places.add(where);
       assert.ok(ring, where);
