@@ -1,4 +1,4 @@
-"""The lab in a browser, and the bundle that is built from its source. Run by `make test-docs`, which installs the packages of web/."""
+"""The lab in a browser, and the bundle that is built from its source. `make test-docs` installs the packages of web/."""
 
 import json
 import os
