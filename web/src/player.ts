@@ -19,7 +19,8 @@ export class Player {
     private readonly show: () => void,
   ) {
     const hint = html("small", {}, "The left end is noise, the right end is the sample.");
-    root.append(this.button, html("label", { class: "slider" }, "Step ", this.output, this.slider, hint));
+    this.slider.id = `${root.id}-step`; // the label names the slider, and not the output that it holds
+    root.append(this.button, html("label", { class: "slider", for: this.slider.id }, "Step ", this.output, this.slider, hint));
     this.slider.addEventListener("input", () => {
       this.stop();
       this.moveTo(Number(this.slider.value));
@@ -55,7 +56,9 @@ export class Player {
   update(available: number, t: number): void {
     this.available = available;
     this.slider.value = String(this.index);
-    const text = this.isAtEnd ? "finished" : `${this.index} of ${this.count - 1}, t = ${format(t)}`;
+    const last = this.count - 1;
+    const place = this.isAtEnd ? "finished" : `${this.index} of ${last}, t = ${format(t)}`;
+    const text = last === 0 ? "" : this.index < available ? place : `computing ${available} of ${last}`;
     this.output.textContent = text;
     this.slider.setAttribute("aria-valuetext", text);
   }

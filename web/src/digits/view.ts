@@ -11,7 +11,6 @@ import { ImageGrid, LEVELS, SIDE } from "./image";
 
 const PIXELS = SIDE * SIDE;
 const PAINTS = [16, 12, 8, 4, 0];
-const PAINT_NAMES = ["black", "dark gray", "gray", "light gray", "white"];
 const WAIT_MS = 120; // after the last painted pixel
 
 /** One of the two networks, with its places on the page. */
@@ -64,7 +63,7 @@ class Digits {
     this.player = new Player(byId("digits-player"), () => this.show());
     this.addPalette();
     this.addControls();
-    this.status.textContent = "Loading the networks, 3.3 MB.";
+    this.status.textContent = "Loading the networks.";
     Promise.all(this.sides.map(({ film }) => load(film.name))).then(
       () => this.draw(true),
       (error: Error) => this.fail(error.message),
@@ -73,7 +72,7 @@ class Digits {
 
   private addPalette(): void {
     PAINTS.forEach((level, i) => {
-      const input = html("input", { type: "radio", name: "level", value: i, checked: i === this.paint, "aria-label": PAINT_NAMES[i] });
+      const input = html("input", { type: "radio", name: "level", value: i, checked: i === this.paint, "aria-label": `level ${level} of 16` });
       input.addEventListener("change", () => (this.paint = i));
       const swatch = html("span", { class: "swatch", style: `--level: ${(100 * level) / (LEVELS - 1)}%` });
       byId("palette").append(html("label", {}, input, swatch));
@@ -102,6 +101,7 @@ class Digits {
   private fix(index: number, level: number): void {
     if (this.clamp[index] === level) return;
     this.clamp[index] = level;
+    this.status.textContent = "Sampling.";
     this.show();
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => this.draw(false), WAIT_MS);
@@ -152,7 +152,8 @@ class Digits {
       return;
     }
     const { prediction, tokens } = frame;
-    const cells = Array.from(tokens, (level, i): Cell => {
+    const cells = Array.from(tokens, (token, i): Cell => {
+      const level = this.clamp[i] < 0 ? token : this.clamp[i];
       const kind = prediction ? prediction.classes[i] : -1;
       const said = prediction ? `level ${level} of 16, ${CLASS_NAMES[kind]}` : `level ${level} of 16`;
       return { level, class: this.classes.checked ? kind : -1, isFixed: this.clamp[i] >= 0, text: said };
@@ -166,23 +167,18 @@ class Digits {
     const { pixel } = this;
     const title = `Pixel in row ${Math.floor(pixel / SIDE) + 1}, column ${(pixel % SIDE) + 1}`;
     byId("pixel-title").textContent = title;
-    const frames = this.sides.map(({ film }) => film.at(this.player.index));
-    const predictions = frames.map((frame) => frame?.prediction);
-    const known = predictions.every(Boolean);
-    byId("pixel-chart").toggleAttribute("hidden", !known);
-    if (!known) {
-      byId("pixel-text").textContent = "Without noise there is nothing to predict. Move the step to the left.";
-      return;
-    }
+    const predictions = this.sides.map(({ film }) => film.predictionAt(this.player.index));
+    if (!predictions.every(Boolean)) return;
     const rows = predictions.map((prediction, i): PixelRow => {
       const values = prediction?.probabilities.subarray(pixel * LEVELS, (pixel + 1) * LEVELS) ?? [];
       return { name: this.sides[i].name, values, isSigned: i === 1 && !this.repair.checked };
     });
-    drawPixel(byId<SVGElement>("pixel-chart"), rows, frames[1]?.tokens[pixel] ?? 0);
+    const frame = this.sides[1].film.at(this.player.index);
+    drawPixel(byId<SVGElement>("pixel-chart"), rows, frame?.tokens[pixel] ?? 0);
     const least = Math.min(...Array.from(rows[1].values));
     const kind = CLASS_NAMES[predictions[1]?.classes[pixel] ?? 3];
     byId("pixel-text").textContent =
-      "Bars are gray levels from white to black; the mark is the current one. " +
+      `What the networks predict${frame?.prediction ? "" : ", last of all"}, for levels 0 to 16. The mark is the current level. ` +
       (least < -1e-6 ? `SEDD is ${kind}: its signed posterior falls to ${format(least, 3)}.` : `SEDD is ${kind} here.`);
   }
 }
@@ -192,7 +188,8 @@ function describeClasses(counts: readonly number[], dropped: number): string {
   const total = counts.reduce((sum, one) => sum + one, 0);
   const without = counts[0] + counts[1];
   if (without === 0) return `All ${total} scores have a posterior.`;
-  return `${without} of ${total} scores have no posterior: ${counts[0]} outside the box, ${counts[1]} in it. Dropped mass ${format(dropped, 3)}.`;
+  const weights = dropped > 0 ? `The sampler drops a negative mass of ${dropped.toPrecision(2)}.` : "No weight is negative.";
+  return `${without} of ${total} scores have no posterior: ${counts[0]} outside the box, ${counts[1]} in it. ${weights}`;
 }
 
 /** Says the same about all steps of a sample. */
@@ -206,5 +203,5 @@ function describeSample(film: Film): string {
   const total = counts.reduce((sum, one) => sum + one, 0);
   const share = Math.round((100 * (counts[0] + counts[1])) / total);
   if (counts[0] + counts[1] === 0) return "In all steps every score had a posterior.";
-  return `In all steps ${share} % of the scores had no posterior. Dropped mass ${format(dropped)}.`;
+  return `In all steps ${share} % of the scores had no posterior. The sampler dropped a negative mass of ${format(dropped)}.`;
 }

@@ -1,6 +1,6 @@
 /** The frames of the newest sample of one network. */
 import { sample } from "./client";
-import type { Frame, Settings } from "./protocol";
+import type { Frame, Prediction, Settings } from "./protocol";
 
 /** Keeps the frames that are shown until a newer sample has the frame in question. */
 export class Film {
@@ -32,6 +32,11 @@ export class Film {
       arrived();
     };
     sample(this.name, settings, receive, fail);
+  }
+
+  /** Returns the prediction at an index; at the end, where there is no noise left, that of the step before. */
+  predictionAt(index: number): Prediction | null {
+    return this.at(index)?.prediction ?? this.frames.at(-2)?.prediction ?? null;
   }
 
   /** Returns the frame of an index, or the last one: a film may be one frame shorter than another. */

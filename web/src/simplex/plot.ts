@@ -89,7 +89,7 @@ export class Plot {
     const frame = { x: isPlane ? LEFT : 0, y: 0, width: isPlane ? SIZE - LEFT : SIZE, height: isPlane ? SIZE - BELOW : SIZE };
     this.handle = svg(
       "g",
-      { class: "handle", tabindex: "0", role: "slider", "aria-valuenow": "0" },
+      { class: "handle", tabindex: "0", role: "slider" },
       svg("circle", { class: "reach", r: 22 }),
       svg("circle", { class: "ring", r: 15 }),
       svg("circle", { class: "mark", r: 9.5 }),
@@ -124,6 +124,8 @@ export class Plot {
       transform: `translate(${text([x, y])})`,
       class: exists ? "handle" : "handle none",
       "aria-label": this.isPlane ? "Score, moved by the arrow keys" : "Signed posterior, moved by the arrow keys",
+      "aria-valuemin": this.isPlane ? 0 : -2,
+      "aria-valuemax": this.isPlane ? result.end.toFixed(3) : 2,
       "aria-valuenow": (this.isPlane ? result.score : result.diagnosis.signed)[axes[0]].toFixed(3),
       "aria-valuetext": this.spoken(result),
     });
@@ -175,7 +177,8 @@ function planeLabels({ rho, axes, end, diagnosis }: Result, view: View): SVGElem
   const [boxX, boxY] = at(1 / rho, 1 / rho);
   const [boxLeft] = at(rho, rho);
   const wide = boxX - boxLeft > 130;
-  const middle = at(0.33 / rho, 0.75 / rho);
+  const center = (rho + 1 + 1 / rho) / 3; // of the triangle, on both axes
+  const middle = at(center, center);
   return [
     ...(wide
       ? [

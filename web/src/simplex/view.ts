@@ -16,6 +16,7 @@ const VERDICTS = [
 ];
 const KEY_STEP = 0.01; // of the width of a picture
 const MOVE_MS = 350;
+const SNAP = 5; // a pointer as near as this to the exact score means it
 
 /** Builds the first part. */
 export function startSimplex(): void {
@@ -81,7 +82,12 @@ function placeOf(root: SVGSVGElement, event: PointerEvent): [number, number] {
 /** Moves the score with a pointer: a press anywhere in the picture takes the point there. */
 function enableDragging(plot: Plot, result: () => Result, moveTo: (score: Vector) => void): void {
   const { root } = plot;
-  const follow = (event: PointerEvent): void => moveTo(plot.view(result()).score(placeOf(root, event)));
+  const follow = (event: PointerEvent): void => {
+    const view = plot.view(result());
+    const [x, y] = placeOf(root, event);
+    const [exactX, exactY] = view.place(result().exact);
+    moveTo(Math.hypot(x - exactX, y - exactY) < SNAP ? result().exact : view.score([x, y]));
+  };
   root.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     root.setPointerCapture(event.pointerId);

@@ -4,7 +4,6 @@ import { byId, html, set } from "../dom";
 import { Player } from "../player";
 import { load } from "../sampling/client";
 import { Film } from "../sampling/film";
-import type { Frame } from "../sampling/protocol";
 
 const NETWORK = "chars";
 const ALPHABET = " abcdefghijklmnopqrstuvwxyz";
@@ -36,7 +35,7 @@ class TextPart {
     this.player = new Player(byId("text-player"), () => this.show());
     this.addCellEvents();
     this.addControls();
-    this.status.textContent = "Loading the network, 3.4 MB.";
+    this.status.textContent = "Loading the network.";
     load(NETWORK).then(
       () => {
         this.isReady = true;
@@ -161,7 +160,7 @@ class TextPart {
   private show(): void {
     const index = this.player.index;
     const frame = this.film.at(index);
-    const before = index > 0 ? this.film.frames[index - 1] : null;
+    const before = this.film.frames[index - 1] ?? null;
     this.player.update(this.film.isComplete ? Infinity : this.film.available, frame?.t ?? 1);
     this.cells.forEach((cell, i) => {
       const isFixed = this.clamp[i] >= 0;
@@ -173,20 +172,17 @@ class TextPart {
       const name = token === 0 ? "space" : ALPHABET[token];
       set(cell, { "aria-pressed": String(isFixed), "aria-label": `${name}, position ${i + 1}${isFixed ? ", fixed" : ""}` });
     });
-    this.showPredictions(frame);
+    byId("reading").textContent = this.cells.map((cell) => cell.textContent).join("").replaceAll("\u00a0", " ").trim();
+    this.showPredictions();
   }
 
-  private showPredictions(frame: Frame | null): void {
+  private showPredictions(): void {
     const { visited } = this;
     if (visited < 0) return;
     byId("character-title").textContent = `Position ${visited + 1}`;
     const bars = byId("character-bars");
-    const prediction = frame?.prediction;
-    if (!prediction) {
-      bars.replaceChildren();
-      byId("character-text").textContent = "Without noise there is nothing to predict. Move the step to the left.";
-      return;
-    }
+    const prediction = this.film.predictionAt(this.player.index);
+    if (!prediction) return;
     const states = ALPHABET.length;
     const values = Array.from(prediction.probabilities.subarray(visited * states, (visited + 1) * states));
     const order = values.map((_, token) => token).sort((a, b) => values[b] - values[a]);
