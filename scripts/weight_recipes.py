@@ -12,6 +12,7 @@ from m2s.data import Characters, prepare_text, root
 from m2s.data.documents import find_sources
 from m2s.errors import UserError
 from m2s.hub import builtin
+from m2s.hub.card import position_name
 from m2s.io import atomic_write, output_folder
 from m2s.presets import PRESETS
 from m2s.training.config import Config, replace
@@ -121,12 +122,12 @@ class Group:
             figures: The contents of figures.json.
         """
         values = figures["values"]
-        bits = values["bits"]
+        bits, unit = values["bits"], position_name(read(builtin.folder() / name / "config.json")["data"])
         terms = ", ".join(f"{term} {bits[term]['value']:.4f}" for term in TERMS[1:])
         lines = [
             f"NELBO on {values['examples']:,} held-out examples, {values['passes']} times each: "
-            f"**{bits['nelbo']['value']:.4f} ± {bits['nelbo']['rows_error']:.4f}** bits per position (standard error over "
-            f"examples; {terms}).",
+            f"**{bits['nelbo']['value']:.4f} ± {bits['nelbo']['rows_error']:.4f}** bits per {unit} (standard error "
+            f"over examples; {terms}).",
             "",
             *self.more(name, figures),
             "Measured with the weights of this folder by",

@@ -1,9 +1,7 @@
 """Scripts that compile, each in a process of its own: the tests' shape checker does not compile."""
 
-import subprocess
-import sys
-
 import torch
+from fork_server import run_script
 
 BEGINNING = """
 import sys
@@ -24,5 +22,5 @@ def keep(graph, inputs):
 def passes(script: str) -> None:
     """`script` after the beginning above, on a GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    done = subprocess.run([sys.executable, "-c", BEGINNING + script, device], capture_output=True, text=True, timeout=300)
+    done = run_script(BEGINNING + script, device)
     assert done.returncode == 0, done.stderr[-3000:]

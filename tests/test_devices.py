@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fork_server import run_script
 
 import m2s
 
@@ -139,7 +140,7 @@ print("one graph")
 def test_loss_and_projection_compile_to_one_graph() -> None:
     """Without graph breaks and with equal values. In a separate process: the shape checker of the tests cannot be traced."""
     backend = "inductor" if any(map(shutil.which, ("c++", "g++", "clang++"))) else "aot_eager"  # inductor needs a C++ compiler
-    done = subprocess.run([sys.executable, "-c", COMPILED, backend, "0"], capture_output=True, text=True)
+    done = run_script(COMPILED, backend, "0")
     assert done.stdout.strip() == "one graph", done.stderr
 
 

@@ -6,7 +6,6 @@ one after the other, so that unchanged modules are compiled once.
 """
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import sys
@@ -17,13 +16,10 @@ from typing import NamedTuple
 import hypothesis
 import jaxtyping
 import pytest
+from fork_server import SERVER
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "m2s"
-SERVER = multiprocessing.get_context("forkserver")  # preloads everything except the package and the tests
-SERVER.set_forkserver_preload(
-    ["beartype", "hypothesis", "jaxtyping", "numpy", "pytest", "safetensors.torch", "scipy.integrate", "scipy.stats", "torch"]
-)
 
 
 class Mutant(NamedTuple):

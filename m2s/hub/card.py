@@ -49,7 +49,7 @@ def model_card(
         "data": ", ".join(f"{name} {value}" for name, value in (data or {}).items()) or "not recorded",
         "steps": extra.get("step"),
         "seed": extra.get("seed"),
-        "NELBO on held-out data": _bits(extra),
+        "NELBO on held-out data": _bits(extra, data),
         "m2s": config.get("m2s", __version__),
     }
     table = [f"| {name} | {_cell(value)} |" for name, value in rows.items() if value is not None]
@@ -89,12 +89,27 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _bits(extra: Mapping[str, Any]) -> str | None:
+def position_name(data: Mapping[str, Any] | None) -> str:
+    """Return what a likelihood of some data is given per: dimension of images, character or token of text, else position.
+
+    Args:
+        data: The description of the data, or None.
+    """
+    kind = (data or {}).get("kind")
+    if kind == "image":
+        return "dimension"
+    if kind != "text" or data is None:
+        return "position"
+    tokenizer = data.get("tokenizer")
+    return "character" if isinstance(tokenizer, Mapping) and tokenizer.get("kind") == "Characters" else "token"
+
+
+def _bits(extra: Mapping[str, Any], data: Mapping[str, Any] | None) -> str | None:
     """The validation of a run, where it is recorded."""
     bits, error = extra.get("validation_bits"), extra.get("validation_error")
     if not isinstance(bits, int | float) or not isinstance(error, int | float):
         return None
-    return f"{bits:.4f} ± {error:.4f} bits per position (standard error over examples)"
+    return f"{bits:.4f} ± {error:.4f} bits per {position_name(data)} (standard error over examples)"
 
 
 def _plain(text: str) -> str:

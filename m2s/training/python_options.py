@@ -75,7 +75,7 @@ def rewrite_options(text: str) -> str:
             return (ARGUMENTS[name] if value is None else f"{ARGUMENTS[name]}={value!r}") + rest
         return (f'options["{name}"]' if value is None else f"options={{{name!r}: {value!r}}}".replace("'", '"')) + rest
 
-    return OPTION.sub(spell, text)
+    return OPTION.sub(spell, text).replace("} options={", ", ")  # one dictionary for several options
 
 
 def _value(kind: Any, word: str | None) -> Any:

@@ -104,7 +104,7 @@ class RunFolder:
             raise UserError(f"{self.path} is in use by {owner}: wait for it, or give another --out") from None
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be locked ({error.strerror or error}): give an --out on a file system with locks"
+                f"{self.path} cannot be locked ({error.strerror or error}): set --out to a folder on a file system with locks"
             ) from error
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")

@@ -57,6 +57,7 @@ def test_the_cards_have_the_numbers_of_figures_json(group: weight_recipes.Group)
         card, found = (builtin.folder() / name / "README.md").read_text(), figures(name)
         assert group.card(name, found) in card and group.data in card and f'm2s.load("builtin:{name}")' in card
         assert f"**{found['values']['bits']['nelbo']['value']:.4f} ± " in card
+        assert ("bits per character " if name == "chars" else "bits per dimension ") in card
         # No file names a folder of the machine that made it.
         assert not any(str(Path.home()) in path.read_text() for path in (builtin.folder() / name).glob("*.json"))
 

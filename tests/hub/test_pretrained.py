@@ -14,6 +14,7 @@ from torch import nn
 import m2s
 from m2s.data import Characters
 from m2s.errors import UserError
+from m2s.hub.card import model_card
 from m2s.methods import METHODS
 from m2s.models import DiT, DiTConfig, UNet, UNetConfig
 from m2s.remote import is_offline
@@ -63,8 +64,23 @@ def test_a_checkpoint_is_saved_with_its_card(tmp_path: Path) -> None:
     card = (folder / "README.md").read_text()
     assert header(card) == {"library_name": "m2s", "tags": ["discrete-diffusion", "m2s", "md4", "absorbing"]}
     assert "m2s train text8 --method md4" in card and PAPER in card and "Absorbing(3, Cosine())" in card
-    assert "1.2500 ± 0.5000 bits" in card and "kind text, length 6" in card and "| seed | 5 |" in card
+    assert "1.2500 ± 0.5000 bits per token (" in card and "kind text, length 6" in card and "| seed | 5 |" in card
     assert " ".join(METHODS["m2s"].bibtex.split()) in " ".join(card.split()), "the citation is not that of m2s cite m2s"
+
+
+@pytest.mark.parametrize(
+    ("data", "unit"),
+    [
+        ({"kind": "image", "shape": [8, 8], "levels": 17}, "dimension"),
+        ({"kind": "text", "length": 6, "tokenizer": {"kind": "Characters", "alphabet": "abc"}}, "character"),
+        ({"kind": "text", "length": 6, "tokenizer": {"kind": "Bytes"}}, "token"),
+        ({"kind": "sequence", "length": 6, "vocab": 3}, "position"),
+        (None, "position"),
+    ],
+)
+def test_the_card_names_what_the_bits_are_per(data: dict[str, Any] | None, unit: str) -> None:
+    given = checkpoint()
+    assert f"0.5000 bits per {unit} (" in model_card(given.model, given.head, data, given.config)
 
 
 def test_the_title_of_the_paper_is_that_of_the_citation_file() -> None:

@@ -2,14 +2,13 @@
 
 import contextlib
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import jaxtyping
 import pytest
 import torch
+from fork_server import run_script
 from torch import Tensor, nn
 
 import m2s
@@ -170,7 +169,7 @@ for config in (dit, scaled, {"kind": "unet", "shape": (4, 4), "layers": 1, **sma
 
 def test_networks_compile_to_one_graph() -> None:
     """In a separate process, because the shape checker of the tests does not compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr
 
 

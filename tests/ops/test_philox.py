@@ -1,10 +1,8 @@
 """Counter-based uniform numbers: the kernel has every bit of the definition, for any seed, sample, step and position."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from fork_server import run_script
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -202,7 +200,7 @@ assert all(sum("m2s.uniforms" in name for name in names) == 4 for names in graph
 
 def test_compiled_noise():
     """Compiled in a separate process: the shape checker of the tests does not compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED, DEVICE], capture_output=True, text=True, timeout=300)
+    done = run_script(COMPILED, DEVICE)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -3,14 +3,13 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fork_server import run_script
 from torch import Tensor
 
 import m2s
@@ -409,7 +408,7 @@ with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
 
 def test_one_compiled_graph_serves_all_sites() -> None:
     """In another process, because the shape checks of the tests cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr
 
 

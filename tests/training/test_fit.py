@@ -230,8 +230,8 @@ def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("give --micro-batch 8, which fits", 'give options={"micro_batch": 8}, which fits'),
         ("(--network.size tiny, or --network.width)", """(size='tiny', or options["network.width"])"""),
-        ("--recompute --micro-batch 1 still", 'options={"recompute": True} options={"micro_batch": 1} still'),
-        ("give an --out on a file system with locks", "give an out on a file system with locks"),
+        ("--recompute --micro-batch 1 still", 'options={"recompute": True, "micro_batch": 1} still'),
+        ("set --out to a folder on a file system with locks", "set out to a folder on a file system with locks"),
         ("set --t-min to at most that, or make", 'set options["t_min"] to at most that, or make'),
         ("--unknown 3 stays", "--unknown 3 stays"),
     ],

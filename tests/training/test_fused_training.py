@@ -13,6 +13,7 @@ from m2s.training import Config, train
 from small_runs import losses, random_rows, small, together
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("large_blocks")  # tests/ops/test_adamw.py has the blocks as they are
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = random_rows(length=2)
 

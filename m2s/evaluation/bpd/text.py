@@ -48,7 +48,9 @@ def example_sizes(rows: EvaluationSet, tokenizer: Tokenizer, chunk: int = 1024) 
     return {"byte": both[:, 0], "character": both[:, 1]}
 
 
-def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int) -> tuple[Int[Tensor, "N L"], int]:
+def token_windows(
+    sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int, blank: bool = False
+) -> tuple[Int[Tensor, "N L"], int]:
     """Tokenize documents and cut them into windows.
 
     The stream is every document with the end token after it. The tokens after the last full window are left out.
@@ -57,6 +59,7 @@ def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, lengt
         sources: The documents.
         tokenizer: The tokenizer.
         length: The number of tokens of a window.
+        blank: Whether documents without text count, which adds their end tokens.
 
     Returns:
         The windows [N, length], int32, and the number of tokens that are left out.
@@ -68,7 +71,7 @@ def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, lengt
     def encoded() -> Iterable[np.ndarray]:
         for source in sources:
             for document in bar_class()(source.read(0), desc=source.name, unit="document", disable=None, leave=False):
-                if document.text.strip():
+                if blank or document.text.strip():
                     ids = encode_document(tokenizer, document.text)
                     if isinstance(ids, str):
                         raise BadData(f"{source.name}, document at {document.where} {ids}")
