@@ -92,7 +92,7 @@ class Digits {
       this.draw(false);
     });
     byId("digits-legend").append(
-      ...[3, 1, 0].map((kind) => html("span", { class: "item" }, html("span", { class: `cell class-${kind}` }), ` ${CLASS_NAMES[kind]}`)),
+      ...[3, 2, 1, 0].map((kind) => html("span", { class: "item" }, html("span", { class: `cell class-${kind}` }), ` ${CLASS_NAMES[kind]}`)),
     );
     this.show();
   }
