@@ -2,12 +2,24 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0  # seconds between two lines; each pause is twice the one before
 FRACTIONS = "{l_bar}{bar}| {n:.1f}/{total:.0f} [{elapsed}<{remaining}, {rate_fmt}]"
 Item = TypeVar("Item")
+
+
+def bar_class() -> Any:
+    """Return the class of bars: a widget in a notebook that has ipywidgets, otherwise a line of text.
+
+    In a notebook without ipywidgets tqdm warns when it is imported, also where no bar is shown. Text is as good there.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")
+        from tqdm.auto import tqdm  # imported late: few commands need it
+    return tqdm
 
 
 class Progress:
@@ -26,8 +38,7 @@ class Progress:
     """
 
     def __init__(self, total: int | float, title: str, unit: str, quiet: bool = False) -> None:
-        from tqdm.auto import tqdm  # imported late: few commands need it
-
+        tqdm = bar_class()
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)  # tqdm.auto chose a widget
         hidden = quiet or not (sys.stderr.isatty() or in_notebook)
         layout: dict[str, Any] = {"bar_format": FRACTIONS} if isinstance(total, float) else {}

@@ -22,7 +22,7 @@ from m2s.process.registry import PROCESSES, SCHEDULES
 from m2s.samplers import GRIDS, SAMPLERS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REGISTRIES: tuple[registry.Registry[Any], ...] = (
     PROCESSES,
     SCHEDULES,
@@ -39,6 +39,11 @@ REGISTRIES: tuple[registry.Registry[Any], ...] = (
     TEXT_METRICS,
     ADVERSARIES,
 )
+
+
+def page_name(page: Path) -> str:
+    """The path of a page from the root of the repository."""
+    return str(page.relative_to(ROOT))
 
 
 def blocks(text: str, language: str) -> list[str]:

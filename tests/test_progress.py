@@ -1,12 +1,16 @@
 """Progress is a bar on a terminal, and elsewhere a line now and then."""
 
+import importlib
 import io
 import sys
+import types
+import warnings
 
 import pytest
+import tqdm
 
 from m2s import progress
-from m2s.progress import Progress
+from m2s.progress import Progress, bar_class
 
 
 class Terminal(io.StringIO):
@@ -66,3 +70,20 @@ def test_a_bar_on_a_terminal(clock: list[float], monkeypatch: pytest.MonkeyPatch
         clock[0] += 1000
         shown.update(4)
     assert "\rsampling: 100%" in terminal.getvalue() and "4.0/4" in terminal.getvalue() and " after " not in terminal.getvalue()
+
+
+def test_a_notebook_without_widgets_gets_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing m2s and sampling without a bar would print tqdm's warning into the first cell."""
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", types.ModuleType("ipykernel.zmqshell"))
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.warns(match="IProgress not found"):  # of tqdm alone
+        importlib.import_module("tqdm.auto")
+    monkeypatch.delitem(sys.modules, "tqdm.auto")
+    monkeypatch.delitem(sys.modules, "tqdm.autonotebook")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert issubclass(bar_class(), tqdm.tqdm)

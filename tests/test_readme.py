@@ -1,4 +1,4 @@
-"""The code in README and docs runs, in order, as a reader would paste it."""
+"""The code in README and docs runs, in order, as a reader would paste it. `make test-docs` runs that of the docs."""
 
 import re
 from collections.abc import Iterator
@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, plugins, restored_registries, without_code
+from doc_pages import PAGES, REGISTRIES, ROOT, blocks, commands, page_name, plugins, restored_registries, without_code
 
 from m2s.cli import main, parse
 from m2s.methods.docs_page import page as methods_page
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+README = ROOT / "README.md"
+each_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,12 @@ def _restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python") and page.name != "README.md"]
+WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python")]
+WITH_COMMANDS = [page for page in PAGES if commands(page.read_text(), "bash")]
+# The README with every test; the pages of the site with the tests of the site.
+WITH_LONG_COMMANDS = [
+    pytest.param(page, marks=[] if page == README else pytest.mark.docs) for page in PAGES if commands(page.read_text())
+]
 
 
 def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
@@ -30,7 +36,8 @@ def run_block(page: Path, block: str, namespace: dict[str, Any]) -> None:
     exec(compile(block, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.docs
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
 def test_python_blocks_run(page: Path) -> None:
     namespace: dict[str, Any] = {}
     for block in blocks(page.read_text(), "python"):
@@ -38,23 +45,21 @@ def test_python_blocks_run(page: Path) -> None:
     assert namespace
 
 
-def test_python_blocks_of_the_readme_run_and_the_first_ones_sample_and_train_in_five_lines() -> None:
-    page, namespace = ROOT / "README.md", {}
-    first, second, *others = blocks(page.read_text(), "python")
+def test_first_blocks_of_the_readme_sample_and_train_in_five_lines() -> None:
+    namespace: dict[str, Any] = {}
+    first, second, *_ = blocks(README.read_text(), "python")
     for block in (first, second):
         assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 5
-    run_block(page, first, namespace)
+    run_block(README, first, namespace)
     assert namespace.pop("images").shape == (16, 64) and not list(Path().iterdir())  # built-in weights, and no file
-    run_block(page, second, namespace)
+    run_block(README, second, namespace)
     assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
     sample = ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
     assert main(sample) is None and Path("digits.png").is_file()  # the command in the last line
-    for block in others:
-        run_block(page, block, namespace)
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
-    first = next(block for block in blocks((ROOT / "README.md").read_text(), "python") if "score_entropy" in block)
+    first = next(block for block in blocks(README.read_text(), "python") if "score_entropy" in block)
     assert len([line for line in first.splitlines() if line.strip() and "import" not in line]) <= 10
     namespace: dict = {}
     exec(first, namespace)
@@ -62,14 +67,15 @@ def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:
     assert all(p.grad.abs().sum() > 0 for p in namespace["network"].parameters())
 
 
-@each_page
+@pytest.mark.docs
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=page_name)
 def test_commands_run(page: Path) -> None:
     """Every `m2s ...` line of a shell block."""
     for words in commands(page.read_text(), "bash"):
         assert main(words) in (None, 0)
 
 
-@each_page
+@pytest.mark.parametrize("page", WITH_LONG_COMMANDS, ids=page_name)
 def test_commands_that_take_too_long_are_at_least_understood(page: Path) -> None:
     """Every `m2s ...` line of a text block, also behind torchrun. The page's plugins are files in the current folder."""
     text = page.read_text()
@@ -86,6 +92,8 @@ def test_links_lead_somewhere(page: Path) -> None:
     """Links to files, and to headings of pages."""
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", without_code(page.read_text())):
         file = page.parent / target if target else page
+        if target.startswith("lab/") and page.parent == ROOT / "docs":
+            file = ROOT / "m2s" / "report" / target  # copied into the site
         assert file.exists(), target
         if heading and file.suffix == ".md":
             titles = re.findall(r"^#+ (.*)$", without_code(file.read_text()), re.MULTILINE)
@@ -97,8 +105,9 @@ def test_registries_are_restored() -> None:
     """A page that registers parts does not change the tests that run after it."""
     before = [dict(registry) for registry in REGISTRIES]
     with restored_registries():
-        for block in plugins((ROOT / "docs" / "extending.md").read_text()).values():
-            exec(block, {})
+        for page in sorted((ROOT / "docs" / "extending").glob("*.md")):
+            for block in plugins(page.read_text()).values():
+                exec(block, {})
         assert [dict(registry) for registry in REGISTRIES] != before
     assert [dict(registry) for registry in REGISTRIES] == before
 

@@ -377,6 +377,15 @@ def test_rows_of_the_variance_table() -> None:
         has_rows(page, f"| {design} | {' | '.join(cells)} |")
 
 
+def test_rows_of_the_table_of_estimators() -> None:
+    page = section("What published estimators drop on trained networks")
+    for network, rows in experiment("variance")["estimators"].items():
+        for name, row in rows.items():
+            bound = f"no: lacks {', '.join(row['missing'])}" if row["missing"] else "yes"
+            numbers = f"{row['nats']:.2f} | {row['drop']:.2f} ± {row['drop_error']:.2f} | {row['variance_times_calls']:,.0f}"
+            has_rows(page, f"| `{network}` | `{name}` | {bound} | {numbers} |")
+
+
 def test_rows_of_the_mnist_table() -> None:
     from m2s.methods import METHODS  # here, so that the other tests do not import torch
 
@@ -554,7 +563,10 @@ def all_results() -> list[float]:
 PAGES = {
     "README.md": {"2605.22765"},
     "docs/kernels.md": {"32,768", "4.2"},
-    "docs/training.md": {"131.2", "161,800", "28,427,520", "460,400"},
+    "docs/training.md": {"161,800", "28,427,520"},
+    "docs/many-gpus.md": {"131.2", "161,800", "460,400"},
+    "docs/faq.md": {"16.6", "50,000"},  # the largest Gumbel number of float32; a tail of tokens
+    "docs/comparing.md": {"50,000"},  # samples of another protocol
     "docs/samplers.md": set(),
     "docs/evaluation.md": set(),
 }
@@ -579,7 +591,7 @@ def test_table_of_the_papers_head() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_numbers_of_the_docs_are_in_result_files(page: str) -> None:
-    """460,400 is the rounded speed of the table of the text model; 131.2 GPU-hours follow from it."""
+    """460,400 is the rounded speed of the table of the text model, and 131.2 billion tokens are 161,800 steps."""
     text = (ROOT / page).read_text()
     known = all_results()
     assert [number for number in sorted(printed(text) - PAGES[page]) if not any(matches(number, one) for one in known)] == []
@@ -596,6 +608,8 @@ def test_distances_of_the_readme_are_those_of_the_demo() -> None:
     sentence = rf"it is {number} for M2S with .*?, {number} for M2S as .*?, {number} for SEDD, and {number} for.*?have {number}"
     found = re.search(rf"{sentence}.*?hurts, {number}\s+against {number},", text, re.S)
     assert found is not None and list(found.groups()) == [*few, *many]
+    home = (ROOT / "docs" / "index.md").read_text()
+    assert f"the distance is {few[0]} for M2S with the exact offset and {few[2]} for SEDD. Real\nimages have {few[4]}." in home
     assert result["projection"]["parts"]["differences"]["lowered - as it is"]["low"] > 0
     assert " ".join(result["command"]) in text
     for dark, name in ((False, "docs/demo.svg"), (True, "docs/demo-dark.svg")):

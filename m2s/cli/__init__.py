@@ -21,6 +21,7 @@ from m2s.cli.errors import message
 from m2s.cli.evaluate import Evaluate
 from m2s.cli.failures import INVALID, Interrupts, exit_after, how_to_resume
 from m2s.cli.figure import Figure
+from m2s.cli.lab import Lab
 from m2s.cli.options import command_options, find_command
 from m2s.cli.parsing import COMMANDS, asks_for_help, commands, parse
 from m2s.cli.plugins import take_plugins
@@ -46,6 +47,7 @@ COMMANDS |= {
     "compare": Compare,
     "figure": Figure,
     "report": Report,
+    "lab": Lab,
     "convert": Convert,
     "reproduce": Reproduce,
     "benchmark": Benchmark,

@@ -161,6 +161,7 @@ class Audit(AuditArgs):
         for path in files:
             output_file(path, (path.suffix,))
         parts = self.shards(files[0], checkpoint, options)
+        self.print_padding(options)
         found = self.audit(checkpoint, options, parts, "auditing")
         with atomic_write(files[1]) as temporary:
             temporary.write_text(format_table(found) + "\n", encoding="utf-8")

@@ -79,6 +79,7 @@ class Certify:
         Raises:
             UserError: An option is invalid, or the data does not fit the model.
         """
+        from m2s.devices import resolve_device
         from m2s.provenance import is_rerun, provenance
 
         self._check()
@@ -88,7 +89,10 @@ class Certify:
         result = self._measure() if self.checkpoint else {"certificates": self._built_in()}
         if self.out is not None:
             options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-            write_json(self.out, finite({**result, "options": options, **provenance("cpu")}))
+            write_json(
+                self.out,
+                finite({**result, "options": options, **provenance(resolve_device(self.device) if self.checkpoint else "cpu")}),
+            )
             self.partial(self.out).unlink(missing_ok=True)
             print_escaped(f"written to {self.out}")
 

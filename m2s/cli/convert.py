@@ -59,9 +59,7 @@ class Convert:
         print_escaped(f"{self.source}: {found[0] if found else 'a checkpoint of m2s'}")
         print_escaped(f"  {checkpoint!r}".replace("\n", "\n  "))
         tokenizer = checkpoint.tokenizer
-        note = (
-            "none: its file is not on this machine" if tokenizer is None else f"{type(tokenizer).__name__}, {tokenizer.vocab:,}"
-        )
+        note = f"none. {checkpoint.tokenizer_hint}" if tokenizer is None else f"{type(tokenizer).__name__}, {tokenizer.vocab:,}"
         print_escaped(f"  tokenizer: {note}")
         output_folder(self.folder)
         checkpoint.save(self.folder)

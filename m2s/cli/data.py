@@ -12,6 +12,7 @@ import tyro
 from m2s.cli.help_text import help_from_source
 from m2s.cli.next_step import next_command, next_preset_command
 from m2s.errors import UserError, counted, print_escaped, suggest
+from m2s.progress import bar_class
 from m2s.training.config import Number
 
 
@@ -138,15 +139,13 @@ class Get:
 @contextlib.contextmanager
 def _bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """A function that shows how much of each file has arrived, where stderr is a terminal."""
-    from tqdm.auto import tqdm
-
     bars: dict[str, Any] = {}
 
     def report(name: str, done: int, total: int | None) -> None:
         if name not in bars:
             for bar in bars.values():
                 bar.close()
-            bars[name] = tqdm(desc=name, total=total, unit="B", unit_scale=True, unit_divisor=1000, disable=None)
+            bars[name] = bar_class()(desc=name, total=total, unit="B", unit_scale=True, unit_divisor=1000, disable=None)
         bars[name].total = total
         bars[name].update(done - bars[name].n)
 

@@ -101,6 +101,7 @@ class Repair(AuditArgs):
         tokens: dict[str, Tensor] = {}
         audits: dict[str, Any] = {}
         shards: list[SampleShards] = []
+        self.print_padding(options["unprojected"])
         for arm in ARMS:
             parts = self.shards(samples[arm], checkpoint, options[arm], self.audited)
             audits[arm] = self.audit(checkpoint, options[arm], parts, arm, self.audited)
@@ -161,7 +162,7 @@ class Repair(AuditArgs):
 
         tokenizer = checkpoint.tokenizer
         if tokenizer is None:
-            raise UserError(f"{self.checkpoint} has no tokenizer, so that its samples are not text")
+            raise UserError(f"{self.checkpoint} has no tokenizer to turn samples into text: {checkpoint.tokenizer_hint}")
         if (name := self.protocol or "paper") not in PROTOCOLS:
             raise UserError(f"there is no protocol {name!r} of genppl: choose from {', '.join(PROTOCOLS)}")
         if self.n < 2:

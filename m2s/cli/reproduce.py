@@ -100,25 +100,22 @@ class Reproduce:
         except UserError as error:
             raise UserError(f"{error}. {_needs(entry)}") from error
         if checkpoint.tokenizer is None:
-            raise UserError(
-                f"{place} has no tokenizer on this machine: put its tokenizer.json beside the weights, or download GPT-2's "
-                "merges (m2s data download gpt2)"
-            )
+            raise UserError(f"{place} has no tokenizer: {checkpoint.tokenizer_hint}")
         return checkpoint
 
     def _rows(self, entry: "Published", checkpoint: "Checkpoint", length: int) -> "tuple[Tensor, int]":
         """The windows, and the number of tokens that are left out."""
         import torch
 
-        from m2s.data.documents import find_sources, require_source
+        from m2s.data.documents import require_source
         from m2s.evaluation.bpd import Shard
-        from m2s.evaluation.published import cut_windows
+        from m2s.evaluation.published import cut_windows, read_text
 
         assert self.data is not None and checkpoint.tokenizer is not None
         if not Path(self.data).expanduser().exists():
             raise UserError(f"there is no file or folder {self.data}: {_needs(entry)}")
         require_source(self.data)
-        rows, left_out = cut_windows(find_sources(self.data, test=""), checkpoint.tokenizer, length, entry.windows)
+        rows, left_out = cut_windows(read_text(entry, self.data), checkpoint.tokenizer, length, entry.windows)
         if self.limit is not None and self.limit < len(rows):
             rows = Shard(rows, self.limit)[torch.arange(self.limit)]
         return rows, left_out

@@ -102,6 +102,8 @@ class Sample(SamplingArgs):
                 done = parts.open()
                 if done:
                     print(f"resuming: {done} of {self.n} samples were drawn before")
+                else:
+                    self.print_padding(options)
                 self._draw(checkpoint, parts, options, (shard, shards))
                 with parts.joining() as complete:
                     if complete:
@@ -156,9 +158,11 @@ class Sample(SamplingArgs):
             others = ".npz" if checkpoint.tokenizer is None else ".txt or .npz"
             raise UserError(f"{self.checkpoint} is not a model of images: write {others}")
         if self.out.suffix == ".txt" and checkpoint.tokenizer is None:
-            raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: write .npz")
+            hint = f"{checkpoint.tokenizer_hint}. Or write .npz"
+            raise UserError(f"{self.checkpoint} has no tokenizer to turn tokens into text: {hint}")
         if self.prompt and checkpoint.tokenizer is None:
-            raise UserError(f"{self.checkpoint} has no tokenizer to encode --prompt: use --clamp")
+            hint = f"{checkpoint.tokenizer_hint}. Or use --clamp"
+            raise UserError(f"{self.checkpoint} has no tokenizer to encode --prompt: {hint}")
         if (self.out.suffix == ".txt" or self.prompt) and checkpoint.tokenizer is not None:
             check_tokenizer(checkpoint.tokenizer)
         if self.project and checkpoint.head.has_posterior:

@@ -14,7 +14,7 @@ from m2s.cli.failures import is_out_of_memory
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.devices import resolve_device
-from m2s.errors import UserError
+from m2s.errors import UserError, counted
 from m2s.methods.config import AutoInt
 from m2s.ops.backend import Backend
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from m2s.samplers.base import NamedSampler
     from m2s.samplers.inference_model import InferenceModel
     from m2s.samplers.options import SamplingOptions
+
+LARGE_CALL = 2**27  # logits of a call of the network that takes seconds on a CPU
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,20 @@ class SamplingArgs:
             *recorded: The settings of unfinished runs; None where there is none.
         """
         return self.micro_batch or _recorded("micro_batch", recorded)
+
+    def print_padding(self, options: "SamplingOptions") -> None:
+        """Print a faster --micro-batch, where large calls of the network have many more rows than there are samples.
+
+        Args:
+            options: The options of all samples together.
+        """
+        rows = options.call_rows
+        logits = rows * options.shape[1] * options.head.process.states
+        if self.micro_batch is None and rows >= 4 * self.n and logits >= LARGE_CALL:
+            print(
+                f"each call of the network has {rows} rows for {counted(self.n, 'sample')}, so that samples do not depend on "
+                f"their number: --micro-batch {self.n} takes about 1/{rows // self.n} of the time, and gives other samples"
+            )
 
     def shard_size(self, options: "SamplingOptions", *recorded: Mapping[str, Any] | None) -> int:
         """Return --batch-size or, where it is auto, that of an unfinished run, or at least one micro-batch.

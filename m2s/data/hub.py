@@ -22,7 +22,7 @@ class HubText:
     Args:
         repository: OWNER/NAME.
         config: The configuration of the data set; None for its default.
-        revision: The git revision. `refs/convert/parquet` is the hub's conversion to parquet files, which runs no script.
+        revision: The git revision, such as `PARQUET`, which runs no script.
     """
 
     repository: str
@@ -30,11 +30,13 @@ class HubText:
     revision: str | None = None
 
 
+PARQUET = "refs/convert/parquet"
+"""The revision with the hub's conversion of scripts to parquet files. A configuration is a folder there."""
 PACKAGE = "'datasets>=4'"
 """The package that reads data sets of the hub, as pip takes it."""
 HUB_TEXTS = {
-    "openwebtext": HubText("Skylion007/openwebtext", revision="refs/convert/parquet"),
-    "lm1b": HubText("billion-word-benchmark/lm1b", revision="refs/convert/parquet"),
+    "openwebtext": HubText("Skylion007/openwebtext", revision=PARQUET),
+    "lm1b": HubText("billion-word-benchmark/lm1b", revision=PARQUET),
     "text8": HubText("afmck/text8"),
 }
 
@@ -67,8 +69,9 @@ def load_splits(repository: str, config: str | None = None, revision: str | None
         raise UserError(f"{repository} is on the Hugging Face hub, which needs: pip install {PACKAGE}") from error
     # Before version 4 a data set could be a script. Later versions have no such argument.
     scripts = {} if _major(datasets) >= 4 else {"trust_remote_code": False}
+    folder = {"data_dir": config} if revision == PARQUET and config is not None else {}
     try:
-        return datasets.load_dataset(repository, config, revision=revision, **scripts)
+        return datasets.load_dataset(repository, None if folder else config, revision=revision, **folder, **scripts)
     except Exception as error:  # no network, an unknown name, a script that must not run: any exception type can occur
         reason = " ".join(str(error).split())
         raise BadData(f"{repository} could not be loaded from the hub ({type(error).__name__}: {reason})") from error

@@ -18,6 +18,7 @@ from m2s.data.hold_out import held_out, move_tokens, spacing
 from m2s.data.shards import DTYPES, Shards
 from m2s.data.tokenizer import Characters, Tokenizer
 from m2s.io import write_json
+from m2s.progress import bar_class
 
 SPLITS = ("train", "validation", "test")
 COMMIT_SECONDS = 5.0  # how often the progress is written to the disk
@@ -68,8 +69,6 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
     Raises:
         BadData: A document cannot be read or encoded.
     """
-    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
-
     every = spacing(plan["validation_fraction"])
     dtype = DTYPES[plan["dtype"]]
     shards = {split: Shards(out, split, plan["shard_tokens"], progress.tokens[split], dtype) for split in SPLITS}
@@ -81,7 +80,7 @@ def pack(out: Path, sources: list[DocumentSource], tokenizer: Tokenizer, plan: d
         write_json(out / "progress.json", {**counts, "sha256": checksum(counts)})
 
     committed = time.monotonic()
-    bar = tqdm(unit=" tokens", unit_scale=True, initial=sum(progress.tokens.values()), disable=None, leave=False)
+    bar = bar_class()(unit=" tokens", unit_scale=True, initial=sum(progress.tokens.values()), disable=None, leave=False)
     with bar, contextlib.ExitStack() as stack:
         for shard in shards.values():
             stack.callback(shard.close)

@@ -17,7 +17,7 @@ from m2s.data.files import root
 from m2s.data.images import ImageDataset
 from m2s.data.tokenizer import Tokenizer
 from m2s.data.tokens import Tokens
-from m2s.errors import UserError
+from m2s.errors import UserError, UserTypeError
 from m2s.registry import Registry
 
 
@@ -291,7 +291,7 @@ def open_source(name: str, folder: str | None = None, length: int = 512, hub: bo
         raise UserError(f"data.folder: {error}") from error
     if not isinstance(source, Source):
         members = [member for member in dir(Source) if not member.startswith("_") and not hasattr(source, member)]
-        raise TypeError(
+        raise UserTypeError(
             f"the data set {name!r} returned {type(source).__name__}, which has no {', '.join(members)}: "
             "return an object with all members of m2s.data.Source"
         )

@@ -26,6 +26,7 @@ from m2s import validation
 from m2s.data.tokenizer import Tokenizer
 from m2s.devices import resolve_device
 from m2s.errors import UserError
+from m2s.evaluation.likelihood import ESTIMATORS, Options
 from m2s.evaluation.likelihood.conditional import Request, conditional_nats, encode_pair, is_greedy, windows
 from m2s.progress import Progress
 from m2s.rng import derived_seed
@@ -50,8 +51,11 @@ class Harness(LM):
         device: "cpu" or "cuda"; empty: cuda where there is a GPU.
         max_batch_size: Not used. The harness passes it to every model.
 
+    Attributes:
+        missing: What the estimator lacks for a bound; nothing: log-likelihoods are lower bounds.
+
     Raises:
-        UserError: The checkpoint has no tokenizer or no length, or a number is out of range.
+        UserError: The checkpoint has no tokenizer or no length, the estimator does not support it, or a number is out of range.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Harness(LM):
         self._device = resolve_device(device or "")
         loaded = m2s.hub.load(checkpoint, self._device, verify=True)
         if loaded.tokenizer is None:
-            raise UserError(f"{checkpoint} has no tokenizer, which lm-evaluation-harness needs: its tasks are text")
+            raise UserError(f"{checkpoint} has no tokenizer, which lm-evaluation-harness needs: {loaded.tokenizer_hint}")
         self.model, self.head, self.text_tokenizer = loaded.model.float(), loaded.head, loaded.tokenizer
         trained = (loaded.data or {}).get("length")
         if not max_length and not isinstance(trained, int):
@@ -82,6 +86,10 @@ class Harness(LM):
         self.max_length = max_length or int(trained or 0)
         for name, value in (("passes", passes), ("max_length", self.max_length), ("steps", steps)):
             validation.positive_int(name, value)
+        chosen = ESTIMATORS.find(estimator, "estimator")
+        if reason := chosen.unsupported(self.head):
+            raise UserError(option="estimator", value=estimator, reason=f"it does not support {self.head}: {reason}")
+        self.missing = chosen.missing(self.head, Options())
         self.estimator, self.passes, self.seed, self.greedy = estimator, passes, seed, greedy
         self.batch_size = 16 if batch_size == "auto" else int(batch_size)
         self.steps, self.max_gen_toks, self.temperature = steps, max_gen_toks, temperature

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from m2s.data.documents import TEXT, find_sources
 from m2s.data.files import BadData
-from m2s.data.hub import load_splits
+from m2s.data.hub import PARQUET, load_splits
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.evaluation.likelihood.conditional import Request
@@ -29,37 +29,68 @@ def _substitute(text: str, rules: Iterable[Rule]) -> str:
     return text
 
 
-# Spaces that word tokenizers put before punctuation and inside of brackets.
-PUNCTUATION: tuple[Rule, ...] = (
-    (r" ([.,:;?!%])(?=\s|$|['\")\]])", r"\1"),
-    (r"([(\[{]) ", r"\1"),
-    (r" ([)\]}])", r"\1"),
+# The text of the field: these rules give what the released code of SEDD (Lou et al. 2024) gives, which later papers use too. So
+# they are applied one after the other, and have its defects: a pair of apostrophes, for instance, counts as quotation marks.
+SPACED_MARKS = ":;.!?,"
+
+
+def _literal(text: str, replacement: str) -> Rule:
+    """A rule that replaces a text as it is."""
+    return re.escape(text), replacement.replace("\\", r"\\")
+
+
+def _without_inner_spaces(opening: str, closing: str) -> Rule:
+    """A rule that removes white space inside of brackets or quotation marks."""
+    inner = rf"[^{re.escape(closing)}]*?"
+    return rf"{re.escape(opening)}\s*({inner})\s*{re.escape(closing)}", rf"{opening}\1{closing}"
+
+
+def _between_spaces(opening: str, closing: str) -> Rule:
+    """A rule that removes single spaces inside of brackets or quotation marks that hold a text."""
+    inner = rf"[^{re.escape(opening + closing)}]+"
+    return rf"{re.escape(opening)} ({inner}) {re.escape(closing)}", rf"{opening}\1{closing}"
+
+
+WIKITEXT: tuple[Rule, ...] = (
+    _literal("s '", "s'"),
+    *(_literal(f" @{mark}@ ", mark) for mark in "-,."),
+    *(_literal(f" {mark} ", f"{mark} ") for mark in SPACED_MARKS),
+    *(_without_inner_spaces(*pair) for pair in ("()", "[]", "{}", '""', "''")),
+    *(_literal(" ".join("=" * count), "=" * count) for count in (4, 3, 2)),
+    _literal(" ° ", "°"),
+    _literal(" \n", "\n"),
+    _literal("\n ", "\n"),
+    _literal(" N ", " 1 "),
+    _literal(" 's", "'s"),
 )
-CONTRACTIONS: tuple[Rule, ...] = ((r" (n't|'s|'re|'ve|'ll|'d|'m)\b", r"\1"), (r"(?<=s) '(?=\s|$)", "'"))
-
-
-def paired_quotes(text: str, quote: str = '"') -> str:
-    """Remove the spaces inside of quotation marks: the first, third, ... opens, and the others close.
-
-    Args:
-        text: The text; marks are counted within each line.
-        quote: The mark, surrounded by spaces.
-
-    Returns:
-        The text.
-    """
-    lines = []
-    for line in text.split("\n"):
-        parts = line.split(quote)
-        for number in range(1, len(parts), 2):
-            if number < len(parts) - 1:  # a mark without its partner stays as it is
-                parts[number] = parts[number].strip(" ")
-        lines.append(quote.join(parts))
-    return "\n".join(lines)
+PTB: tuple[Rule, ...] = (
+    _literal(" 's", "'s"),
+    _literal("s ' ", "s' "),
+    _literal(" n't", "n't"),
+    _literal(" \n ", "\n"),
+    _literal("\\/", "/"),
+    (r" N(?= )", " 1"),
+    (r"([$#]) 1", r"\g<1>1"),
+    _literal("<unk>", "?"),
+)
+LM1B: tuple[Rule, ...] = (
+    (r"(https?) : / / ", r"\1://"),
+    (r" '(\w+)", r"'\1"),
+    (r" (\w+) \. ", r" \1. "),
+    (r" (\w+) \.$", r" \1."),
+    _literal(" ? ", "? "),
+    (r" \?$", "?"),
+    _literal(" ! ", "! "),
+    (r" !$", "!"),
+    *(_literal(f" {mark} ", f"{mark} ") for mark in ",:;"),
+    _literal(" / ", "/"),
+    *(_between_spaces(*pair) for pair in ('""', "''", "()", "[]")),
+    (r"([$£]) ", r"\1"),
+)
 
 
 def detokenize_wikitext(text: str) -> str:
-    """Undo the tokenization of WikiText: " @-@ ", spaces around punctuation, quotation marks, headings.
+    """Undo the tokenization of WikiText: " @-@ ", spaces around punctuation, brackets, quotation marks and headings.
 
     Args:
         text: The text.
@@ -67,26 +98,23 @@ def detokenize_wikitext(text: str) -> str:
     Returns:
         Running text.
     """
-    text = _substitute(text, ((r" @([-,.])@ ", r"\1"), *PUNCTUATION, *CONTRACTIONS, (r"(?<=\d) ' (?=\d)", "'")))
-    text = _substitute(paired_quotes(text), ((r"= = = =", "===="), (r"= = =", "==="), (r"= =", "=="), (r" ° ", "°")))
-    return _substitute(text, ((r" ?\n ?", "\n"), (r"\bN (?=\d)", "N "), (r"£ (?=\d)", "£"), (r"\$ (?=\d)", "$")))
+    return _substitute(text, WIKITEXT)
 
 
 def detokenize_ptb(text: str) -> str:
-    """Undo the tokenization of the Penn Treebank as it is used for language models: " n't", " 's", "$ N", punctuation.
+    """Undo the tokenization of the Penn Treebank as it is used for language models.
 
     Args:
         text: The text, in which numbers are N and rare words are <unk>.
 
     Returns:
-        Running text; N and <unk> stay.
+        Running text, in which a number is 1 and a rare word is a question mark.
     """
-    rules = (*CONTRACTIONS, *PUNCTUATION, (r"\$ (?=N|\d)", "$"), (r"\bu\.s \.", "u.s."), (r" N %", " N%"), (r" ?\\/ ?", "/"))
-    return _substitute(text, (*rules, (r"(?<=\w) '(?= \w)", "'"), (r"^ +| +$", ""), (r" ?\n ?", "\n")))
+    return _substitute(text, PTB)
 
 
 def detokenize_lm1b(text: str) -> str:
-    """Undo the tokenization of the One Billion Word benchmark: quotation marks in pairs, contractions, punctuation.
+    """Undo the tokenization of the One Billion Word benchmark: punctuation, contractions, quotation marks, brackets.
 
     Args:
         text: The text.
@@ -94,28 +122,23 @@ def detokenize_lm1b(text: str) -> str:
     Returns:
         Running text.
     """
-    text = _substitute(text, ((r"\bhttp : / / ", "http://"), (r"\bhttps : / / ", "https://"), *CONTRACTIONS, *PUNCTUATION))
-    text = paired_quotes(text)
-    return _substitute(text, ((r"(\w) \'(\w+)", r"\1'\2"), (r"\$ (?=\d)", "$"), (r"£ (?=\d)", "£"), (r" ?\n ?", "\n")))
+    return _substitute(text, LM1B)
 
 
 def detokenize_lambada(text: str) -> str:
-    """Normalize the quotation marks of LAMBADA, as its OpenAI version does, and undo spaces around punctuation.
+    """Use plain quotation marks, and begin with a new line.
 
     Args:
-        text: The text.
+        text: The text, as OpenAI published it.
 
     Returns:
         Running text.
     """
-    for typographic, plain in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"), ("``", '"'), ("''", '"')):
-        text = text.replace(typographic, plain)
-    text = _substitute(text, (*CONTRACTIONS, *PUNCTUATION))
-    return "\n" + paired_quotes(text).strip()
+    return "\n" + text.replace("“", '"').replace("”", '"').strip()
 
 
 def detokenize_scientific(text: str) -> str:
-    """Undo the tokenization of the arXiv and PubMed sets of scientific papers: spaces before punctuation and in brackets.
+    """Undo the tokenization of the arXiv and PubMed sets of scientific papers: the rules of WikiText, then those of LM1B.
 
     Args:
         text: The text, in lower case, in which mathematics is @xmath0 and citations are @xcite.
@@ -123,7 +146,7 @@ def detokenize_scientific(text: str) -> str:
     Returns:
         Running text; the placeholders stay.
     """
-    return _substitute(text, (*PUNCTUATION, *CONTRACTIONS, (r" ?\n ?", "\n")))
+    return _substitute(text, (*WIKITEXT, *LM1B))
 
 
 def unchanged(text: str) -> str:
@@ -133,6 +156,15 @@ def unchanged(text: str) -> str:
         text: The text.
     """
     return text
+
+
+def without_blank(line: str) -> str:
+    """Return a line as it is, and "" for one without text.
+
+    Args:
+        line: The line.
+    """
+    return line if line.strip() else ""
 
 
 @dataclass(frozen=True)
@@ -147,6 +179,8 @@ class Task:
         wrap: Whether papers join documents before they cut windows.
         field: The column of the text on the hub.
         config: The configuration of the data set on the hub.
+        revision: The git revision on the hub; None for the newest.
+        line: Makes a document of a line of a .txt file, as the data set of the hub does; None: a .txt has whole documents.
     """
 
     title: str
@@ -156,19 +190,39 @@ class Task:
     wrap: bool = True
     field: str = "text"
     config: str | None = None
+    revision: str | None = None
+    line: Callable[[str], str] | None = None
+
+    def as_file(self, name: str) -> str:
+        """Return Python code that writes the original text as a file for --data.
+
+        Args:
+            name: The name of the file, without its ending.
+        """
+        options = {"revision": self.revision, "split": self.split}
+        if self.config is not None:
+            options = {"data_dir" if self.revision == PARQUET else "name": self.config, **options}
+        listed = ", ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+        return f"datasets.load_dataset({self.hub!r}, {listed}).to_json('{name}.jsonl')"
 
 
 TASKS: Registry[Task] = Registry("zero-shot task")
-"""The data sets by name. A plugin adds its own."""
+"""The data sets by name, with the splits and rules of the code of SEDD and MDLM. A plugin adds its own."""
 
-TASKS.add("ptb", Task("Penn Treebank", "ptb_text_only", "test", detokenize_ptb, field="sentence"))
-TASKS.add("wikitext2", Task("WikiText-2", "Salesforce/wikitext", "test", detokenize_wikitext, config="wikitext-2-raw-v1"))
-TASKS.add("wikitext103", Task("WikiText-103", "Salesforce/wikitext", "test", detokenize_wikitext, config="wikitext-103-raw-v1"))
-TASKS.add("lm1b", Task("One Billion Words", "billion-word-benchmark/lm1b", "test", detokenize_lm1b, wrap=False))
-TASKS.add("lambada", Task("LAMBADA", "EleutherAI/lambada_openai", "test", detokenize_lambada, wrap=False))
-TASKS.add("ag_news", Task("AG News", "fancyzhx/ag_news", "test", detokenize_lm1b))
-TASKS.add("arxiv", Task("arXiv", "armanc/scientific_papers", "test", detokenize_scientific, field="article", config="arxiv"))
-TASKS.add("pubmed", Task("PubMed", "armanc/scientific_papers", "test", detokenize_scientific, field="article", config="pubmed"))
+_WIKITEXT, _PAPERS, _VALID = "Salesforce/wikitext", "armanc/scientific_papers", "validation"
+_PTB, _LM1B = "ptb-text-only/ptb_text_only", "billion-word-benchmark/lm1b"
+TASKS.add("ptb", Task("Penn Treebank", _PTB, _VALID, detokenize_ptb, True, "sentence", None, PARQUET, str.strip))
+for _size in ("2", "103"):
+    _config = f"wikitext-{_size}-raw-v1"
+    TASKS.add(
+        f"wikitext{_size}",
+        Task(f"WikiText-{_size}", _WIKITEXT, _VALID, detokenize_wikitext, config=_config, line=without_blank),
+    )
+TASKS.add("lm1b", Task("One Billion Words", _LM1B, "test", detokenize_lm1b, revision=PARQUET, line=str.strip))
+TASKS.add("lambada", Task("LAMBADA", "EleutherAI/lambada_openai", "test", detokenize_lambada))
+TASKS.add("ag_news", Task("AG News", "fancyzhx/ag_news", "test"))
+TASKS.add("arxiv", Task("arXiv", _PAPERS, _VALID, detokenize_scientific, True, "article", "arxiv", PARQUET))
+TASKS.add("pubmed", Task("PubMed", _PAPERS, _VALID, detokenize_scientific, True, "article", "pubmed", PARQUET))
 
 
 @dataclass(frozen=True)
@@ -215,12 +269,13 @@ def make_windows(
     wrap, stride = task.wrap if wrap is None else wrap, length if stride is None else stride
     if not 1 <= stride <= length:
         raise UserError(option="stride", value=stride, expected=f"between 1 and the length {length}")
-    texts = [(document, task.detokenize(document)) for document in documents if document.strip()]
+    # A row without text is an end token where documents are joined, as in the code of SEDD and MDLM.
+    texts = [(document, task.detokenize(document)) for document in documents if wrap or document.strip()]
     end = [] if tokenizer.end is None else [tokenizer.end]
     encoded = [[*tokenizer.encode(text), *end] for _, text in texts]
     streams = [[token for each in encoded for token in each]] if wrap else encoded
     requests = [request for stream in streams for request in _cut(stream, length, stride)]
-    if not requests:
+    if not any(document.strip() for document in documents):
         raise UserError("the data holds no text")
     joined = "documents joined by the end token, then cut" if wrap else "every document cut by itself, with the end token"
     words = sum(len(document.split()) for document, _ in texts) + len(texts)
@@ -247,14 +302,25 @@ def read_documents(task: Task, data: str | None = None) -> list[str]:
         fields = dict.fromkeys((TEXT, task.field))
         for number, field in enumerate(fields, 1):
             try:
-                return [document.text for source in find_sources(path, "", field) for document in source.read(0)]
+                sources = find_sources(path, "", field)
+                return [
+                    text for source in sources for each in source.read(0) for text in _documents(task, source.name, each.text)
+                ]
             except (BadData, UserError):
                 if number == len(fields) or path.suffix == ".txt" or not path.exists():
                     raise
-    splits = load_splits(data or task.hub, task.config if data in (None, task.hub) else None)
+    chosen = (task.config, task.revision) if data in (None, task.hub) else (None, None)
+    splits = load_splits(data or task.hub, *chosen)
     if task.split not in splits:
         raise UserError(f"{data or task.hub} has no split {task.split}: give --data with a file")
     return [str(row[task.field]) for row in splits[task.split]]
+
+
+def _documents(task: Task, name: str, text: str) -> list[str]:
+    """The documents that a text of a file holds: its lines, where it is a .txt of a data set whose rows are lines."""
+    if task.line is None or not name.endswith(".txt"):
+        return [text]
+    return [task.line(f"{line}\n") for line in text.removesuffix("\n").split("\n")]
 
 
 def _cut(stream: Sequence[int], length: int, stride: int) -> Iterable[Request]:

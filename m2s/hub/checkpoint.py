@@ -30,7 +30,7 @@ from m2s.hub.card import CARD, model_card
 from m2s.hub.config import PREFIX as PROCESS
 from m2s.hub.config import from_dict, limit_parameters, network_from_dict, network_to_dict, to_dict
 from m2s.hub.folder import CONFIG, NEW, WEIGHTS, current, verify, write
-from m2s.hub.tensors import TensorInfo, check_finite, read_header, read_safetensors, uniform_precision
+from m2s.hub.tensors import TensorFaults, TensorInfo, check_finite, read_header, read_safetensors, uniform_precision
 from m2s.io import atomic_write
 from m2s.losses import Elbo, elbo
 from m2s.losses.elbo import nelbo_integrand
@@ -75,6 +75,14 @@ class Checkpoint:
         """The number of tokens of the sequences that the network was trained on; None where the checkpoint does not say."""
         data = self.data or {}
         return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
+
+    @property
+    def tokenizer_hint(self) -> str:
+        """What to do where there is no tokenizer: of another project's checkpoint, how to get its file."""
+        if not any(name in formats.FORMATS for name in self.config.get("extra") or {}):
+            return "it was saved without one"
+        process = self.head.process
+        return formats.tokenizer_hint(formats.Vocabulary(process.states, process.mask)) + ". Then load or convert it again"
 
     def __repr__(self) -> str:
         network, head, data = self._summary()
@@ -581,23 +589,20 @@ def _check_tensors(model: nn.Module, weights: Mapping[str, TensorInfo], unexpect
     """The weights are those of the network, with the same names and shapes, and floats where it has floats."""
     expected = model.state_dict()
     both = [name for name in expected if name in weights]
-    faults = [f"{name} is missing" for name in expected if name not in weights]
-    faults += [f"{name} is unexpected" for name in (*(name for name in weights if name not in expected), *unexpected)]
-    faults += [
+    shapes = [
         f"{name} has shape {list(weights[name].shape)}, expected {list(expected[name].shape)}"
         for name in both
         if weights[name].shape != tuple(expected[name].shape)
     ]
-    faults += [
+    dtypes = [
         f"{name} has dtype {weights[name].dtype}, expected {expected[name].dtype}"
         for name in both
         if weights[name].dtype.is_floating_point != expected[name].is_floating_point()
     ]
+    missing = [name for name in expected if name not in weights]
+    faults = TensorFaults(missing, [*(name for name in weights if name not in expected), *unexpected], shapes + dtypes)
     if faults:
-        # Names of a file from others may be long.
-        short = [fault if len(fault) <= 160 else f"{fault[:80]} ... {fault[-60:]}" for fault in faults[:8]]
-        listed = "; ".join(short) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise ValueError(f"{WEIGHTS} does not fit the network that {CONFIG} describes: {listed}")
+        raise ValueError(f"{WEIGHTS} does not fit the network that {CONFIG} describes: {faults}")
 
 
 # What constructors may raise for values of the wrong type or size, which a configuration from others can hold.

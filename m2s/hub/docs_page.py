@@ -14,8 +14,8 @@ head, a process and a tokenizer, as if it had been trained here:
 
 ```text
 m2s sample kuleshov-group/mdlm-owt --n 4 --out samples.txt     # from the Hugging Face hub
-m2s evaluate bpd duo.ckpt --data texts/                        # a Lightning checkpoint
-m2s audit louaaron/sedd-small --n 16 --out audit/
+m2s certify duo.ckpt --data texts/                             # a Lightning checkpoint: its bound with a 95 % limit
+m2s audit louaaron/sedd-small --n 16 --out audit/              # do its scores have a posterior?
 m2s convert kuleshov-group/mdlm-owt runs/mdlm                  # as a folder of m2s
 ```
 
@@ -50,7 +50,7 @@ Some differences to the code of the authors remain:
 - GIDD is trained on documents that begin and end with <|endoftext|>, and are padded.
 - A network of BD3-LM with smaller blocks is not loaded: it gives no posterior of all positions at once.
 
-A layout of your own is one registration, also in a plugin. [extending.md](extending.md#the-hugging-face-hub) has the rest of
+A layout of your own is one registration, also in a plugin. [python.md](python.md#the-hugging-face-hub) has the rest of
 `m2s.hub`:
 
 ```python

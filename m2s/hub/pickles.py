@@ -7,12 +7,13 @@ replaced by a `Stub`, which stores what it was called with. Nothing that a pickl
 """
 
 import io
+import itertools
 import math
 import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from torch import Tensor
 MAX_PICKLE = 64_000_000  # bytes of the pickle itself, without tensors
 PART = 1 << 24  # bytes read at once
 MAX_DEPTH = 200  # of nested configurations
+MAX_ENTRIES = 100_000  # of a configuration. One that refers to the same list again and again has more than its file.
 KEY = re.compile(r"[0-9]{1,9}")  # the name of a storage in the archive
 STORAGES = {
     "DoubleStorage": torch.float64,
@@ -349,30 +351,36 @@ def read_tensors(path: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """Return a configuration of omegaconf as dictionaries and lists.
 
     Args:
         value: What `read_stubbed` returned for it.
-        depth: The number of enclosing configurations.
 
     Returns:
         Dictionaries, lists, numbers and strings. An object of another class is None. References such as "${data.length}" stay
         as they are.
 
     Raises:
-        ValueError: It is nested too deeply.
+        ValueError: It is nested too deeply, or has too many entries.
     """
+    return _plain(value, 0, itertools.count())
+
+
+def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
+    """A part of a configuration; `counter` counts the parts."""
     if depth > MAX_DEPTH:
         raise ValueError("a configuration is nested too deeply: it was not written by the authors' code")
+    if next(counter) > MAX_ENTRIES:
+        raise ValueError(f"a configuration has more than {MAX_ENTRIES:,} entries: it was not written by the authors' code")
     if isinstance(value, Stub):
         state = value.state[0] if isinstance(value.state, tuple) and value.state else value.state
         state = state if isinstance(state, dict) else {}
-        if value.name.startswith("omegaconf.") and "_content" in state:
-            return plain(state["_content"], depth + 1)
-        return plain(state.get("_val"), depth + 1) if value.name.startswith("omegaconf.") else None
+        if not value.name.startswith("omegaconf."):
+            return None
+        return _plain(state["_content"] if "_content" in state else state.get("_val"), depth + 1, counter)
     if isinstance(value, dict):
-        return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
+        return {str(key): _plain(entry, depth + 1, counter) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry, depth + 1) for entry in value]
+        return [_plain(entry, depth + 1, counter) for entry in value]
     return value if value is None or isinstance(value, bool | int | float | str) else None

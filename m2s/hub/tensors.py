@@ -2,7 +2,10 @@
 
 import math
 import pickle
+import re
+import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from m2s.io import parse_json
 
+LISTED = 8  # faults of each kind in an error message
 HEADER_BYTES = 100_000_000  # the longest header that the format allows
 DTYPES = {
     "F64": torch.float64,
@@ -40,6 +44,35 @@ class TensorInfo(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+@dataclass
+class TensorFaults:
+    """How the tensors of a file differ from those of a network.
+
+    Args:
+        missing: Names of tensors that the file does not have.
+        unexpected: Names of tensors that the network does not have.
+        other: Other faults in words, such as another shape.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.missing or self.unexpected or self.other)
+
+    def __str__(self) -> str:
+        """List up to eight faults of each kind, and the number of the others. Names of a file from others may be long."""
+        parts = []
+        for kind, faults in ((" is missing", self.missing), (" is unexpected", self.unexpected), ("", self.other)):
+            each = [fault + kind for fault in faults]
+            parts += [fault if len(fault) <= 160 else f"{fault[:80]} ... {fault[-60:]}" for fault in each[:LISTED]]
+            if len(faults) > LISTED:
+                parts.append(f"and {len(faults) - LISTED} more{kind.replace(' is', ' are')}")
+        return "; ".join(parts)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -139,15 +172,55 @@ def read_pickle(path: Path) -> Any:
         ValueError: The file is damaged, or holds other objects, which could run code.
     """
     try:
+        _check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except (pickle.UnpicklingError, Exception) as error:  # a damaged pickle can raise anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        # torch's own message advises to load the file with everything that it names.
+        lines = [f"it names {named[1][:80]}"] if named else str(error).strip().splitlines()
+        reason = next(iter(lines), type(error).__name__)
         raise ValueError(
             f"{path} is damaged, or holds objects other than tensors, which are not read: {reason}. Copy it again, or "
             "write its weights as .safetensors"
         ) from None
+
+
+def _check_stored(path: Path) -> None:
+    """Reject a zip file with compressed entries, which could expand to more than the memory holds. torch.save writes none."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        packed = next((info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise ValueError(f"{_quoted(packed)} is compressed, which torch.save never writes")
+
+
+def tensors_by_name(found: Any, path: Path) -> dict[str, Tensor]:
+    """Return what was read from a file, where it is tensors by name, each of which is stored completely.
+
+    A pickle can state a tensor whose strides repeat a few stored values. It would need memory that the file does not have.
+
+    Args:
+        found: What was read.
+        path: The file, for the message of an error.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        ValueError: It is something else, or a tensor has more values than are stored.
+    """
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{path} does not hold tensors by name: copy it again")
+    for name, value in found.items():
+        if value.layout != torch.strided or value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise ValueError(
+                f"{path}: {_quoted(str(name))} has {value.numel():,} values, which are not all stored: it was not written by "
+                "the authors' code"
+            )
+    return dict(found)
 
 
 def uniform_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

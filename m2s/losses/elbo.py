@@ -80,6 +80,12 @@ class Elbo:
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.nats, self.standard_error))
 
+    def __repr__(self) -> str:
+        names = ("nats", "integral", "prior", "reconstruction")
+        nelbo, *terms = (f"{float(getattr(self, name).mean()):.4f}" for name in names)
+        parts = ", ".join(f"{name} {value}" for name, value in zip(names[1:], terms, strict=True))
+        return f"Elbo({nelbo} nats per example: {parts}; {len(self.nats):,} examples, passes {len(self.passes)})"
+
     def _repr_html_(self) -> str:
         """The means of the NELBO and of its terms, as a notebook shows them."""
         sites, mean_error = float(self.sites.sum()), self.mean()[1]

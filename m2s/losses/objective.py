@@ -149,7 +149,9 @@ class Objective(NetworkLoss):
         x_t = process.corrupt(x_0, t, self.generator)
         seen = hide_padding(self.model, x_t, None if weight is None else weight == 0)
         output = call_model(self.model, process, seen, self.network_time(t), condition)
-        return apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
+        terms = self.loss(self.head, output, x_0, x_t, t)
+        validation.same_shape("the loss", terms, "x_0", x_0)
+        return apply_weight(terms, weight)
 
     def times(self, count: int, device: torch.device | str | None = None) -> Float[Tensor, "count"]:
         """Draw stratified times between t_min and the end of time, as `m2s train` and `m2s.elbo` do.

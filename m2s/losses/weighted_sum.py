@@ -61,7 +61,9 @@ def weighted_sum(
     if rows is not None:
         value, terms = linear_loss.weighted_sum(*rows.arguments)
         return value, rows.at_positions(terms)
-    terms = apply_weight(loss(head, output, x_0, x_t, t), weight)
+    terms = loss(head, output, x_0, x_t, t)
+    validation.same_shape("the loss", terms, "x_0", x_0)
+    terms = apply_weight(terms, weight)
     return terms.sum(), terms.detach()
 
 

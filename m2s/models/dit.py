@@ -462,7 +462,7 @@ class DiT(Pretrained):
 
     def _check_length(self, length: int) -> None:
         if self.config.length is not None and length > self.config.length:
-            raise ValueError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
+            raise UserError(f"x_t has {length} sites, but the network was made for at most {self.config.length}")
 
     def forward(
         self,

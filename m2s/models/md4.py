@@ -151,7 +151,7 @@ class MD4Transformer(Pretrained):
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, positions]")
         if config.length is not None and x_t.shape[1] > config.length:
-            raise ValueError(f"x_t has {x_t.shape[1]} sites, but the network was made for at most {config.length}")
+            raise UserError(f"x_t has {x_t.shape[1]} sites, but the network was made for at most {config.length}")
         x, head = self.embedding(x_t.long()), config.width // config.heads
         c = self.condition(x_t, t, condition)
         assert c is not None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from m2s.errors import UserTypeError
 from m2s.models.dit import DiT, DiTConfig
 from m2s.models.md4 import MD4Transformer, MD4TransformerConfig
 from m2s.models.unet import UNet, UNetConfig
@@ -42,6 +43,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
     Raises:
         ValueError: There is no such network, or it has no such setting.
+        UserTypeError: The network does not store its settings.
     """
     options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     kind = options.pop("kind", None)
@@ -55,7 +57,13 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ValueError(f"{kind} has no setting {', '.join(unknown)}; it has {', '.join(known)}")
-    return network(settings(**options))
+    made = network(settings(**options))
+    if not hasattr(made, "config"):
+        raise UserTypeError(
+            f"the network {network.__name__} does not store its settings: write self.config = config in its constructor, so "
+            "that a checkpoint can name them"
+        )
+    return made
 
 
 def describe(model: nn.Module) -> dict[str, Any]:

@@ -7,6 +7,7 @@ noise. The bits agree on every device.
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from m2s.errors import UserError
 from m2s.ops.philox import uniforms
 from m2s.ops.philox.naive import LOW
 from m2s.ops.reverse_step import Counter
@@ -39,6 +40,9 @@ class CounterNoise:
 
         Args:
             purpose: One of `PURPOSES`. A custom sampler may use the numbers 0 to 9,999.
+
+        Raises:
+            UserError: There is no such purpose.
         """
         return uniforms(self.samples, self.step, 0, self.length, self._word(purpose), self.key)
 
@@ -66,5 +70,8 @@ class CounterNoise:
 
     def _word(self, purpose: str | int) -> int:
         """The last word of the counter: the purpose, and above its 16 bits the window."""
+        if isinstance(purpose, str) and purpose not in PURPOSES:
+            names = ", ".join(PURPOSES)
+            raise UserError(f"the purpose is {purpose!r}, but it must be one of {names}, or a number from 0 to 9,999")
         number = 10_000 + PURPOSES.index(purpose) if isinstance(purpose, str) else purpose
         return number | self.window << 16

@@ -116,6 +116,11 @@ class Schedule(ABC):
             return self._with_slope(t)[1].to(t.dtype)
         return -self.sigma_prime(t) * self.alpha(t)
 
+    def __repr__(self) -> str:
+        """The class and its arguments, as a dataclass has them."""
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({arguments})"
+
     def _with_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """alpha_t and its derivative, in float64."""
         self._warn()

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.process import Process
+from m2s.progress import bar_class
 from m2s.samplers.base import Move, NamedSampler
 from m2s.samplers.capabilities import AUTOREGRESSIVE, Need
 from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
@@ -37,12 +38,12 @@ def generate_autoregressive(run: SamplingRun, batches: list[MicroBatch], progres
         progress: Show a progress bar.
     """
     calls = [max(1, int(batch.free.sum(-1).max())) for batch in batches]
-    with tqdm(total=sum(calls), desc="sampling", unit="step", disable=not progress) as bar:
+    with bar_class()(total=sum(calls), desc="sampling", unit="step", disable=not progress) as bar:
         for batch, count in zip(batches, calls, strict=True):
             _generate(run, batch, count, bar)
 
 
-def _generate(run: SamplingRun, batch: MicroBatch, calls: int, bar: "tqdm[None]") -> None:
+def _generate(run: SamplingRun, batch: MicroBatch, calls: int, bar: Any) -> None:
     """Fill one micro-batch."""
     options, process = run.options, run.options.head.process
     assert process.mask is not None  # stands for a token that has not been drawn

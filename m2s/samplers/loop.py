@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from m2s.devices import resolve_device
 from m2s.errors import UserError
@@ -17,6 +16,7 @@ from m2s.heads.output import check_model
 from m2s.modes import evaluation_mode
 from m2s.ops import probe_triton
 from m2s.ops.last_layer import Output
+from m2s.progress import bar_class
 from m2s.rng import draw_seed
 from m2s.samplers.autoregressive import generate_autoregressive
 from m2s.samplers.base import NamedSampler
@@ -310,7 +310,7 @@ def _fill_windows(run: SamplingRun, progress: bool) -> Int[Tensor, "n L"]:
     tokens = clamp.clone()
     firsts = range(0, n, options.batch_size or n)
     several = len(firsts) > 1  # then the bar counts batches, otherwise steps
-    for first in tqdm(firsts, desc="sampling", unit="batch", disable=not progress or not several):
+    for first in bar_class()(firsts, desc="sampling", unit="batch", disable=not progress or not several):
         rows = slice(first, min(first + firsts.step, n))
         samples = torch.arange(options.start + rows.start, options.start + rows.stop, device="cpu")
         condition = None if options.condition is None else options.condition[rows]

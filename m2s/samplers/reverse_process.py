@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from m2s import validation
 from m2s.heads import Head
 from m2s.heads.output import hide_padding
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
+from m2s.progress import bar_class
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.micro_batch import MicroBatch, SamplingRun, call_network, check_outputs, predict, report_step
 from m2s.samplers.prediction import Prediction
@@ -41,7 +42,7 @@ def simulate_reverse_process(run: SamplingRun, batches: list[MicroBatch], progre
     started = [_start(run, batch) for batch in batches]
     most = max(len(each.plan.t) for each in started)
     work = [(number, each) for number in range(most + 1) for each in started if number <= len(each.plan.t)]
-    for number, each in tqdm(work, desc="sampling", unit="step", disable=not progress):
+    for number, each in bar_class()(work, desc="sampling", unit="step", disable=not progress):
         if number < len(each.plan.t):
             _step(run, each, number)
         else:
@@ -88,15 +89,18 @@ def take_step(
 
     Returns:
         Tokens, [M, L].
+
+    Raises:
+        UserError: The sampler returned another shape.
     """
     some, every = reaches_zero
-    if not some:
-        return sampler.step(prediction, move, noise)
-    last = sampler.last_step(prediction, noise)
-    if every:
-        return last
+    x_s = last = sampler.last_step(prediction, noise) if some else prediction.x_t
+    if not every:
+        x_s = sampler.step(prediction, move, noise)
+    for state in (x_s, last):
+        validation.same_shape(f"the state that sampler {sampler.name!r} returned", state, "x_t", prediction.x_t)
     # Samplers with random times reach s = 0 at different steps.
-    return torch.where((move.s <= 0).unsqueeze(-1), last, sampler.step(prediction, move, noise))
+    return torch.where((move.s <= 0).unsqueeze(-1), last, x_s) if some and not every else x_s
 
 
 def make_plan(

@@ -13,6 +13,7 @@ from typing import Any
 
 from m2s.errors import UserError, print_escaped
 from m2s.io import atomic_write, open_file, parse_json
+from m2s.progress import bar_class
 from m2s.training.config import RECORD
 
 NAME = "log.jsonl"
@@ -110,8 +111,6 @@ class Log:
     def __init__(
         self, folder: Path, step: int, steps: int, tensorboard: bool = False, wandb: bool = False, quiet: bool = False
     ) -> None:
-        from tqdm.auto import tqdm
-
         self.writers: list[Any] = []
         if tensorboard:
             self.writers.append(_TensorBoard(folder, step))
@@ -120,6 +119,7 @@ class Log:
         truncate(folder / NAME, step)
         self.file = os.fdopen(open_file(folder / NAME, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
         self.quiet = quiet
+        tqdm = bar_class()
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)  # tqdm.auto chose a widget
         self.bar = tqdm(
             total=steps,

@@ -35,6 +35,7 @@ LINES: dict[str, Sequence[str]] = {
     "data adversaries": ("data", "adversaries", "packed", "--out", "out"),
     "figure": ("figure", "toy", "--out", "toy.png"),
     "benchmark": ("benchmark", "--quick"),
+    "lab": ("lab", "--out", "out"),
     "cite": ("cite",),
     "convert": ("convert", "a.ckpt", "out"),
     "reproduce": ("reproduce", "mdlm-owt", "--data", "texts"),

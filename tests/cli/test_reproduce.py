@@ -11,7 +11,7 @@ import m2s
 from m2s.cli import main
 from m2s.data.documents import find_sources
 from m2s.evaluation.bpd import dataset_nelbo
-from m2s.evaluation.published import PUBLISHED, cut_windows
+from m2s.evaluation.published import PUBLISHED, cut_windows, read_text
 from plain_networks import LENGTH, dit_shapes, random_tensors
 from test_mdlm import hub_config, word_tokenizer, write_hub
 
@@ -65,6 +65,18 @@ def test_windows_of_a_stream(place: Path) -> None:
     wrapped, _ = cut_windows(sources, tokenizer, 9, "wrapped")
     assert torch.equal(wrapped[:, 1:-1], stream) and (wrapped[:, [0, -1]] == tokenizer.end).all()
     assert stream.numel() + left_out == sum(9 + n + 1 for n in range(4))
+
+
+def test_the_text_of_a_zero_shot_figure_is_detokenized(place: Path) -> None:
+    """The original text, in the column of its data set; a blank row is an end token, as in the code of SEDD and MDLM."""
+    rows = ["w1 n't w2 N <unk> w3", "", "w4 's"]
+    (place / "ptb.jsonl").write_text("".join(json.dumps({"sentence": row}) + "\n" for row in rows))
+    sources = read_text(PUBLISHED["mdlm-ptb"], "ptb.jsonl")
+    assert [document.text for document in sources[0].read(0)] == ["w1n't w2 1 ? w3", "", "w4's"]
+    tokenizer = m2s.load(place / "mdlm").tokenizer
+    windows, _ = cut_windows(sources, tokenizer, 3, "stream")
+    stream = [*tokenizer.encode("w1n't w2 1 ? w3"), tokenizer.end, tokenizer.end, *tokenizer.encode("w4's"), tokenizer.end]
+    assert windows.flatten().tolist() == stream[: windows.numel()]
 
 
 def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:

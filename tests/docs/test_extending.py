@@ -1,4 +1,4 @@
-"""The plugins of docs/extending.md run in `m2s train`, `m2s sample` and `m2s evaluate`, with the commands of the page."""
+"""The plugins of docs/extending run in `m2s train`, `m2s sample` and `m2s evaluate`, with the commands of their pages."""
 
 import json
 import os
@@ -21,9 +21,9 @@ from m2s.registry import load_plugin
 from m2s.samplers import make_sampler
 from m2s.training.run_folder import RECORD
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
-FILES = plugins(PAGE)
-# What makes each command of the page short. The last value of an option wins.
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "extending").glob("*.md"))}
+FILES = {name: code for text in PAGES.values() for name, code in plugins(text).items()}
+# What makes each command of the pages short. The last value of an option wins.
 QUICK = {
     "train": ["--steps", "2", "--batch", "4", "--validation-samples", "4", "--log-every", "1", "--device", "cpu"],
     "sample": ["--steps", "3", "--n", "4"],
@@ -34,7 +34,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the plugins of the page, in which the commands run. Afterwards nothing of them is registered."""
+    """A folder with the plugins of the pages, in which the commands run. Afterwards nothing of them is registered."""
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     monkeypatch.chdir(tmp_path)
@@ -43,15 +43,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(words: list[str]) -> None:
-    """Run one command of the page, quickly. It knows only the plugins that it names."""
+    """Run one command of a page, quickly. It knows only the plugins that it names."""
     short = ["--limit", "4", "--passes", "2"] if words[:2] == ["evaluate", "bpd"] else []
     with restored_registries():
         main([*words, *QUICK[words[0]], *short])
 
 
-def run_section(title: str) -> list[list[str]]:
-    """Run all commands of a section that use this page's plugins, and return them."""
-    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def run_section(page: str, title: str = "") -> list[list[str]]:
+    """Run all commands of a page, or of a section, that use plugins, and return them."""
+    section = PAGES[page].partition(f"\n## {title}\n")[2].partition("\n## ")[0] if title else PAGES[page]
     found = [words for words in commands(section) if words[0] != "data" and "packed/" not in words]
     for words in found:
         run(words)
@@ -76,15 +76,18 @@ def tokens(file: str) -> np.ndarray:
         return found["tokens"]
 
 
-def test_the_page_has_a_plugin_of_every_kind() -> None:
-    kinds = ("network", "data", "sampler", "loss", "method", "metric", "text_metric", "noise")
+def test_the_pages_have_a_plugin_of_every_kind() -> None:
+    kinds = ("data", "head", "loss", "method", "metric", "text_metric", "network", "noise", "sampler")
     assert [f"my_{kind}.py" for kind in kinds] == list(FILES)
     for name in FILES:
-        assert f"--plugin {name}" in PAGE, name
+        assert any(f"--plugin {name}" in page for page in PAGES.values()), name
+    for name, page in PAGES.items():
+        assert f"({name}.md" in PAGES["index"] or name == "index"
+        assert "\n## Common errors\n" in page and ("\n## What tests it\n" in page or name == "index")
 
 
 def test_network(capsys: pytest.CaptureFixture[str]) -> None:
-    ran = run_section("A network")
+    ran = run_section("network-and-training-loop")
     assert [words[0] for words in ran] == ["train", "sample", "evaluate"]
     model = json.loads(Path("runs/scan/config.json").read_text())["model"]
     assert model == {"kind": "scan", "states": 17, "width": 32, "layers": 2}
@@ -96,7 +99,7 @@ def test_network(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_data_set() -> None:
-    run_section("A data set")
+    run_section("data")
     assert json.loads(Path("runs/cycles/config.json").read_text())["data"] == {"kind": "text", "length": 12}
     data = record("runs/cycles")["data"]
     assert (data["name"], data["length"], data["options"]) == ("cycles", 12, ["vocab=7"])
@@ -123,7 +126,7 @@ def test_data_set() -> None:
 def test_bpd_of_a_data_set_that_does_not_fit(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = next(words for words in commands(PAGE) if "cycles" in words)
+    words = next(words for words in commands(PAGES["data"]) if "cycles" in words)
     run(words)
     with pytest.raises(SystemExit), restored_registries():
         main(["evaluate", "bpd", "runs/cycles", *arguments])
@@ -133,14 +136,14 @@ def test_bpd_of_a_data_set_that_does_not_fit(
 def test_bpd_does_not_support_weights_of_positions(capsys: pytest.CaptureFixture[str]) -> None:
     code = FILES["my_data.py"].replace("% self.vocab)", "% self.vocab, torch.ones(len(indices), self.length))")
     Path("my_data.py").write_text(code)
-    run(next(words for words in commands(PAGE) if "cycles" in words))
+    run(next(words for words in commands(PAGES["data"]) if "cycles" in words))
     with pytest.raises(SystemExit), restored_registries():
         main(["evaluate", "bpd", "runs/cycles", "--plugin", "my_data.py"])
     assert "cycles weights its positions, which bpd does not support" in capsys.readouterr().err
 
 
 def test_sampler(capsys: pytest.CaptureFixture[str]) -> None:
-    run_section("A sampler")
+    run_section("sampler")
     assert "distinct_1" in capsys.readouterr().out
     load_plugin("my_sampler.py")
     model, head = m2s.load("runs/digits")
@@ -167,7 +170,7 @@ def test_sampler(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_loss() -> None:
-    run_section("A loss")
+    run_section("head-and-loss", "A loss")
     head = record("runs/smooth")["head"]
     assert (head["loss"], head["options"]) == ("cross-entropy", ["smoothing=0.1"])
     assert tokens("smooth.npz").shape == (4, 64)
@@ -181,8 +184,19 @@ def test_loss() -> None:
     assert parts.nelbo_loss is m2s.score_entropy
 
 
+def test_head() -> None:
+    run_section("head-and-loss", "A head")
+    found = load("runs/capped", "my_head.py").head
+    assert type(found).__name__ == "Capped" and found.cap == 20 and tokens("capped.npz").shape == (4, 64)
+    process, t = found.process, torch.tensor([0.5, 0.9])
+    x_t = torch.randint(17, (2, 8))
+    output = 100 * torch.randn(2, 8, 17)
+    expected = m2s.Posterior(process, "exact").posterior(20 * torch.tanh(output / 20), x_t, t)
+    torch.testing.assert_close(found.posterior(output, x_t, t), expected)
+
+
 def test_method(capsys: pytest.CaptureFixture[str]) -> None:
-    run_section("A method")
+    run_section("method-and-metric", "A method")
     config = record("runs/cosine")
     assert (config["method"], config["process"]["schedule"], config["head"]["offset"]) == ("m2s-cosine", "cosine", "exact")
     assert m2s.load("runs/cosine").head.process.schedule == m2s.Cosine()
@@ -191,7 +205,7 @@ def test_method(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    run_section("A metric")
+    run_section("method-and-metric", "A metric")
     result = json.loads(Path("brightness.json").read_text())
     means = tokens("samples.npz").mean(1) / 16
     assert result["samples"]["value"] == pytest.approx(means.mean())
@@ -230,7 +244,7 @@ def test_metric_of_text(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tokenizer", "bytes", "--validation-fraction", "0.3"]
     main(["data", "prepare", "a.txt", "--out", "packed", *words])
     main(["data", "adversaries", "packed", "--n", "5", "--length", "30", "--names", "shuffled", "copied", "--out", "."])
-    (command,) = (words for words in commands(PAGE) if words[:2] == ["evaluate", "text"])
+    (command,) = (words for words in commands(PAGES["method-and-metric"]) if words[:2] == ["evaluate", "text"])
     at = command.index("a.npz")
     command[at : at + 2] = ["shuffled.npz", "copied.npz"]
     with restored_registries():
@@ -243,7 +257,7 @@ def test_metric_of_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_schedule_and_process() -> None:
-    run_section("A noise schedule and a process")
+    run_section("process-and-schedule")
     quadratic = load("runs/quadratic", "my_noise.py").head.process
     assert isinstance(quadratic, m2s.Uniform) and repr(quadratic.schedule) == "Quadratic()"
     process = m2s.load("runs/neighbors").head.process
@@ -294,7 +308,8 @@ def test_one_plugin_of_each_kind_in_every_command() -> None:
 
 def test_every_package_is_there_after_one_import() -> None:
     """As the pages name them. What is heavy is imported on first access."""
-    assert "`m2s.evaluation.dataset_nelbo(" in PAGE and "`m2s.training.train(" in PAGE
+    page = PAGES["network-and-training-loop"]
+    assert "`m2s.evaluation.dataset_nelbo(" in page and "`m2s.training.train(" in page
     heavy = ("triton", "matplotlib", "torch._dynamo", "m2s.training", "m2s.benchmark", "m2s.cli", "m2s.evaluation.bpd")
     code = f"""
 import sys, m2s

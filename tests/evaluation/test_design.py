@@ -43,7 +43,8 @@ def passes_of_a_sweep(order: tuple[int, ...], shifts: np.ndarray, alphas: list[f
     numbers = GivenNoise({POSITION: places}, {COUNT: torch.from_numpy(shifts)})
     noise = Noise(HEADS["masks"], Design(stratified=True, coupling="sweep"), Times(0.1, 1.0), len(alphas), 0, 0)
     alpha = torch.tensor(alphas, dtype=torch.float64).unsqueeze(-1).expand(-1, len(shifts))
-    return torch.stack(noise._sweep([numbers] * len(alphas), alpha, len(order)))
+    free = torch.ones(len(shifts), len(order), dtype=torch.bool)
+    return torch.stack(noise._sweep([numbers] * len(alphas), alpha, free))
 
 
 def test_every_pass_of_a_sweep_replaces_positions_independently() -> None:
@@ -72,7 +73,8 @@ def test_antithetic_passes_mirror_the_noise() -> None:
     """At half of the tokens replaced, a pair of passes replaces every position exactly once."""
     noise = Noise(HEADS["masks"], Design(coupling="antithetic"), Times(0.1, 1.0), 2, 3, 0)
     each = [CounterNoise(3, torch.arange(5), 8, number) for number in range(2)]
-    first, second = noise._independent(each, torch.full((2, 5), 0.5, dtype=torch.float64))
+    free = torch.ones(5, 8, dtype=torch.bool)
+    first, second = noise._independent(each, torch.full((2, 5), 0.5, dtype=torch.float64), free)
     assert (first ^ second).all()
 
 

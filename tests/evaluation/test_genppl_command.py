@@ -14,11 +14,14 @@ import m2s.hub
 from m2s.cli import main
 from m2s.cli.evaluate.genppl import GenPPL
 from m2s.data import Characters
+from m2s.data.tokenizer import HuggingFace
 from m2s.errors import UserError
 from m2s.evaluation import genppl
 from m2s.evaluation.genppl import PROTOCOLS, read_samples
 from m2s.models import DiT, DiTConfig
+from plain_networks import dit_shapes, random_tensors
 from small_judges import LETTERS, directly
+from test_mdlm import hub_config, word_tokenizer, write_hub
 
 transformers = pytest.importorskip("transformers", reason="no transformers here: pip install transformers gguf accelerate")
 
@@ -93,6 +96,23 @@ def test_the_checkpoint_decodes(folders: dict[str, Path], tmp_path: Path) -> Non
         run(*more, "--checkpoint", tmp_path / "image")
     with pytest.raises(UserError, match="no folder"):
         run(*more, "--checkpoint", tmp_path / "nowhere")
+
+
+def test_tokenizers_of_other_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of built-in weights and of another project. Without one, the message says how to get it."""
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+
+    def found(checkpoint: object) -> Any:
+        return GenPPL((tmp_path / "a.npz",), checkpoint=str(checkpoint))._tokenizer()
+
+    assert found("builtin:chars") == m2s.load("builtin:chars").tokenizer
+    words = ["[UNK]", "a", "[MASK]", *(f"w{i}" for i in range(34))]
+    other = write_hub(tmp_path / "mdlm", hub_config("mdlm", 37), random_tensors(dit_shapes(37)))
+    word_tokenizer(other / "tokenizer.json", words)
+    assert found(other) == HuggingFace(str(other / "tokenizer.json"), mask=2)
+    duo = write_hub(tmp_path / "duo", hub_config("duo", 50_258), random_tensors(dit_shapes(50_258)))
+    with pytest.raises(UserError, match=r"GPT-2's merges are not at .*: run `m2s data download gpt2`"):
+        found(duo)
 
 
 def test_samples_name_their_tokenizer(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

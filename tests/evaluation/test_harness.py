@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameter.data += 0.2 * torch.randn_like(parameter)
     head = m2s.Posterior(m2s.Absorbing(257, m2s.LogLinear(1e-3)))
     m2s.save(folder / "model", model, head, {"kind": "text", "length": 6}, Bytes())
+    model.head.bias.data[ord("c")] += 1000.0
+    m2s.save(folder / "certain", model, head, {"kind": "text", "length": 6}, Bytes())
     shutil.copytree(TASKS, folder / "tasks")
     for path in (folder / "tasks").glob("*.yaml"):
         path.write_text(path.read_text().replace("test: ", f"test: {folder}/tasks/"))
@@ -64,6 +66,30 @@ def test_the_harness_runs_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch, t
     assert found["m2s_perplexity"]["word_perplexity,none"] == pytest.approx(math.exp(total / words_), rel=1e-5)
 
 
+def test_the_harness_generates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network that always predicts "c" gives three of the four answers. The output says that an estimator is no bound."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    words = [
+        "evaluate",
+        "lm-eval",
+        folder / "certain",
+        "--tasks",
+        "m2s_generate",
+        "--steps",
+        2,
+        "--include-path",
+        folder / "tasks",
+    ]
+    words += ["--estimator", "mdlm", "--device", "cpu", "--out", tmp_path / "found.json"]
+    main([str(word) for word in words])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["results"]["m2s_generate"]["exact_match,none"] == 0.75
+    assert found["missing"] == ["reconstruction", "prior", "length of the interval"]
+    assert "NO lower bounds: mdlm lacks reconstruction, prior" in capsys.readouterr().out
+
+
 def test_generation_keeps_the_context_and_stops(folder: Path) -> None:
     """A generation has at most as many tokens as fit, is the same again, and ends before a stop string."""
     from lm_eval.api.instance import Instance
@@ -86,3 +112,8 @@ def test_invalid_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["evaluate", "lm-eval", str(folder / "model"), "--tasks", "nothing_of_that_name"])
     assert "there is no task of that name" in capsys.readouterr().err
+    for estimator, message in (("udlm", "it needs uniform noise"), ("nothing", "no estimator of that name")):
+        words = ("--tasks", "m2s_vowels", "--include-path", str(folder / "tasks"), "--estimator", estimator)
+        with pytest.raises(SystemExit):
+            main(["evaluate", "lm-eval", str(folder / "model"), *words])
+        assert message in capsys.readouterr().err

@@ -21,6 +21,7 @@ from m2s.evaluation.likelihood import (
     exact_network,
     measure,
     random_network,
+    reverse,
     supported,
 )
 from m2s.evaluation.likelihood.reverse import exact_nll
@@ -118,6 +119,18 @@ def test_reverse_process_agrees_with_the_oracle(name: str) -> None:
     nll, error = exact_nll(world, ESTIMATORS["nelbo"])
     np.testing.assert_allclose(nll, -np.log(start @ rows), atol=1e-6 + error)
     assert error < 1e-4
+
+
+@pytest.mark.parametrize("name", ["absorbing-loglinear", "uniform"])
+def test_the_stated_error_bounds_the_error_of_the_reverse_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of -log p(x) is at most the stated one: the reference has four times as many intervals."""
+    head = TIGHT[name]
+    world = World(exact_network(head, 2) if name == "uniform" else random_network(head.process, 2), head, 2)
+    found, error = exact_nll(world, ESTIMATORS["nelbo"])
+    monkeypatch.setattr(reverse, "INTERVALS", 4 * reverse.INTERVALS)
+    reference, finer = exact_nll(world, ESTIMATORS["nelbo"])
+    assert float((found - reference).abs().max()) < error < 1e-5
+    assert finer < error / 16
 
 
 @pytest.mark.parametrize("name", ["uniform-linear", "absorbing-linear", "hybrid-0.6"])

@@ -15,31 +15,34 @@ from m2s.evaluation.likelihood.conditional import conditional_nats
 from m2s.evaluation.zero_shot import TASKS, make_windows, read_documents
 from small_runs import user_error
 
+# Lines in the form of the data sets, and what the released code of SEDD makes of them.
 SAMPLES = [
-    ("wikitext2", " = = Early life = = \n", "== Early life =="),
+    ("wikitext2", " = = Early life = = \n", " == Early life ==\n"),
+    ("wikitext2", "", ""),
     (
         "wikitext2",
-        "The game 's opening theme , which sold 1 @,@ 500 copies in a 3 @.@ 5 @-@ week run ( its best ) , was re @-@ done .",
-        "The game's opening theme, which sold 1,500 copies in a 3.5-week run (its best), was re-done.",
+        "The game 's opening theme , which sold 1 @,@ 500 copies in a 3 @.@ 5 @-@ week run ( its best ) , was re @-@ done . It",
+        "The game's opening theme, which sold 1,500 copies in a 3.5-week run (its best), was re-done. It",
     ),
     (
         "wikitext103",
-        'It was described as " a modern classic " ; the players \' choice .',
-        'It was described as "a modern classic"; the players\' choice.',
+        'It was described as " a modern classic " ; the players \' choice at 5 ° C . \n',
+        'It was described as "a modern classic"; the players\' choice at 5°C.\n',
     ),
     (
         "ptb",
         "the company does n't expect profit to exceed $ N million <unk> said",
-        "the company doesn't expect profit to exceed $N million <unk> said",
+        "the company doesn't expect profit to exceed $1 million ? said",
     ),
-    ("ptb", "it 's up N % from last year 's total", "it's up N% from last year's total"),
+    ("ptb", "it 's up N N from a buyer ' s or N \\/ N", "it's up 1 1 from a buyer ' s or 1 / N"),
     (
         "lm1b",
-        "He said , \" We do n't know why the bank 's profit ( $ 5 million ) fell . \"",
+        "He said , \" We don 't know why the bank 's profit ( $ 5 million ) fell . \"",
         "He said, \"We don't know why the bank's profit ($5 million) fell.\"",
     ),
-    ("lambada", "“ i ’m not sure , ” she said", '\n"i\'m not sure," she said'),
-    ("ag_news", "Oil prices fell , analysts said .", "Oil prices fell, analysts said."),
+    ("lm1b", "Is it so ? No , and / or yes .", "Is it so? No, and/or yes."),
+    ("lambada", " “i ’m not sure,” she said ", '\n"i ’m not sure," she said'),
+    ("ag_news", "Oil prices fell , analysts said .", "Oil prices fell , analysts said ."),
     (
         "arxiv",
         "we show that @xmath0 holds ( see @xcite ) , as expected .",
@@ -51,9 +54,7 @@ SAMPLES = [
 
 @pytest.mark.parametrize(("task", "text", "expected"), SAMPLES)
 def test_detokenizers(task: str, text: str, expected: str) -> None:
-    found = TASKS[task].detokenize(text)
-    assert found.strip() == expected.strip()
-    assert found.startswith("\n") == (task == "lambada")
+    assert TASKS[task].detokenize(text) == expected
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -63,27 +64,34 @@ def test_running_text_is_left_alone(task: str) -> None:
     assert TASKS[task].detokenize(text).strip() == text
 
 
-def test_an_unpaired_quotation_mark_stays() -> None:
-    assert TASKS["wikitext2"].detokenize('a " b " c " d') == 'a "b" c " d'
+def test_a_task_says_how_to_write_its_text() -> None:
+    """The data sets that are scripts are read from the hub's conversion, where a configuration is a folder."""
+    code = TASKS["arxiv"].as_file("arxiv")
+    expected = "data_dir='arxiv', revision='refs/convert/parquet', split='validation').to_json('arxiv.jsonl')"
+    assert code == f"datasets.load_dataset('armanc/scientific_papers', {expected}"
+    assert "name='wikitext-2-raw-v1', split='validation'" in TASKS["wikitext2"].as_file("x")
 
 
 def test_windows_of_joined_documents() -> None:
-    """The stream is cut into windows of the length; with a stride every window has context. Each token is predicted once."""
+    """The stream is cut into windows of the length; with a stride every window has context. Each token is predicted once.
+
+    A blank document counts where documents are joined, and not where each is cut by itself.
+    """
     task, documents = TASKS["ag_news"], ["one two", " ", "three"]
-    stream = [*b"one two", 256, *b"three", 256]
+    stream = [*b"one two", 256, *b" ", 256, *b"three", 256]
     for stride in (None, 3, 1):
         found = make_windows(documents, task, Bytes(), 5, stride=stride)
         assert [token for request in found.requests for token in request.continuation] == stream
         assert all(len(request.tokens) <= 5 for request in found.requests)
         if stride is not None:
             assert all(len(request.tokens) == 5 for request in found.requests[1:])
-        assert (found.tokens, found.words, found.documents, found.characters) == (len(stream), 5, 2, 12)
+        assert (found.tokens, found.words, found.documents, found.characters) == (len(stream), 6, 3, 13)
     separate = make_windows(documents, task, Bytes(), 5, wrap=False)
     assert [request.tokens for request in separate.requests] == [
         tuple(stream[:5]),
         tuple(stream[5:8]),
-        tuple(stream[8:13]),
-        tuple(stream[13:]),
+        tuple(stream[10:15]),
+        tuple(stream[15:]),
     ]
     assert "every document cut by itself" in separate.rule and "joined" in found.rule
     with pytest.raises(ValueError, match="stride"):
@@ -98,6 +106,16 @@ def test_documents_of_local_files(tmp_path: Path) -> None:
     assert read_documents(TASKS["ptb"], str(tmp_path / "b.jsonl")) == ["d"]
     with pytest.raises(ValueError, match=r"no\.jsonl"):
         read_documents(TASKS["ptb"], str(tmp_path / "no.jsonl"))
+
+
+def test_lines_of_a_plain_text_are_the_rows_of_the_hub(tmp_path: Path) -> None:
+    """The files of WikiText and the Penn Treebank, and the rows that the data sets of the hub have of them."""
+    (tmp_path / "wiki.txt").write_text(" \n = Title = \n \n A b . \n")
+    assert read_documents(TASKS["wikitext2"], str(tmp_path / "wiki.txt")) == ["", " = Title = \n", "", " A b . \n"]
+    (tmp_path / "ptb.txt").write_text(" a b \n N <unk> \n")
+    assert read_documents(TASKS["ptb"], str(tmp_path / "ptb.txt")) == ["a b", "N <unk>"]
+    (tmp_path / "news.txt").write_text("one\ntwo\n")
+    assert read_documents(TASKS["ag_news"], str(tmp_path / "news.txt")) == ["one\ntwo"]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

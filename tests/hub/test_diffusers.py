@@ -120,6 +120,26 @@ def test_the_corrector_of_discrete_ddim(step: int, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_leave_one_out_tempering(temperature: float) -> None:
+    """The leave-one-out distribution nu is sharpened, and not the posterior: mu' = nu^(1/T) P_t(k|.), then the Bayes step."""
+    head, step = m2s.Posterior(m2s.Uniform(K, m2s.Linear())), 2
+    scheduler = M2SScheduler.of(head, sampler="bayes", num_inference_steps=STEPS, on="leave_one_out")
+    found = ours(scheduler, lambda out, x: scheduler.step(out, step, x, temperature=temperature), ("route", "token", "jump"))
+    t, s, one = 1 - step / STEPS, 1 - (step + 1) / STEPS, np.eye(K)
+    at_t, at_s = ((1 - time) * one + time / K for time in (t, s))  # alpha = 1 - t
+    between = (1 - t) / (1 - s) * one + (1 - (1 - t) / (1 - s)) / K  # from y at s to k at t
+    mu = np.exp(LOGITS[:, 0].double().numpy())  # row k: the network's output at the token k
+    nu = (mu / at_t.T) ** (1 / temperature)
+    sharpened = nu * at_t.T
+    sharpened /= sharpened.sum(1, keepdims=True)
+    bridge = at_s[None] * between.T[:, None] / at_t.T[..., None]  # [k, z, y]
+    np.testing.assert_allclose(found, np.einsum("kz,kzy->ky", sharpened, bridge), rtol=0, atol=1e-6)
+    plain = M2SScheduler.of(head, sampler="bayes", num_inference_steps=STEPS)
+    other = ours(plain, lambda out, x: plain.step(out, step, x, temperature=temperature), ("route", "token", "jump"))
+    assert abs(found - other).max() > 0.01
+
+
 @pytest.mark.parametrize("selection", ["lowest_log_margin", "lowest_current_prob", "lowest_maxprob"])
 def test_the_sites_that_the_corrector_chooses(selection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same uniforms both choose the same sites."""

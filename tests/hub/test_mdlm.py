@@ -201,6 +201,15 @@ def test_raw_weights_are_used_where_there_is_no_average(tmp_path: Path) -> None:
     torch.testing.assert_close(model.double()(tokens(case), t)[..., :SMALL], case.output(tokens(case), t), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("place", ["_orig_mod.backbone.", "backbone._orig_mod."])
+def test_names_of_a_compiled_network(place: str, tmp_path: Path) -> None:
+    weights = random_tensors(dit_shapes(SMALL))
+    plain = m2s.load(save_lightning(tmp_path / "a.ckpt", lightning_config("duo"), weights)).model
+    state = {place + name: value + 1 for name, value in weights.items()}
+    compiled = m2s.load(save_lightning(tmp_path / "b.ckpt", lightning_config("duo"), weights, state_dict=state)).model
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in compiled.state_dict().items())
+
+
 def test_weights_in_bfloat16_become_float32(tmp_path: Path) -> None:
     case = CASES["duo"]
     write_hub(tmp_path, hub_config("duo", SMALL), {n: v.bfloat16() for n, v in random_tensors(dit_shapes(SMALL)).items()})
@@ -309,7 +318,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another vocabulary": (config(vocab_size=SMALL + 1), r"vocab_embed\.embedding has shape \[37, 16\], expected \[38, 16\]"),
     "causal": (config(causal=True), "causal is true: it is an autoregressive network"),
     "a text for a number": (config(n_heads="2"), "n_heads of DUO's configuration is '2', but it must be a whole number"),
-    "another depth": (config(n_blocks=3), r"blocks\.2\.norm1\.weight is missing; .* more"),
+    "another depth": (config(n_blocks=3), r"blocks\.2\.norm1\.weight is missing; .* and 2 more are missing"),
+    "a network of another kind": (
+        weights(lambda w: w.update({f"other.{name}": w.pop(name) for name in list(w)})),
+        r"sigma_map\.mlp\.0\.weight is missing; .* more are missing; other\.\S+ is unexpected; .* more are unexpected",
+    ),
     "no heads": (config(n_heads=0), "heads"),
     "absurd": (config(n_blocks=10**9), "far fewer or smaller"),
 }

@@ -18,9 +18,11 @@ import torch
 import m2s
 from m2s.cli.sampling_args import load_checkpoint
 from m2s.errors import UserError
+from m2s.hub.formats.base import read_yaml
+from m2s.hub.formats.sedd import read_run
 from m2s.hub.pickles import MAX_PICKLE, StoredTensor, Stub, plain, read_stubbed, read_tensors
 from plain_networks import class_named, dit_shapes, random_tensors, save_lightning
-from test_mdlm import lightning_config
+from test_mdlm import hub_config, lightning_config, write_hub
 
 pytestmark = pytest.mark.usefixtures("without_shape_hook")
 
@@ -217,6 +219,60 @@ def test_deep_configurations(tmp_path: Path) -> None:
     archive(tmp_path / "b.ckpt", b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
     with pytest.raises(ValueError, match=r"b\.ckpt"):
         m2s.load(tmp_path / "b.ckpt")
+
+
+def test_configurations_that_refer_to_the_same_list_again_and_again(tmp_path: Path) -> None:
+    """A few lines that stand for 2^60 entries, of a pickle and of YAML."""
+    value: Any = [1]
+    for _ in range(60):
+        value = [value, value]
+    with pytest.raises(ValueError, match="has more than 100,000 entries"):
+        plain(value)
+    lines = ["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60))]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"config\.yaml is damaged: .* entries"):
+        read_yaml(tmp_path / "config.yaml")
+
+
+def test_a_tensor_that_repeats_its_values(tmp_path: Path) -> None:
+    """A small file that states a large tensor: of the hub, and of a training of SEDD."""
+    weights = random_tensors(dit_shapes(37))
+    name = "output_layer.linear.weight"
+    weights[name] = torch.zeros(1).expand(weights[name].shape)
+    write_hub(tmp_path / "hub", hub_config("duo", 37), weights, pickled=True)
+    with pytest.raises(ValueError, match=r"output_layer\.linear\.weight.* which are not all stored"):
+        m2s.load(tmp_path / "hub")
+    average = [value for key, value in weights.items() if "inv_freq" not in key]
+    torch.save({"model": weights, "ema": {"shadow_params": average}}, tmp_path / "checkpoint.pth")
+    with pytest.raises(ValueError, match="which are not all stored"):
+        read_run(tmp_path / "checkpoint.pth", "SEDD")
+    path = save_lightning(tmp_path / "a.ckpt", lightning_config("duo"), weights)
+    with pytest.raises(ValueError, match="repeats its 1 stored values"):
+        m2s.load(path)
+
+
+def test_a_function_in_a_file_of_weights_is_named(tmp_path: Path) -> None:
+    """In one line, without torch's advice to load the file nevertheless."""
+    write_hub(tmp_path, hub_config("duo", 37), random_tensors(dit_shapes(37)), pickled=True)
+    torch.save({"backbone.x": Call(os.system, f"touch {tmp_path / 'executed'}")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"objects other than tensors, which are not read: it names \w+\.system\. Copy"
+    ) as error:
+        m2s.load(tmp_path)
+    assert str(error.value).isprintable() and not (tmp_path / "executed").exists()
+
+
+def test_weights_that_expand(tmp_path: Path) -> None:
+    """The pickle of an ordinary file of weights, compressed: a kilobyte could stand for a megabyte."""
+    folder = write_hub(tmp_path, hub_config("duo", 37), random_tensors(dit_shapes(37)), pickled=True)
+    path = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as file:
+        contents = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in contents.items():
+            file.writestr(name, data)
+    with pytest.raises(ValueError, match="is compressed, which torch"):
+        m2s.load(folder)
 
 
 def test_mutated_checkpoints_give_one_line(tmp_path: Path) -> None:

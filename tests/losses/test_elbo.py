@@ -347,3 +347,11 @@ def test_an_infinite_nelbo_has_an_infinite_standard_error() -> None:
 
     found = m2s.elbo(certain, m2s.Projected(m2s.LogScore(process)), torch.ones(1, 4, dtype=torch.long), passes=3)
     assert found.nats.isinf().all() and found.standard_error.isinf().all()
+
+
+def test_a_nelbo_prints_its_means_in_one_line() -> None:
+    ones = torch.ones(3)
+    estimate = m2s.Elbo(6 * ones, ones, 3 * ones, 2 * ones, 1 * ones, passes=torch.ones(4, 3), sites=ones)
+    assert repr(estimate) == (
+        "Elbo(6.0000 nats per example: integral 3.0000, prior 2.0000, reconstruction 1.0000; 3 examples, passes 4)"
+    )

@@ -107,3 +107,17 @@ def test_one_warning_for_each_class() -> None:
         Square().beta(TIMES)
         for known in BUILT_IN.values():  # complete schedules never warn
             known.alpha_prime(TIMES)
+
+
+def test_a_schedule_is_printed_with_its_arguments() -> None:
+    """An address in memory would differ in every run, and is printed with every head and checkpoint."""
+
+    class Power(m2s.Schedule):
+        def __init__(self, exponent: float) -> None:
+            self.exponent = exponent
+
+        def alpha(self, t: torch.Tensor) -> torch.Tensor:
+            return (1 - t) ** self.exponent
+
+    assert repr(m2s.Posterior(m2s.Uniform(3, Power(2.0)))) == "Posterior(Uniform(3, Power(exponent=2.0)), offset='none')"
+    assert repr(m2s.LogLinear(1e-3)) == "LogLinear(eps=0.001)"

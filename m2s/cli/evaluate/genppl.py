@@ -148,7 +148,9 @@ class GenPPL:
 
     def _tokenizer(self) -> "Tokenizer | None":
         """The tokenizer of --tokenizer or --checkpoint, None where neither is given."""
+        from m2s.cli.sampling_args import load_checkpoint
         from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
+        from m2s.hub import builtin, formats
         from m2s.hub.checkpoint import read_config
         from m2s.hub.folder import CONFIG
         from m2s.remote import locate
@@ -160,7 +162,13 @@ class GenPPL:
         if not self.checkpoint:
             return None
         try:
-            folder = locate(self.checkpoint, (CONFIG, *KEPT))
+            place = builtin.locate(self.checkpoint)
+            folder = place if place.exists() else locate(self.checkpoint, (CONFIG, *KEPT))
+            if folder.is_file() or formats.recognize(folder) is not None:  # of another project: the weights say which tokenizer
+                loaded = load_checkpoint(self.checkpoint)
+                if loaded.tokenizer is None:
+                    raise UserError(f"{self.checkpoint} has no tokenizer to turn samples into text: {loaded.tokenizer_hint}")
+                return loaded.tokenizer
             described = read_config(folder).get("tokenizer")
             if described is None:
                 raise UserError(f"{self.checkpoint} has no tokenizer, so that its samples are not text")

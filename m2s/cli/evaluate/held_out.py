@@ -195,8 +195,8 @@ class HeldOutSource:
         require_source(name)  # a mistyped path is the more likely error
         if self.checkpoint.tokenizer is None:
             raise UserError(
-                f"{self.place} has no tokenizer to read {name} with: give a folder that m2s data prepare made with its "
-                "tokenizer"
+                f"{self.place} has no tokenizer to read {name} with: {self.checkpoint.tokenizer_hint}. Or give a folder that "
+                "m2s data prepare made with its tokenizer"
             )
         sources, split = find_sources(name, test=""), None
         if not path.exists():

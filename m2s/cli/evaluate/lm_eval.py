@@ -20,8 +20,8 @@ class LmEval:
     """Run tasks of lm-evaluation-harness (lm_eval) on a model of text.
 
     A log-likelihood is minus a NELBO of the continuation, with the context clamped: a lower bound. So perplexities are upper
-    bounds, and multiple-choice tasks compare bounds. Documents longer than the model are cut into windows in which every token
-    is predicted once. Generation samples with the context clamped.
+    bounds, and multiple-choice tasks compare bounds. An --estimator that is no bound is named in the output. Documents longer
+    than the model are cut into windows in which every token is predicted once. Generation samples with the context clamped.
 
     From Python or another program: import m2s.evaluation.harness, which registers the model "m2s" with lm_eval.
 
@@ -67,6 +67,7 @@ class LmEval:
         Raises:
             UserError: lm_eval is not installed, or a task or an option is invalid.
         """
+        from m2s.devices import resolve_device
         from m2s.provenance import is_rerun, provenance
 
         for name, least in {"passes": 1, "batch_size": 1, "steps": 1, "limit": 1, "seed": 0}.items():
@@ -76,15 +77,23 @@ class LmEval:
         if self.out is not None:
             require_absent([self.out], self.overwrite or is_rerun(self.out))
             output_file(self.out, (".json",))
-        results = self._evaluate()
-        print_escaped("\n".join(_lines(results)))
+        results, missing = self._evaluate()
+        print_escaped("\n".join([self._kind(missing), *_lines(results)]))
         if self.out is not None:
             options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-            write_json(self.out, finite({"results": results, "options": options, **provenance("cpu")}))
+            write_json(
+                self.out,
+                finite({"results": results, "missing": missing, "options": options, **provenance(resolve_device(self.device))}),
+            )
             print_escaped(f"written to {self.out}")
 
-    def _evaluate(self) -> dict[str, Any]:
-        """The metrics of every task."""
+    def _kind(self, missing: tuple[str, ...]) -> str:
+        """What the log-likelihoods are, in a line."""
+        kind = "lower bounds" if not missing else f"NO lower bounds: {self.estimator} lacks {', '.join(missing)}"
+        return f"log-likelihoods by {self.estimator}, with the context clamped, are {kind}"
+
+    def _evaluate(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The metrics of every task, and what the estimator lacks for a bound."""
         try:
             import lm_eval
             from lm_eval.tasks import TaskManager
@@ -113,12 +122,12 @@ class LmEval:
             raise
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
-        return dict((found or {}).get("results", {}))
+        return dict((found or {}).get("results", {})), model.missing
 
 
 def _lines(results: dict[str, Any]) -> list[str]:
     """One line for each metric."""
-    lines = ["log-likelihoods are lower bounds: minus a NELBO with the context clamped"]
+    lines = []
     for task, metrics in results.items():
         for name, value in metrics.items():
             if isinstance(value, int | float) and "stderr" not in name:

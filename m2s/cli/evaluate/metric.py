@@ -71,6 +71,8 @@ class MetricArgs:
             raise
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise UserError(f"the metric {self.name} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(found, dict):
+            raise UserError(f"the metric {self.name} returned a {type(found).__name__}, but it must return a dict of values")
         print_escaped("\n".join(format_numbers(found)))
         if out is not None:
             inputs = {name: getattr(self, name) or None for name in INPUTS}

@@ -84,8 +84,10 @@ class ZeroShot:
             output_file(self.out, (".json",))
         checkpoint = load_described(self.checkpoint, resolve_device(self.device))
         length = (checkpoint.data or {}).get("length")
-        if checkpoint.tokenizer is None or not isinstance(length, int):
-            raise UserError(f"{self.checkpoint} is no model of text with a tokenizer and a length")
+        if checkpoint.tokenizer is None:
+            raise UserError(f"{self.checkpoint} has no tokenizer to read text with: {checkpoint.tokenizer_hint}")
+        if not isinstance(length, int):
+            raise UserError(f"{self.checkpoint} does not say how long its texts are")
         if reason := estimator.unsupported(checkpoint.head):
             raise UserError(option="estimator", value=self.estimator, reason=f"it does not support {checkpoint.head}: {reason}")
         try:

@@ -12,6 +12,7 @@ from m2s.data.encode import encode_document
 from m2s.data.files import BadData
 from m2s.data.tokenizer import Tokenizer
 from m2s.evaluation.bpd.examples import EvaluationSet
+from m2s.progress import bar_class
 
 
 def token_sizes(tokenizer: Tokenizer) -> Int[np.ndarray, "V 2"]:
@@ -47,7 +48,9 @@ def example_sizes(rows: EvaluationSet, tokenizer: Tokenizer, chunk: int = 1024) 
     return {"byte": both[:, 0], "character": both[:, 1]}
 
 
-def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int) -> tuple[Int[Tensor, "N L"], int]:
+def token_windows(
+    sources: Sequence[DocumentSource], tokenizer: Tokenizer, length: int, blank: bool = False
+) -> tuple[Int[Tensor, "N L"], int]:
     """Tokenize documents and cut them into windows.
 
     The stream is every document with the end token after it. The tokens after the last full window are left out.
@@ -56,6 +59,7 @@ def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, lengt
         sources: The documents.
         tokenizer: The tokenizer.
         length: The number of tokens of a window.
+        blank: Whether documents without text count, which adds their end tokens.
 
     Returns:
         The windows [N, length], int32, and the number of tokens that are left out.
@@ -63,12 +67,11 @@ def token_windows(sources: Sequence[DocumentSource], tokenizer: Tokenizer, lengt
     Raises:
         BadData: A document cannot be encoded, or there is less than one window.
     """
-    from tqdm.auto import tqdm  # imported late: it is needed by this function alone
 
     def encoded() -> Iterable[np.ndarray]:
         for source in sources:
-            for document in tqdm(source.read(0), desc=source.name, unit="document", disable=None, leave=False):
-                if document.text.strip():
+            for document in bar_class()(source.read(0), desc=source.name, unit="document", disable=None, leave=False):
+                if blank or document.text.strip():
                     ids = encode_document(tokenizer, document.text)
                     if isinstance(ids, str):
                         raise BadData(f"{source.name}, document at {document.where} {ids}")

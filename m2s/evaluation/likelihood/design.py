@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from m2s import validation
@@ -35,6 +35,7 @@ from m2s.modes import evaluation_mode
 from m2s.ops.counter_noise import CounterNoise
 from m2s.rng import derived_seed
 
+MANY = 8  # passes from which importance sampling pays under masking
 Coupling = Literal["independent", "antithetic", "sweep"]
 
 
@@ -73,15 +74,19 @@ class Design:
 PLAIN = Design()
 
 
-def efficient(head: Head) -> Design:
+def efficient(head: Head, passes: int) -> Design:
     """Return the design with the smallest variance per network call in `experiments/variance.py`.
 
-    The split of the reconstruction term needs one more call, except under masking.
+    The split of the reconstruction term needs one more call, except under masking. There importance sampling pays only with
+    many strata: the expected integrand is nearly constant in t, so that uneven weights alone add variance.
 
     Args:
         head: The head.
+        passes: The number of passes of a group.
     """
-    return Design(IMPORTANCE, stratified=True, coupling="sweep", split=is_masking(head), last_every=8)
+    masks = is_masking(head)
+    importance = None if masks and passes < MANY else IMPORTANCE
+    return Design(importance, stratified=True, coupling="sweep", split=masks, last_every=8)
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,15 @@ class Noise:
     seed: int
     group: int
 
-    def draw(self, x_0: Int[Tensor, "B L"], rows: Int[Tensor, "B"]) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(
+        self, x_0: Int[Tensor, "B L"], rows: Int[Tensor, "B"], free: Bool[Tensor, "B L"] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return times, their weights and noisy tokens of all passes.
 
         Args:
             x_0: Clean tokens, [B, L].
             rows: Numbers of the sequences, [B].
+            free: True where a token is unknown, [B, L]. The others stay clean. None: all.
 
         Returns:
             Times [m, B], weights [m, B] and noisy tokens [m, B, L].
@@ -120,34 +128,35 @@ class Noise:
         u = torch.stack([each.once(LEVEL_OF_TIME) for each in noise])
         if self.design.stratified:
             u = (torch.arange(self.passes, device=u.device).unsqueeze(-1) + u) / self.passes
-        sizes = torch.full_like(rows, length)
-        t, weight = (torch.stack(part) for part in zip(*(self.times.draw(process, each, sizes) for each in u), strict=True))
+        free = torch.ones_like(x_0, dtype=torch.bool) if free is None else free
+        draws = (self.times.draw(process, each, free.sum(-1)) for each in u)
+        t, weight = (torch.stack(part) for part in zip(*draws, strict=True))
         alpha = process.alpha(t)
-        touched = self._sweep(noise, alpha, length) if self.design.coupling == "sweep" else self._independent(noise, alpha)
+        touched = self._sweep(noise, alpha, free) if self.design.coupling == "sweep" else self._independent(noise, alpha, free)
         x_t = [
             replace_tokens(process, x_0, time, where, each(KIND), each(TOKEN))
             for time, where, each in zip(t, touched, noise, strict=True)
         ]
         return t, weight, torch.stack(x_t)
 
-    def _independent(self, noise: list[CounterNoise], alpha: Float[Tensor, "m B"]) -> list[Tensor]:
+    def _independent(self, noise: list[CounterNoise], alpha: Float[Tensor, "m B"], free: Bool[Tensor, "B L"]) -> list[Tensor]:
         """Every token by its own number, which antithetic passes mirror."""
         u = [each(POSITION) for each in noise]
         if self.design.coupling == "antithetic":
             u = [u[number] if number % 2 == 0 else 1 - u[number - 1] for number in range(len(u))]
-        return [each >= kept.unsqueeze(-1) for each, kept in zip(u, alpha, strict=True)]
+        return [(each >= kept.unsqueeze(-1)) & free for each, kept in zip(u, alpha, strict=True)]
 
-    def _sweep(self, noise: list[CounterNoise], alpha: Float[Tensor, "m B"], length: int) -> list[Tensor]:
+    def _sweep(self, noise: list[CounterNoise], alpha: Float[Tensor, "m B"], free: Bool[Tensor, "B L"]) -> list[Tensor]:
         """The number of replaced tokens first; then positions in one random order, each pass where the one before ended."""
-        order = noise[0](POSITION).argsort(-1).argsort(-1)
-        shift, sizes = noise[0].once(COUNT), torch.full((alpha.shape[1],), length, device=alpha.device)
+        order = torch.where(free, noise[0](POSITION), torch.inf).argsort(-1).argsort(-1)
+        shift, sizes = noise[0].once(COUNT), free.sum(-1)
         start, found = torch.zeros_like(sizes), []
         for number, kept in enumerate(alpha):
             # The golden ratio spreads the quantiles of the numbers evenly over passes, also over neighboring ones.
             quantile = (shift + number * (math.sqrt(5) - 1) / 2) % 1 if self.design.stratified else noise[number].once(COUNT)
             count = draw_number(kept, sizes, quantile)
-            found.append((order - start.unsqueeze(-1)) % length < count.unsqueeze(-1))
-            start = (start + count) % length
+            found.append(((order - start.unsqueeze(-1)) % sizes.unsqueeze(-1) < count.unsqueeze(-1)) & free)
+            start = (start + count) % sizes
         return found
 
 
@@ -169,7 +178,7 @@ def nelbo_groups(
         model: The network, called as model(x_t, t).
         head: What its output means, over uniform, masking or hybrid noise.
         x_0: The sequences.
-        design: How the passes of a group draw noise; None: `efficient(head)`.
+        design: How the passes of a group draw noise; None: `efficient(head, passes)`.
         groups: The number of groups.
         passes: The passes m of a group.
         seed: The seed.
@@ -184,41 +193,70 @@ def nelbo_groups(
         UserError: The process is not rank-one.
     """
     options = options or Options()
-    if head.process.rank_one is None or needs_rates(head):
+    if not supports_designs(head):
         raise UserError(f"a design of noise needs uniform, masking or hybrid noise, not {head.process}")
-    design = efficient(head) if design is None else design
-    network, (low, end) = NelboTerms(model, head, options.t_min), interval(head, options)
-    times, last, found = Times(low, end, importance=design.importance), design.terms(head, low), []
+    design = efficient(head, passes) if design is None else design
+    network, found = NelboTerms(model, head, options.t_min), []
     with evaluation_mode(model):
         for rows in torch.arange(len(x_0)).split(batch_size):
             tokens = x_0[rows].long()
             prior = Term("prior").prior(network, tokens, shared=True).sum(-1)
-            each = []
-            for group in range(groups):
-                noise = Noise(head, design, times, passes, derived_seed(seed, "integral"), group)
-                total = prior + _integral(network, noise, tokens, rows)
-                each.append(total + _last(network, last, design, tokens, rows, seed, group, passes))
-            found.append(torch.stack(each))
-    calls = passes + sum(1 if term.fixed else max(1, passes // design.last_every) for term in last)
+            drawn = [draw_group(network, design, tokens, rows, passes, seed, group, options) for group in range(groups)]
+            found.append(prior + torch.stack(drawn).mean(1))
+    last = design.terms(head, interval(head, options)[0])
+    calls = passes + sum(1 if term.fixed else _last_count(design, passes) for term in last)
     return torch.cat(found, 1), float(calls)
 
 
-def _integral(network: NelboTerms, noise: Noise, x_0: Tensor, rows: Tensor) -> Float[Tensor, "B"]:
-    """The integral by one group of passes."""
-    total = torch.zeros(len(x_0), dtype=torch.float64)
-    for t, weight, x_t in zip(*noise.draw(x_0, rows), strict=True):
-        nats = score_entropy(network.head, network.network(x_t, t), x_0, x_t, t)
-        total += weight * nats.double().sum(-1) / noise.passes
-    return total
+def supports_designs(head: Head) -> bool:
+    """Return whether noise can be drawn by a design: uniform, masking or hybrid noise in continuous time.
+
+    Args:
+        head: The head.
+    """
+    return head.process.rank_one is not None and not needs_rates(head)
 
 
-def _last(
-    network: NelboTerms, terms: list[Term], design: Design, x_0: Tensor, rows: Tensor, seed: int, group: int, passes: int
-) -> Float[Tensor, "B"]:
-    """The reconstruction by one group of passes."""
-    count, total = max(1, passes // design.last_every), torch.zeros(len(x_0), dtype=torch.float64)
-    for term in terms:
+def draw_group(
+    network: NelboTerms,
+    design: Design,
+    x_0: Int[Tensor, "B L"],
+    rows: Int[Tensor, "B"],
+    passes: int,
+    seed: int,
+    group: int,
+    options: Options,
+    free: Bool[Tensor, "B L"] | None = None,
+) -> Float[Tensor, "m B"]:
+    """Estimate integral and reconstruction by one group of passes.
+
+    Args:
+        network: The network.
+        design: How the passes draw noise.
+        x_0: Clean tokens, [B, L].
+        rows: Numbers of the sequences, [B].
+        passes: The passes m.
+        seed: The seed.
+        group: The number of the group.
+        options: t_min.
+        free: True where a token is unknown, [B, L]. The others are given: they stay clean and cost nothing. None: all.
+
+    Returns:
+        Nats per sequence of every pass, [m, B]. Their mean is the estimate. All passes share the reconstruction.
+    """
+    head, (low, end) = network.head, interval(network.head, options)
+    noise = Noise(head, design, Times(low, end, importance=design.importance), passes, derived_seed(seed, "integral"), group)
+    found = []
+    for t, weight, x_t in zip(*noise.draw(x_0, rows, free), strict=True):
+        nats = score_entropy(head, network.network(x_t, t), x_0, x_t, t).double()
+        found.append(weight * (nats if free is None else torch.where(free, nats, 0)).sum(-1))
+    total, count = torch.stack(found), _last_count(design, passes)
+    for term in design.terms(head, low):
         numbers = [0] if term.fixed else range(group * count, (group + 1) * count)
-        drawn = [draw_term(network, term, x_0, rows, seed, number) for number in numbers]
-        total += torch.stack(drawn).mean(0)
+        total = total + torch.stack([draw_term(network, term, x_0, rows, seed, number, free) for number in numbers]).mean(0)
     return total
+
+
+def _last_count(design: Design, passes: int) -> int:
+    """The draws of the reconstruction term in a group."""
+    return max(1, passes // design.last_every)

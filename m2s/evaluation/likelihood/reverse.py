@@ -15,7 +15,8 @@ from m2s.evaluation.likelihood.masks import time_of_mask_share
 from m2s.evaluation.likelihood.world import World
 
 MAX_ENTRIES = 2_000_000  # of the generators in memory
-INTERVALS = (20, 40, 80)  # of the three solutions that are extrapolated
+INTERVALS = 20  # of the coarsest solution, for 14 units of logit(t)
+REFINEMENTS = (1, 2, 4)  # of the three solutions that are extrapolated: each interval is divided exactly
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def exact_nll(world: World, estimator: Estimator) -> tuple[Float[Tensor, "X"], f
         return -torch.log(_stepped(world, world.options.steps)), 0.0
     if estimator.reverse == "any-order":
         return -torch.log(_any_order(world)), 0.0
-    coarse, middle, fine = (torch.log(_continuous(world, count, estimator.reverse)) for count in INTERVALS)
+    coarse, middle, fine = (torch.log(_continuous(world, count, estimator.reverse)) for count in REFINEMENTS)
     # Richardson: the error of the midpoint rule is a series in the square of the width.
     second, third = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     found = third + (third - second) / 15
@@ -92,7 +93,7 @@ def _last(world: World, t: float, uniform: bool) -> Float[Tensor, "N X"]:
     return rows[:, torch.arange(world.length), world.clean].prod(-1)
 
 
-def _continuous(world: World, intervals: int, kind: Reverse) -> Float[Tensor, "X"]:
+def _continuous(world: World, refinement: int, kind: Reverse) -> Float[Tensor, "X"]:
     """The reverse process in continuous time: the exponential midpoint rule in logit(t), then the last step.
 
     It ends at t_min with the last step of the head. "uniform-last" and "shares" end at 0; the former draws a uniform token for
@@ -106,7 +107,7 @@ def _continuous(world: World, intervals: int, kind: Reverse) -> Float[Tensor, "X
     ends = [high, *(t for t in (1 - clamp, clamp) if low < t < high), low]
     for start, end in itertools.pairwise(ends):
         first, last = (math.log(t) - math.log1p(-t) for t in (start, end))
-        count = max(2, math.ceil(intervals * (first - last) / 14))
+        count = refinement * max(2, math.ceil(INTERVALS * (first - last) / 14))
         width = (first - last) / count
         t = torch.sigmoid(first - (torch.arange(count, dtype=torch.float64) + 0.5) * width)
         for part in t.split(max(1, MAX_ENTRIES // len(p) ** 2)):

@@ -19,6 +19,7 @@ from torch import nn
 from m2s.data.tokenizer import Tokenizer
 from m2s.heads import Head
 from m2s.hub.folder import CONFIG
+from m2s.hub.pickles import plain
 from m2s.io import read_regular
 from m2s.registry import Registry
 
@@ -129,9 +130,10 @@ def read_yaml(path: Path) -> Any:
     if path.stat().st_size > MAX_CONFIG:
         raise ValueError(f"{path} has more than {MAX_CONFIG:,} bytes: it is not a configuration")
     try:
-        return yaml.safe_load(read_regular(path).decode("utf-8"))
+        return plain(yaml.safe_load(read_regular(path).decode("utf-8")))  # without the size that aliases could give it
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Copy the file again") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is damaged: {reason}. Copy the file again") from None
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from m2s.hub.config import limit_parameters
 from m2s.hub.folder import WEIGHTS
-from m2s.hub.tensors import read_pickle, read_safetensors
+from m2s.hub.tensors import TensorFaults, read_pickle, read_safetensors, tensors_by_name
 from m2s.models import DiT, DiTConfig
 
 PICKLED = "pytorch_model.bin"
+COMPILED = "_orig_mod."  # torch.compile puts it into names
 INV_FREQ = "rotary_emb.inv_freq"  # a buffer, determined by the width of an attention head
-LISTED = 8  # faults in an error message
 
 # Our names of tensors, then theirs: outside the blocks, and inside.
 TOP_LEVEL_NAMES = {
@@ -104,9 +104,7 @@ def read_weights(folder: Path, project: str, names: Sequence[str] = (WEIGHTS, PI
         path = folder / name
         if path.exists():
             found = read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
-            if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-                raise ValueError(f"{path} does not hold tensors by name: download it again")
-            return dict(found)
+            return tensors_by_name(found, path)
     listed = " or ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
     raise FileNotFoundError(f"{folder} holds a configuration of {project}, but none of {listed}")
 
@@ -122,6 +120,18 @@ def without_prefix(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         Tensors by name.
     """
     return {name.removeprefix(prefix): value for name, value in weights.items()}
+
+
+def without_compiled(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with the names that they have without torch.compile.
+
+    Args:
+        weights: Tensors by name.
+
+    Returns:
+        Tensors by name.
+    """
+    return {name.replace(COMPILED, ""): value for name, value in weights.items()}
 
 
 def build_dit(
@@ -150,29 +160,27 @@ def build_dit(
 
 def _renamed(model: DiT, given: Mapping[str, Tensor], vocabulary: Vocabulary, unused: set[str]) -> dict[str, Tensor]:
     """The weights under our names, in float32, with rows in our order and the vocabulary padded with zeros."""
-    weights, faults, order = {}, [], vocabulary.order()
+    weights, faults, order = {}, TensorFaults(), vocabulary.order()
     for name, ours in model.state_dict().items():
         theirs, shape = their_name(name), list(ours.shape)
         has_vocabulary = name.split(".")[0] in ("embedding", "head")
         if has_vocabulary:
             shape[0] = vocabulary.padded
         if theirs not in given:
-            faults.append(f"{theirs} is missing")
+            faults.missing.append(theirs)
         elif list(given[theirs].shape) != shape:
-            faults.append(f"{theirs} has shape {list(given[theirs].shape)}, expected {shape}")
+            faults.other.append(f"{theirs} has shape {list(given[theirs].shape)}, expected {shape}")
         elif not given[theirs].dtype.is_floating_point:
-            faults.append(f"{theirs} has dtype {given[theirs].dtype}, expected a floating-point one")
+            faults.other.append(f"{theirs} has dtype {given[theirs].dtype}, expected a floating-point one")
         elif has_vocabulary:
             weights[name] = torch.zeros_like(ours)
             weights[name][: len(order)] = given[theirs][order]
         else:
             weights[name] = given[theirs].float().contiguous()
     known = {their_name(name) for name in model.state_dict()} | unused
-    faults += [f"{name} is unexpected" for name in given if name not in known]
+    faults.unexpected += [name for name in given if name not in known]
     if faults:
-        short = [fault if len(fault) <= 160 else f"{fault[:80]} ... {fault[-60:]}" for fault in faults[:LISTED]]
-        listed = "; ".join(short) + (f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else "")
-        raise ValueError(f"the weights do not fit the network that the configuration describes: {listed}")
+        raise ValueError(f"the weights do not fit the network that the configuration describes: {faults}")
     return weights
 
 

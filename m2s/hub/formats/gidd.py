@@ -13,7 +13,7 @@ from torch import Tensor
 
 from m2s.heads import Posterior
 from m2s.hub.formats.base import FORMATS, CheckpointFormat, Loaded, Settings, read_config, read_yaml
-from m2s.hub.formats.dit import INV_FREQ, PICKLED, Vocabulary, build_dit, read_weights, without_prefix
+from m2s.hub.formats.dit import INV_FREQ, PICKLED, Vocabulary, build_dit, read_weights, without_compiled
 from m2s.hub.formats.tokenizers import FILE, find_tokenizer, mask_in, tokens_in
 from m2s.models import DiTConfig
 from m2s.process import Absorbing, Exponential, Hybrid, LogLinear, Process
@@ -30,7 +30,6 @@ NAMES = {  # our names of settings: those of the hub, and those of a folder
 BUFFERS = (INV_FREQ, "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 BIAS = "logit_bias"  # a buffer that is added to the logit of the current token, and is zero in all releases
 MULTIPLE = 128
-COMPILED = "_orig_mod."  # torch.compile puts it before names
 
 
 def recognize(place: Path) -> dict[str, Any] | None:
@@ -72,7 +71,7 @@ def load(folder: Path, values: Mapping[str, Any]) -> Loaded:
     if not hub:
         settings.choice("model.type", {"diffusion": True})
     given = read_weights(folder, "GIDD") if hub else read_weights(folder, "GIDD", (RUN_WEIGHTS,))
-    given = without_prefix(given, COMPILED)
+    given = without_compiled(given)
     if BIAS in given and bool(given[BIAS].any()):
         raise ValueError(f"{BIAS} is not zero: m2s has no network that adds it")
     vocabulary = _vocabulary(folder, given, settings.integer("vocab_size") if hub else None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from m2s.heads import Head, LogScore, Posterior
 from m2s.hub.formats.base import FORMATS, CheckpointFormat, Loaded, Settings
-from m2s.hub.formats.dit import INV_FREQ, Vocabulary, average_by_name, build_dit, without_prefix
+from m2s.hub.formats.dit import INV_FREQ, Vocabulary, average_by_name, build_dit, without_compiled, without_prefix
 from m2s.hub.formats.tokenizers import find_mask, find_tokenizer
 from m2s.hub.pickles import StoredTensor, plain, read_stubbed, read_tensors
 from m2s.models import DiTConfig
@@ -158,7 +158,7 @@ def _weights(path: Path) -> dict[str, Any]:
     given = state.get("state_dict")
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise ValueError(f"{path} has no state_dict: it was not written by Lightning")
-    given = {name: value for name, value in given.items() if name not in BUFFERS}
+    given = {name: value for name, value in without_compiled(given).items() if name not in BUFFERS}
     outside = [name for name in given if not name.startswith(PREFIX)]
     if outside:
         raise ValueError(f"{path} has tensors outside the network, which is unexpected: {', '.join(outside[:4])}"[:400])

@@ -15,9 +15,10 @@ from torch import Tensor
 from m2s.heads import Posterior
 from m2s.hub.config import limit_parameters
 from m2s.hub.formats.base import FORMATS, CheckpointFormat, Loaded, Settings, read_config
-from m2s.hub.formats.dit import LISTED, Vocabulary
+from m2s.hub.formats.dit import Vocabulary
 from m2s.hub.formats.tokenizers import find_tokenizer
 from m2s.hub.orbax import read_orbax
+from m2s.hub.tensors import TensorFaults
 from m2s.models.md4 import ACTIVATIONS, MD4Transformer, MD4TransformerConfig
 from m2s.process import Absorbing, Cosine, Linear, Rescaled
 
@@ -134,7 +135,7 @@ def _parts(name: str) -> list[str]:
 
 def _renamed(model: MD4Transformer, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights under our names."""
-    weights, faults, known = {}, [], set()
+    weights, faults, known = {}, TensorFaults(), set()
     for name, ours in model.state_dict().items():
         parts = _parts(name)
         known.update(parts)
@@ -144,16 +145,15 @@ def _renamed(model: MD4Transformer, given: Mapping[str, Tensor]) -> dict[str, Te
             value = given.get(part)
             wanted = shape if part.endswith("embedding") else shape[::-1]
             if value is None:
-                faults.append(f"{part} is missing")
+                faults.missing.append(part)
             elif list(value.shape) != wanted:
-                faults.append(f"{part} has shape {list(value.shape)}, expected {wanted}")
+                faults.other.append(f"{part} has shape {list(value.shape)}, expected {wanted}")
         if not faults:
             arrays = [given[part] if part.endswith("embedding") else given[part].t() for part in parts]
             weights[name] = torch.cat(arrays).contiguous()
-    faults += [f"{name} is unexpected" for name in given if name not in known]
+    faults.unexpected += [name for name in given if name not in known]
     if faults:
-        listed = "; ".join(faults[:LISTED]) + (f"; and {len(faults) - LISTED} more" if len(faults) > LISTED else "")
-        raise ValueError(f"the weights do not fit the network that the configuration describes: {listed}")
+        raise ValueError(f"the weights do not fit the network that the configuration describes: {faults}")
     return weights
 
 

@@ -16,7 +16,7 @@ from m2s.hub.folder import WEIGHTS
 from m2s.hub.formats.base import FORMATS, CheckpointFormat, Loaded, Settings, read_config, read_yaml
 from m2s.hub.formats.dit import PICKLED, Vocabulary, average_by_name, build_dit, read_weights
 from m2s.hub.formats.tokenizers import find_tokenizer
-from m2s.hub.tensors import read_pickle
+from m2s.hub.tensors import read_pickle, tensors_by_name
 from m2s.models import DiTConfig
 from m2s.process import Absorbing, Geometric, LogLinear, Schedule, Uniform
 
@@ -155,9 +155,7 @@ def read_run(place: Path, project: str) -> dict[str, Tensor]:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{state} is not a state of {project}'s training, which holds model and ema: {error!r}"
         raise ValueError(reason) from None
-    if not all(isinstance(value, Tensor) for value in averaged.values()):
-        raise ValueError(f"{state} does not hold tensors by name: copy it again")
-    return averaged
+    return tensors_by_name(averaged, state)
 
 
 SEDD = FORMATS.add(

@@ -42,6 +42,20 @@ def find_tokenizer(folder: Path, vocabulary: Vocabulary) -> Tokenizer | None:
     return None
 
 
+def tokenizer_hint(vocabulary: Vocabulary) -> str:
+    """Return what to do where `find_tokenizer` found none.
+
+    Args:
+        vocabulary: The token ids of the checkpoint.
+    """
+    if _is_gpt2(vocabulary):
+        try:
+            GPT2(extra=vocabulary.clean - GPT2_TOKENS).encode("")
+        except (FileNotFoundError, ImportError) as error:
+            return str(error)
+    return f"put the {FILE} of its tokenizer beside the weights (reading it needs pip install tokenizers)"
+
+
 def _is_gpt2(vocabulary: Vocabulary) -> bool:
     """Whether the clean tokens are GPT-2's, and perhaps [PAD] after them."""
     return vocabulary.clean - GPT2_TOKENS in (0, 1) and vocabulary.mask in (None, vocabulary.clean)

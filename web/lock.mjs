@@ -1,0 +1,9 @@
+// Removes what names a host from package-lock.json: where funding is asked for and where a package was downloaded.
+import { readFileSync, writeFileSync } from "node:fs";
+
+const lock = JSON.parse(readFileSync("package-lock.json", "utf8"));
+for (const entry of Object.values(lock.packages)) {
+  delete entry.funding;
+  delete entry.resolved;
+}
+writeFileSync("package-lock.json", JSON.stringify(lock, null, 2) + "\n");
