@@ -70,7 +70,7 @@ def trained(method: str, folder: Path) -> m2s.Checkpoint:
         optimizer.step()
         schedule.step()
         if step % 50 == 0:
-            print(f"{method} step {step} loss {float(value):.2f}", flush=True)
+            print(f"{method} step {step} loss {float(value.detach()):.2f}", flush=True)
     m2s.save(folder, model.eval(), head, {"kind": "image", "shape": [8, 8], "levels": 17})
     return m2s.load(folder)
 
@@ -119,7 +119,7 @@ def compare(checkpoint: m2s.Checkpoint) -> dict[str, Any]:
 
 
 def estimators(checkpoint: m2s.Checkpoint) -> dict[str, Any]:
-    """Return nats, terms, what is lacking, and variance times calls of every named estimator.
+    """Return nats, terms, missing terms, and variance times calls of every named estimator.
 
     Args:
         checkpoint: The network.

@@ -48,7 +48,7 @@ def locate(path_or_repo: str | Path, files: Sequence[str], suffixes: Sequence[st
         folder = path.parent.resolve() if path.parent == Path() else path.parent
         advice = f"give {folder}" if holds else "give the folder of a run, such as runs/digits (m2s train makes one)"
         raise NotADirectoryError(f"{path} is a file, but a checkpoint is a folder: {advice}")
-    repo, missing = str(path_or_repo), f"there is no folder {path}{_beside(path)}"
+    repo, missing = str(path_or_repo), f"there is no folder {path}{folders_beside(path)}"
     if not REPOSITORY.fullmatch(repo):
         raise FileNotFoundError(f'{missing}, and "{repo}" is not the name of a repository "owner/name"')
     try:
@@ -109,8 +109,12 @@ def check_repository(repo: str) -> None:
         raise ValueError(f'repo is "{repo}", but it must be "owner/name"')
 
 
-def _beside(path: Path) -> str:
-    """List folders beside a path that does not exist, similar names first; empty where its parent does not exist either."""
+def folders_beside(path: Path) -> str:
+    """Return the folders beside a path that does not exist, similar names first; empty where its parent does not exist either.
+
+    Args:
+        path: The path.
+    """
     if not path.parent.is_dir():
         return ""
     names = [entry.name for entry in path.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import ClassVar
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,7 +38,7 @@ class ShapeChecks(type(jaxtyping.config)):
 
     calls: float = 100
     off = False
-    made: Counter[int] = Counter()
+    made: ClassVar[Counter[int]] = Counter()
 
     @property
     def jaxtyping_disable(self) -> bool:

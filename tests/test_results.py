@@ -377,6 +377,15 @@ def test_rows_of_the_variance_table() -> None:
         has_rows(page, f"| {design} | {' | '.join(cells)} |")
 
 
+def test_rows_of_the_table_of_estimators() -> None:
+    page = section("What published estimators drop on trained networks")
+    for network, rows in experiment("variance")["estimators"].items():
+        for name, row in rows.items():
+            bound = f"no: lacks {', '.join(row['missing'])}" if row["missing"] else "yes"
+            numbers = f"{row['nats']:.2f} | {row['drop']:.2f} ± {row['drop_error']:.2f} | {row['variance_times_calls']:,.0f}"
+            has_rows(page, f"| `{network}` | `{name}` | {bound} | {numbers} |")
+
+
 def test_rows_of_the_mnist_table() -> None:
     from m2s.methods import METHODS  # here, so that the other tests do not import torch
 

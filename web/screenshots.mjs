@@ -22,7 +22,8 @@ const pages = {
 };
 const both = new Set(["home", "notebook", "lab"]);
 const narrow = new Set(["home", "concept", "reference", "lab"]);
-const later = 9000; // milliseconds: the animation of the home page shows digits, and the lab has computed its first samples
+// Milliseconds: the animation of the home page is at its last step, and the lab has computed its first samples.
+const wait = { home: 5000, lab: 9000 };
 
 const browser = await puppeteer.launch({
   executablePath: process.env.CHROME ?? "/usr/bin/chromium",
@@ -37,7 +38,7 @@ for (const [name, path] of Object.entries(pages)) {
       await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
       await page.setViewport({ width, height: width === 400 ? 800 : 900, deviceScaleFactor: 1 });
       await page.goto(pathToFileURL(join(root, "site", path)).href, { waitUntil: "load" });
-      await new Promise((resolve) => setTimeout(resolve, name === "home" || name === "lab" ? later : 500));
+      await new Promise((resolve) => setTimeout(resolve, wait[name] ?? 500));
       const file = `${name}${width === 400 ? "-400" : ""}${scheme === "dark" ? "-dark" : ""}.webp`;
       await page.screenshot({ path: join(out, file), type: "webp", quality: 80 });
     }

@@ -35,7 +35,7 @@ CHOICES = {"train": "preset", "evaluate": "metric"}  # what follows a command th
 
 DESCRIPTION = """Mean-to-score discrete diffusion: train, sample, evaluate, audit and repair models; draw the paper's figures.
 
-Start with `m2s demo`: it trains and measures two models and writes one page, in a few minutes on two cores. `m2s COMMAND
+Start with `m2s demo`: it trains and measures three models and writes one page, in a few minutes on two cores. `m2s COMMAND
 --help` explains one command. `m2s --version` prints the version.
 
 Every command accepts `--plugin FILE`, also more than once. FILE is a Python file that registers your own samplers, networks,

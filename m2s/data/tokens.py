@@ -16,6 +16,7 @@ from m2s.data.hub import HUB_TEXTS
 from m2s.data.meta import check_meta, read_object
 from m2s.data.shards import DTYPES
 from m2s.data.tokenizer import Tokenizer, from_dict
+from m2s.remote import folders_beside
 
 
 class Tokens:
@@ -158,9 +159,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise BadData(f"{folder} has no prepared text: run `m2s data download {folder.name}`, which says what is next")
         source = folder.name if folder.name in HUB_TEXTS else "SOURCE"
         tokenizer = " --tokenizer chars" if source == "text8" else ""
+        missing, advice = f"{folder} has no meta.json, so it is no prepared text", "make one with"
+        if not folder.exists():
+            missing = f"there is no folder {folder}{folders_beside(folder)}, so no prepared text"
+            advice = "check the path, or make one with"
         raise BadData(
-            f"{folder} has no meta.json, so it is no prepared text: make one with "
-            f"`m2s data prepare {source} --out {folder}{tokenizer}` (see m2s data prepare --help)"
+            f"{missing}: {advice} `m2s data prepare {source} --out {folder}{tokenizer}` (see m2s data prepare --help)"
         )
     return check_meta(path, read_object(path, "prepare the text again"))
 

@@ -309,8 +309,8 @@ def read_documents(task: Task, data: str | None = None) -> list[str]:
             except (BadData, UserError):
                 if number == len(fields) or path.suffix == ".txt" or not path.exists():
                     raise
-    own = data in (None, task.hub)
-    splits = load_splits(data or task.hub, task.config if own else None, task.revision if own else None)
+    chosen = (task.config, task.revision) if data in (None, task.hub) else (None, None)
+    splits = load_splits(data or task.hub, *chosen)
     if task.split not in splits:
         raise UserError(f"{data or task.hub} has no split {task.split}: give --data with a file")
     return [str(row[task.field]) for row in splits[task.split]]

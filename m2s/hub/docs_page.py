@@ -14,8 +14,8 @@ head, a process and a tokenizer, as if it had been trained here:
 
 ```text
 m2s sample kuleshov-group/mdlm-owt --n 4 --out samples.txt     # from the Hugging Face hub
-m2s evaluate bpd duo.ckpt --data texts/                        # a Lightning checkpoint
-m2s audit louaaron/sedd-small --n 16 --out audit/
+m2s certify duo.ckpt --data texts/                             # a Lightning checkpoint: its bound with a 95 % limit
+m2s audit louaaron/sedd-small --n 16 --out audit/              # do its scores have a posterior?
 m2s convert kuleshov-group/mdlm-owt runs/mdlm                  # as a folder of m2s
 ```
 

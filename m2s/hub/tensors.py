@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,15 +172,29 @@ def read_pickle(path: Path) -> Any:
         ValueError: The file is damaged, or holds other objects, which could run code.
     """
     try:
+        _check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except (pickle.UnpicklingError, Exception) as error:  # a damaged pickle can raise anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        # torch's own message advises to load the file with everything that it names.
+        lines = [f"it names {named[1][:80]}"] if named else str(error).strip().splitlines()
+        reason = next(iter(lines), type(error).__name__)
         raise ValueError(
             f"{path} is damaged, or holds objects other than tensors, which are not read: {reason}. Copy it again, or "
             "write its weights as .safetensors"
         ) from None
+
+
+def _check_stored(path: Path) -> None:
+    """Reject a zip file with compressed entries, which could expand to more than the memory holds. torch.save writes none."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        packed = next((info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise ValueError(f"{_quoted(packed)} is compressed, which torch.save never writes")
 
 
 def tensors_by_name(found: Any, path: Path) -> dict[str, Tensor]:

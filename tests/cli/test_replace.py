@@ -37,6 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a", "b"):
         np.savez(f"{name}.npz", tokens=np.random.default_rng(0).integers(0, 5, (8, 6)))
     monkeypatch.setattr(PARTS, "_entries", {"loss": lambda setting: PART, "train": lambda setting: PART})
+    monkeypatch.setattr("m2s.report.toy.write_toy", lambda out, seed: out.write_text("a figure"))  # it takes seconds
     return tmp_path
 
 

@@ -54,7 +54,10 @@ def test_opening_rejects_a_bad_folder(corpus, tmp_path):
         (out / "meta.json").write_bytes(raw_meta)
         with pytest.raises(BadData, match=message):
             Tokens(out, "train", 8)
-    with pytest.raises(BadData, match="no prepared text"):
-        Tokens(tmp_path / "nowhere", "train", 8)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadData, match=r"empty has no meta\.json, so it is no prepared text: make one with `m2s"):
+        Tokens(tmp_path / "empty", "train", 8)
+    with pytest.raises(BadData, match=r"no folder \S+/emty \(\S+ holds empty.*\), so no prepared text: check the path, or"):
+        Tokens(tmp_path / "emty", "train", 8)
     with pytest.raises(BadData, match=r"`m2s data prepare text8 --out \S+/text8 --tokenizer chars`"):
         Tokens(tmp_path / "text8", "train", 8)

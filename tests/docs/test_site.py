@@ -10,7 +10,6 @@ import pytest
 from doc_pages import ROOT
 
 import reference_pages
-import site_links
 from built_site import Site
 
 pytestmark = pytest.mark.docs
@@ -38,7 +37,9 @@ def test_links_lead_to_files_and_anchors_of_the_site(site: Site) -> None:
             if target is None:
                 continue
             file, anchor = target
-            if file not in site.files or (anchor and file in site.pages and anchor not in site.pages[file].anchors):
+            known = site.pages[file].anchors if file in site.pages else set()
+            # The lab opens the tab that the address names.
+            if file not in site.files or (anchor and file in site.pages and not {anchor, f"tab-{anchor}"} & known):
                 broken.append(f"{page}: {link}")
     assert not broken, "\n".join(broken)
 
@@ -77,7 +78,9 @@ def test_formulas_are_typeset(site: Site) -> None:
 
 
 def test_every_public_name_is_in_the_inventory_of_the_built_reference(site: Site) -> None:
-    places = site_links.read_inventory((site.folder / "objects.inv").read_bytes())
+    from site_links import read_inventory  # it needs mkdocs, which is in the extra docs
+
+    places = read_inventory((site.folder / "objects.inv").read_bytes())
     for name in reference_pages.documented().values():
         page, _, anchor = places[name.path].partition("#")
         assert anchor in site.pages[page].anchors, name.path

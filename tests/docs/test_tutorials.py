@@ -18,6 +18,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import run_notebooks
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # another process runs other tests
     run_notebooks.run(nbformat.read(path, as_version=4), tmp_path)
 
 

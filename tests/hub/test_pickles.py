@@ -251,6 +251,30 @@ def test_a_tensor_that_repeats_its_values(tmp_path: Path) -> None:
         m2s.load(path)
 
 
+def test_a_function_in_a_file_of_weights_is_named(tmp_path: Path) -> None:
+    """In one line, without torch's advice to load the file nevertheless."""
+    write_hub(tmp_path, hub_config("duo", 37), random_tensors(dit_shapes(37)), pickled=True)
+    torch.save({"backbone.x": Call(os.system, f"touch {tmp_path / 'executed'}")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"objects other than tensors, which are not read: it names \w+\.system\. Copy"
+    ) as error:
+        m2s.load(tmp_path)
+    assert str(error.value).isprintable() and not (tmp_path / "executed").exists()
+
+
+def test_weights_that_expand(tmp_path: Path) -> None:
+    """The pickle of an ordinary file of weights, compressed: a kilobyte could stand for a megabyte."""
+    folder = write_hub(tmp_path, hub_config("duo", 37), random_tensors(dit_shapes(37)), pickled=True)
+    path = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as file:
+        contents = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in contents.items():
+            file.writestr(name, data)
+    with pytest.raises(ValueError, match="is compressed, which torch"):
+        m2s.load(folder)
+
+
 def test_mutated_checkpoints_give_one_line(tmp_path: Path) -> None:
     """200 damaged files: the network of the file, or a UserError of one line; never another exception."""
     weights, rng, errors = random_tensors(dit_shapes(5)), random.Random(7), []

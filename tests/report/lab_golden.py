@@ -16,8 +16,9 @@ from m2s.report.toy import DATA_DISTRIBUTION, terminal_distribution
 
 FILE = Path(__file__).parents[2] / "web" / "tests" / "golden" / "simplex.json"
 FACTORS = ((1.0, 1.0, 1.0), (1.0, 2.5, 1.0), (0.3, 1.0, 4.0), (0.05, 12.0, 0.6))
-STEPS = (1, 2, 5, 16, 64)
+STEPS = (1, 2, 5, 12)
 FIRST_TIME = 0.999
+LIMIT_STEP = 0.1  # of the integrator, as on the page
 
 
 def vectors() -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _chain(factors: tuple[float, ...], steps: int, projected: bool) -> dict[str,
 def _limits(factors: tuple[float, ...]) -> list[list[list[float]]]:
     """The distributions of Figure 1 (b), without and with projection, for each factor on the score of token 1."""
     process, p = m2s.Uniform(3, m2s.Linear()), torch.tensor(DATA_DISTRIBUTION, dtype=torch.float64)
-    return terminal_distribution(p, np.array(factors), 1, process).transpose(0, 1).tolist()
+    return terminal_distribution(p, np.array(factors), 1, process, LIMIT_STEP).transpose(0, 1).tolist()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ function named(): Part {
 /** Shows one part. It starts when it is first shown: only then are weights loaded. */
 function show(part: Part): void {
   for (const one of PARTS) {
-    byId(`panel-${one}`).hidden = one !== part;
+    byId(one).hidden = one !== part;
     set(byId(`tab-${one}`), { "aria-selected": String(one === part), tabindex: one === part ? 0 : -1 });
   }
   if (started.has(part)) return;

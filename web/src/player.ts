@@ -56,7 +56,9 @@ export class Player {
   update(available: number, t: number): void {
     this.available = available;
     this.slider.value = String(this.index);
-    const text = this.isAtEnd ? "finished" : `${this.index} of ${this.count - 1}, t = ${format(t)}`;
+    const last = this.count - 1;
+    const place = this.isAtEnd ? "finished" : `${this.index} of ${last}, t = ${format(t)}`;
+    const text = last === 0 ? "" : this.index < available ? place : `computing ${available} of ${last}`;
     this.output.textContent = text;
     this.slider.setAttribute("aria-valuetext", text);
   }

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { chainDistribution, limitDistribution } from "../src/simplex/generated";
+import { DATA, LIVE_STEP } from "../src/simplex/state";
 import type { Vector } from "../src/simplex/uniform";
 import * as uniform from "../src/simplex/uniform";
 
@@ -92,14 +93,28 @@ test("the limit of many steps is that of Figure 1", () => {
   for (const { distribution, y, factor, generated } of golden.limits) {
     const factors = [1, 1, 1];
     factors[y] = factor;
-    same(limitDistribution(distribution, factors, false), generated[0], `unconstrained ${factor}`);
-    same(limitDistribution(distribution, factors, true), generated[1], `projected ${factor}`);
+    [false, true].forEach((projected, i) => {
+      same(limitDistribution(distribution, factors, projected, LIVE_STEP), generated[i], `${projected} ${factor}`);
+    });
+  }
+});
+
+test("the integrator of the page is exact to what the page shows", () => {
+  for (const factors of [
+    [1, 2.5, 1],
+    [0.05, 12, 0.6],
+    [8, 0.1, 3],
+  ]) {
+    for (const projected of [false, true]) {
+      const [live, fine] = [LIVE_STEP, LIVE_STEP / 16].map((step) => limitDistribution(DATA, factors, projected, step));
+      assert.ok(uniform.totalVariation(live, fine) < 5e-4, `${factors.join()} ${projected}`);
+    }
   }
 });
 
 test("chains with many steps approach the limit", () => {
   const factors = [1, 2.5, 0.7];
-  const limit = limitDistribution([0.5, 0.3, 0.2], factors, false);
+  const limit = limitDistribution([0.5, 0.3, 0.2], factors, false, LIVE_STEP / 8);
   const distances = [32, 128, 512].map((steps) =>
     uniform.totalVariation(chainDistribution([0.5, 0.3, 0.2], factors, steps, false), limit),
   );

@@ -158,7 +158,7 @@ def conditional_nats(
             network = NelboTerms(_clamped(model, x_0, free), head, options.t_min)
             total = torch.zeros(passes, len(batch), dtype=torch.float64, device=device)
             if efficiently:
-                total += draw_group(network, efficient(head), x_0, rows, passes, seed, 0, options, free)
+                total += draw_group(network, efficient(head, passes), x_0, rows, passes, seed, 0, options, free)
             for term in terms:
                 count = 1 if term.fixed else passes
                 drawn = [draw_term(network, term, x_0, rows, seed, number, free, strata=count) for number in range(count)]

@@ -132,7 +132,8 @@ def read_yaml(path: Path) -> Any:
     try:
         return plain(yaml.safe_load(read_regular(path).decode("utf-8")))  # without the size that aliases could give it
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}. Copy the file again") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is damaged: {reason}. Copy the file again") from None
 
 
 @dataclass(frozen=True)

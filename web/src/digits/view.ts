@@ -92,7 +92,7 @@ class Digits {
       this.draw(false);
     });
     byId("digits-legend").append(
-      ...[3, 1, 0].map((kind) => html("span", { class: "item" }, html("span", { class: `cell class-${kind}` }), ` ${CLASS_NAMES[kind]}`)),
+      ...[3, 2, 1, 0].map((kind) => html("span", { class: "item" }, html("span", { class: `cell class-${kind}` }), ` ${CLASS_NAMES[kind]}`)),
     );
     this.show();
   }
@@ -152,7 +152,8 @@ class Digits {
       return;
     }
     const { prediction, tokens } = frame;
-    const cells = Array.from(tokens, (level, i): Cell => {
+    const cells = Array.from(tokens, (token, i): Cell => {
+      const level = this.clamp[i] < 0 ? token : this.clamp[i];
       const kind = prediction ? prediction.classes[i] : -1;
       const said = prediction ? `level ${level} of 16, ${CLASS_NAMES[kind]}` : `level ${level} of 16`;
       return { level, class: this.classes.checked ? kind : -1, isFixed: this.clamp[i] >= 0, text: said };

@@ -41,13 +41,13 @@ export function chainDistribution(p: Vector, factors: Vector, steps: number, pro
 
 const START = 1e-10; // the reverse equation is integrated from t = 1 - START to t = END
 const END = 1e-9;
-const STEP = 0.02; // step of the integrator in sigma
 
 /**
  * Returns the distribution in the limit of infinitely many steps: the solution of the reverse equation dq/d(-sigma) = q R_sigma
- * by the classical Runge-Kutta method with equal steps in sigma = -log alpha_t, as m2s.report.toy.terminal_distribution.
+ * by the classical Runge-Kutta method with equal steps in sigma = -log alpha_t, as m2s.report.toy.terminal_distribution. `step`
+ * is the largest step.
  */
-export function limitDistribution(p: Vector, factors: Vector, projected: boolean, step = STEP): number[] {
+export function limitDistribution(p: Vector, factors: Vector, projected: boolean, step: number): number[] {
   const last = -Math.log(START);
   const first = -Math.log1p(-END);
   const steps = Math.ceil((last - first) / step);

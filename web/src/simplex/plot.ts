@@ -177,7 +177,8 @@ function planeLabels({ rho, axes, end, diagnosis }: Result, view: View): SVGElem
   const [boxX, boxY] = at(1 / rho, 1 / rho);
   const [boxLeft] = at(rho, rho);
   const wide = boxX - boxLeft > 130;
-  const middle = at(0.33 / rho, 0.75 / rho);
+  const center = (rho + 1 + 1 / rho) / 3; // of the triangle, on both axes
+  const middle = at(center, center);
   return [
     ...(wide
       ? [

@@ -7,7 +7,8 @@ import * as uniform from "./uniform";
 export const DATA: Vector = [0.7, 0.2, 0.1];
 export const NAMES = ["A", "B", "C"] as const;
 export const STEPS = [1, 2, 4, 8, 16, 32, 64, 128, 256, Infinity] as const;
-const LIVE_STEP = 0.1; // step of the integrator: its error is below 1e-4, which tests/simplex.test.ts checks
+/** Step of the integrator: its error is below half of the last digit that the page shows, which tests/simplex.test.ts checks. */
+export const LIVE_STEP = 0.1;
 
 /** The choices of the reader. The score is the exact one times a factor for each token. */
 export interface Choice {

@@ -77,7 +77,7 @@ for (const [place, from] of [
       assert.deepEqual(visit.weights(), ["chars", "digits-m2s-offset", "digits-sedd"]);
       await page.goBack();
       for (const part of PARTS) {
-        assert.equal(await page.$eval(`#panel-${part}`, (panel) => (panel as HTMLElement).hidden), part !== "digits", part);
+        assert.equal(await page.$eval(`#${part}`, (panel) => (panel as HTMLElement).hidden), part !== "digits", part);
         assert.deepEqual(await visit.attributes(`#tab-${part}`, "aria-selected"), [String(part === "digits")]);
       }
     }));
@@ -161,6 +161,7 @@ test("characters are fixed by a click and by letters, and stay", () =>
   visiting(`${address}#text`, {}, async (visit) => {
     const { page } = visit;
     await visit.finished("text");
+    assert.equal(await page.evaluate(() => scrollY), 0);
     const shown = (): Promise<string> => page.$$eval(".character", (cells) => cells.map((cell) => cell.textContent).join(""));
     const first = await shown();
     assert.equal(first.length, 128);
@@ -280,6 +281,7 @@ test("every control has a name, and the focus is visible", () =>
       assert.deepEqual(unnamed, [], part);
     }
     await page.click("#tab-simplex");
+    await page.waitForSelector("#simplex:not([hidden])");
     await visit.focus("#tab-simplex");
     const places = new Set<string>();
     for (let press = 0; press < 11; press++) {
@@ -288,7 +290,7 @@ test("every control has a name, and the focus is visible", () =>
         const one = document.activeElement!;
         const shown = one.matches(".handle") ? one.querySelector(".ring")! : one.matches(".choice input") ? one.nextElementSibling! : one;
         const style = getComputedStyle(shown);
-        return [one.id || one.className.toString() || one.textContent!, style.outlineStyle !== "none" || style.stroke !== "none"] as const;
+        return [`${one.closest("[id]")!.id} ${one.textContent}`, style.outlineStyle !== "none" || style.stroke !== "none"] as const;
       });
       places.add(where);
       assert.ok(ring, where);
