@@ -36,7 +36,6 @@ LONG = (
 OTHERS = {
     "figure": Command(("figure", "toy", "--out", "toy.png")),
     "cite": Command(("cite", "m2s")),
-    "lab": Command(("lab", "--out", "lab")),
     "list": Command(("data", "list")),
     "check": Command(("data", "check", "packed")),
     "genppl": Command(("evaluate", "genppl", "drawn.npz"), ("drawn.npz",)),
