@@ -8,7 +8,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from m2s.report.read_run import TrainingRun
+from m2s.report.read_run import TrainingRun, loss_unit
 from m2s.report.style import format_axes, line_style, new_figure, plain_label
 
 WINDOWS = 25  # the running mean covers 1/25 of the records
@@ -60,7 +60,7 @@ def _panel() -> tuple[Figure, Axes]:
 
 
 def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
-    """Plot the loss in bits per position over training steps.
+    """Plot the loss in bits over training steps.
 
     Pale: the records of the log. Strong: their running mean. Circles: the NELBO on held-out data with standard errors.
 
@@ -89,7 +89,7 @@ def plot_loss(runs: Sequence[TrainingRun]) -> Figure | None:
             plotted.append(nelbo)
     if not plotted:
         return None
-    format_axes(axes, "step", "bits per position", plotted)
+    format_axes(axes, "step", loss_unit(runs), plotted)
     return figure
 
 

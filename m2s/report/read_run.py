@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from m2s.errors import UserError, printable
 from m2s.evaluation.earlier_names import with_current_names
+from m2s.hub.card import position_name
 from m2s.hub.folder import WEIGHTS, current
 from m2s.npz import read_npz
 from m2s.report.audit.result import KEYS
@@ -108,6 +109,12 @@ class TrainingRun:
     pictures: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def unit(self) -> str:
+        """What a loss in bits is given per: dimension of images, character or token of text, else position."""
+        data = self.config.get("data")
+        return position_name(data if isinstance(data, dict) else None)
+
     def results_of(self, kind: str) -> list[Result]:
         """Return the results of one kind.
 
@@ -136,6 +143,16 @@ class TrainingRun:
         """The time of training, over all starts. The clock of the log restarts at zero when a run is resumed."""
         clock = [line["seconds"] for line in self.log if _is_finite(line.get("seconds"))]
         return float(sum(now for now, following in itertools.pairwise([*clock, -1.0]) if following < now))
+
+
+def loss_unit(runs: Sequence[TrainingRun]) -> str:
+    """Return the unit of the losses of several runs: such as "bits per dimension", or "bits per position" where units differ.
+
+    Args:
+        runs: The runs.
+    """
+    units = {run.unit for run in runs}
+    return f"bits per {units.pop() if len(units) == 1 else 'position'}"
 
 
 def _is_finite(value: Any) -> bool:

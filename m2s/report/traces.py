@@ -17,7 +17,7 @@ from m2s.evaluation.bootstrap import error_bars
 from m2s.report.audit import AuditResult, LabeledAudit, format_settings, plot_class_fractions, plot_negative_weights
 from m2s.report.audit.panels import audit_layout, panel_title
 from m2s.report.curves import column
-from m2s.report.read_run import TrainingRun
+from m2s.report.read_run import TrainingRun, loss_unit
 from m2s.report.samples import picture_grid
 from m2s.report.style import MUTED, SMALL, format_axes, line_style, new_figure, plain_label
 from m2s.training.run_folder import SIZES
@@ -48,7 +48,7 @@ class _Trace:
 
     Args:
         epochs: [n] epochs of the records.
-        bits: [n] losses in bits per position.
+        bits: [n] losses in bits.
         mean: [n] trailing mean of `bits`.
         late: [n] whether a record is in the last quarter of the run.
         warmup: The epoch at which the learning rate has reached its maximum.
@@ -102,8 +102,8 @@ def plot_losses(runs: Sequence[TrainingRun]) -> Figure:
     last = np.concatenate([trace.mean[trace.late] for trace in traces])
     margin = 0.6 * (last.max() - last.min()) or 0.05 * last.max()
     end.set_ylim(last.min() - margin, last.max() + margin)
-    format_axes(full, "epoch", "loss, bits per position", [trace.bits for trace in traces])
-    format_axes(end, "epoch", "loss, bits per position")
+    format_axes(full, "epoch", f"loss, {loss_unit(runs)}", [trace.bits for trace in traces])
+    format_axes(end, "epoch", f"loss, {loss_unit(runs)}")
     for axes, title in ((full, "(a) the full run"), (end, "(b) its last quarter")):
         axes.set_title(title, loc="left", fontsize=10)
     return figure
@@ -150,7 +150,7 @@ def plot_audits_and_losses(audits: Mapping[Path, AuditResult], runs: Sequence[Tr
         traces = {names[run.path]: _Trace.of(run) for run in group}
         for name, trace in traces.items():
             trace.plot(axes, f"{name}, {trace.mean[-1]:.3f} at the end", numbers[name])
-        format_axes(axes, "epochs of training", "score entropy, bits per position", [trace.bits for trace in traces.values()])
+        format_axes(axes, "epochs of training", f"score entropy, {loss_unit(group)}", [trace.bits for trace in traces.values()])
         panel_title(axes, letter, f"Training loss on {plain_label(data[0])}", pad=12)
     figure.supxlabel(
         "\n".join(f"{audit.name}: {format_settings(audit.result)}" for audit in labeled), fontsize=SMALL, color=MUTED

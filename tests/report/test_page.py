@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from m2s.report.blocks import Cell, Table, format_number
 from m2s.report.page import template_environment, write
+from m2s.report.read_run import loss_unit, read_runs
 from m2s.report.sections import SECTIONS
 from page_reader import Reader, decoded, read
 
@@ -72,6 +73,18 @@ def test_every_figure_is_an_image_with_alternative_text(parsed: Reader) -> None:
     captions = " ".join(parsed.content["figcaption"])
     for words in ("m2s: 9 samples, 4 steps, bayes, cosine, seed 0", "m2s: from noise to samples", "sedd: odd.png", "in pairs"):
         assert words in captions
+
+
+def test_unit_of_losses_is_that_of_the_data(runs: Path, parsed: Reader, tmp_path: Path) -> None:
+    images, other = read_runs([runs / "m2s", runs / "sedd"]), read_runs([runs / "text"])
+    assert loss_unit(images) == "bits per dimension"
+    assert loss_unit([*images, *other]) == "bits per position" != loss_unit(images)
+    assert "held-out NELBO, bits per position" in parsed.content["th"]
+    write([runs / "m2s", runs / "sedd"], tmp_path / "images.html")
+    page = read(tmp_path / "images.html")
+    assert "held-out NELBO, bits per dimension" in page.content["th"]
+    assert any("Loss in bits per dimension" in text for text in page.content["figcaption"])
+    assert "bits per position" not in (tmp_path / "images.html").read_text(encoding="utf-8")
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

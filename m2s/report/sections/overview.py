@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from m2s.report.blocks import Cell, Table, error_cell, format_number
-from m2s.report.read_run import Result, TrainingRun
+from m2s.report.read_run import Result, TrainingRun, loss_unit
 from m2s.report.sections.common import Problems, config_value, device_name
 
 MEASURED = {
@@ -26,13 +26,15 @@ def introduction(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, A
         problems: Receives what cannot be shown.
 
     Returns:
-        `count` of runs, their `data` sets and `names`, the `last_nelbo` of each run with validation, and what was `measured`.
+        `count` of runs, the `unit` of their losses, their `data` sets and `names`, the `last_nelbo` of each run
+        with validation, and what was `measured`.
     """
     methods = [config_value(run, "method") for run in runs]
     nelbo = [(_last_nelbo(run), run.name) for run in runs if run.validation]
     data = [problems.attempt(run.path / "config.json", partial(_data_name, run)) for run in runs]
     return {
         "count": len(runs),
+        "unit": loss_unit(runs),
         "data": list(dict.fromkeys(name or "unknown data" for name in data)),
         "names": [
             run.name if run.name == method else f"{run.name} (method {method})"
@@ -56,7 +58,7 @@ def collect(runs: Sequence[TrainingRun], problems: Problems) -> dict[str, Any]:
         `table` of the runs, and `diverged`: run, step, loss and gradient norm of each run that diverged.
     """
     rows = [problems.attempt(run.path / "train.json", partial(_row, run)) for run in runs]
-    head = ("run", "method", "network", "data", "steps", "held-out NELBO, bits per position", "time", "device")
+    head = ("run", "method", "network", "data", "steps", f"held-out NELBO, {loss_unit(runs)}", "time", "device")
     return {
         "table": Table(head, [row for row in rows if row], (4, 5, 6)),
         "diverged": problems.each_result(runs, "diverged", _divergence),
