@@ -30,7 +30,7 @@ parts = METHODS["md4"].build(vocab=27)  # parts.head, parts.loss, parts.nelbo_lo
 ```
 
 A new method is one file in `m2s/methods/` and one line in its list, or one registration in a plugin:
-[method-and-metric.md](extending/method-and-metric.md).
+[A method and a metric](extending/method-and-metric.md).
 
 In the equations $k = x_t$ is the token that the network reads at a position. The noise has the distribution $P_t(y\\mid z) =
 \\alpha_t\\,[y=z] + m_t(y)$, where it has this form. Its rates are $Q_t$, and the rate into $k$ is $n_t(k)$. The posterior of
