@@ -346,8 +346,8 @@ MUTANTS = {
     ),
     "end: a tau-leaping step in place of the last denoising step": Mutant(
         "samplers/reverse_process.py",
-        "    last = sampler.last_step(prediction, noise)\n",
-        "    last = sampler.step(prediction, move, noise)\n",
+        "x_s = last = sampler.last_step(prediction, noise) if some",
+        "x_s = last = sampler.step(prediction, move, noise) if some",
         "samplers/test_perfect_networks.py::test_samples_are_the_data[ordinal_tau_leaping-gaussian-geometric]",
     ),
     "end: denoising by a score leaves the noise of t = 0": Mutant(
@@ -466,8 +466,8 @@ MUTANTS = {
     ),
     "sweep: every pass starts at the same position": Mutant(
         "evaluation/likelihood/design.py",
-        "start = (start + count) % length",
-        "start = start % length",
+        "start = (start + count) % sizes",
+        "start = start % sizes",
         "evaluation/test_design.py::test_a_sweep_takes_positions_without_replacement",
     ),
     "reverse process: rates without the score": Mutant(

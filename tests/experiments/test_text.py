@@ -114,7 +114,7 @@ def test_errors_are_raised_before_anything_is_written(text, capsys):
         ("--limit", "0", *COMMON): "at least 1",
         ("--table",): "has no rows",
         (*COMMON, "optimizer.lr=-1.0"): "must be a positive number",
-        ("--data", "nowhere"): "nowhere has no meta.json",
+        ("--data", "nowhere"): "there is no folder nowhere",
     }
     for arguments, message in cases.items():
         assert text.main(["out", *arguments]) == 2
