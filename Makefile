@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
 FAULTS_MINUTES ?= 30
+DOCS_TESTS = $(shell grep -rlE 'mark\.docs' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test docs notebooks test-docs lint bench dist faults gpu clean
@@ -30,7 +31,7 @@ notebooks: $(VENV)/docs.installed
 	$(BIN)/python scripts/docs_site/run_notebooks.py docs/tutorials/*.ipynb
 
 test-docs: $(VENV)/test.installed $(VENV)/docs.installed web/node_modules/.package-lock.json
-	$(BIN)/python -m pytest -m docs -n 2 --dist worksteal --durations=15 --durations-min=4
+	$(BIN)/python -m pytest -m docs -n 2 --dist worksteal --durations=15 --durations-min=4 $(DOCS_TESTS)
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .
