@@ -50,8 +50,8 @@ Some differences to the code of the authors remain:
 - GIDD is trained on documents that begin and end with <|endoftext|>, and are padded.
 - A network of BD3-LM with smaller blocks is not loaded: it gives no posterior of all positions at once.
 
-A layout of your own is one registration, also in a plugin. [The Hugging Face hub](python.md#the-hugging-face-hub) has the rest of
-`m2s.hub`:
+A layout of your own is one registration, also in a plugin. [The page on Python](python.md#the-hugging-face-hub) has the rest
+of `m2s.hub`:
 
 ```python
 from m2s.hub.formats import FORMATS, CheckpointFormat
