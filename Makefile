@@ -22,7 +22,7 @@ demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
 
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=25 --durations-min=4
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 --durations-min=4
 
 docs: $(VENV)/docs.installed web/node_modules/.package-lock.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -31,7 +31,7 @@ notebooks: $(VENV)/docs.installed
 	$(BIN)/python scripts/docs_site/run_notebooks.py docs/tutorials/*.ipynb
 
 test-docs: $(VENV)/test.installed $(VENV)/docs.installed web/node_modules/.package-lock.json
-	$(BIN)/python -m pytest -m docs -n 3 --dist worksteal --durations=15 --durations-min=4 $(DOCS_TESTS)
+	$(BIN)/python -m pytest -m docs -n 2 --dist worksteal --durations=15 --durations-min=4 $(DOCS_TESTS)
 
 lint: $(VENV)/test.installed
 	$(BIN)/ruff check .
