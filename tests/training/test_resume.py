@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -61,52 +62,44 @@ def test_the_data_order_does_not_depend_on_a_restart(tmp_path):
     assert stopped[:8] + seen == uninterrupted
 
 
-def child(config, rows, slow: float, writing) -> None:
-    """A run whose states take `slow` seconds at each sync. It sets `writing` while it writes one."""
+def killed_before_call(number, fraction, config, rows) -> None:
+    """Run until just before call `number` of a training step, a write, a sync, a renaming or a removal; SIGKILL there.
+
+    A file that was about to be synced keeps only a fraction of its bytes, as after a loss of power.
+    """
     torch.set_num_threads(1)
     os.environ["TQDM_DISABLE"] = "1"
-    sync, write = state.fsync, state.write
+    numbers = itertools.count(1)
 
-    def slow_sync(path):
-        time.sleep(slow)
-        sync(path)
+    def mortal(call):
+        def counted(*given, **more):
+            if next(numbers) == number:
+                if call is fsync and given[0].is_file():
+                    os.truncate(given[0], int(fraction * given[0].stat().st_size))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given, **more)
 
-    def announced_write(*arguments):
-        writing.set()
-        try:
-            return write(*arguments)
-        finally:
-            writing.clear()
+        return counted
 
-    state.fsync, state.write = slow_sync, announced_write
+    fsync, trainer = state.fsync, loop.Trainer
+    for owner, name in ((trainer, "gradient"), (state, "save_file"), (state, "fsync"), (os, "replace"), (shutil, "rmtree")):
+        setattr(owner, name, mortal(getattr(owner, name)))
     with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         train(config, rows)
-    os._exit(0)
 
 
-def test_killed_at_random_moments_and_while_writing_it_ends_with_the_same_bits(tmp_path):
+def test_killed_again_and_again_while_training_and_writing_it_ends_with_the_same_bits(tmp_path):
     changes = {"steps": 60, "save_every": 5, "validate_every": 20}
     config, rows, dice = small(tmp_path / "killed", **changes), random_rows(), random.Random(0)
     train(small(tmp_path / "uninterrupted", **changes), rows)
-    kills, inside = 0, 0
-    while kills < 12 or inside < 4:
-        writing = FORK.Event()
-        slow = kills % 2 == 0
-        run = FORK.Process(target=child, args=(config, rows, 0.03 if slow else 0.0, writing))
+    inside = 0
+    for _ in range(12):
+        run = FORK.Process(target=killed_before_call, args=(dice.randint(1, 18), dice.random(), config, rows))
         run.start()
-        if slow:
-            writing.wait(20)
-            time.sleep(dice.uniform(0, 0.1))  # anywhere in five slow syncs
-        else:
-            time.sleep(dice.uniform(0.05, 0.6))
-        if not run.is_alive():
-            break
-        inside += writing.is_set()
-        os.kill(run.pid, signal.SIGKILL)
         run.join()
-        kills += 1
-        assert kills < 60
-    assert kills >= 10 and inside >= 3, (kills, inside)
+        assert run.exitcode == -signal.SIGKILL
+        inside += bool(list((tmp_path / "killed" / "state").glob(".writing*")))
+    assert inside >= 3
     train(config, rows)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "uninterrupted")
     assert not list((tmp_path / "killed" / "state").glob(".writing*"))
