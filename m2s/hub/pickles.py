@@ -13,7 +13,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,8 @@ MAX_PICKLE = 64_000_000  # bytes of the pickle itself, without tensors
 PART = 1 << 24  # bytes read at once
 MAX_DEPTH = 200  # of nested configurations
 MAX_ENTRIES = 100_000  # of a configuration. One that refers to the same list again and again has more than its file.
+MAX_NAMES = 10_000  # of classes and functions. Each becomes a class here, which takes a kilobyte.
+MAX_RANK = 64  # of a tensor
 KEY = re.compile(r"[0-9]{1,9}")  # the name of a storage in the archive
 STORAGES = {
     "DoubleStorage": torch.float64,
@@ -48,6 +50,10 @@ _OPCODES = (
 )
 OPCODES = {getattr(pickle, name)[0] for name in _OPCODES.split()}
 """The opcodes that are read. Those that could reserve memory for data which the file does not have are not among them."""
+
+
+class NestedKeyError(ValueError):
+    """A key of a dictionary or an entry of a set is a tuple of tuples."""
 
 
 class Stub:
@@ -128,10 +134,10 @@ class StoredTensor:
     stride: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         values = (self.offset, *self.shape, *self.stride)
-        if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        if len(values) > 1 + 2 * MAX_RANK or not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
             raise ValueError("a tensor has a shape or strides that are not whole numbers")
+        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         if math.prod(self.shape) > 0 and last >= self.storage.numel:
             raise ValueError(f"a tensor of shape {list(self.shape)} exceeds its {self.storage.numel:,} stored values")
         if math.prod(self.shape) > self.storage.numel:  # strides of zero: the values of the file are repeated
@@ -212,14 +218,50 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _set(items: Iterable[Any] = ()) -> set[Any]:
+    """A set, where its entries can be hashed."""
+    return set(_hashable(items))
+
+
+def _dict(entries: Iterable[Any] = ()) -> dict[Any, Any]:
+    """A dictionary, where its keys can be hashed."""
+    return _fill({}, entries)
+
+
+def _ordered(entries: Iterable[Any] = ()) -> OrderedDict[Any, Any]:
+    """An ordered dictionary, where its keys can be hashed."""
+    return _fill(OrderedDict(), entries)
+
+
+def _fill(found: Any, entries: Any) -> Any:
+    """Add the pairs of a list, or those of a dictionary."""
+    pairs = [tuple(pair) for pair in (entries.items() if isinstance(entries, dict) else entries)]
+    _hashable(key for key, _ in pairs)
+    found.update(pairs)
+    return found
+
+
+def _hashable(keys: Iterable[Any]) -> list[Any]:
+    """Return keys of a dictionary or a set; NestedKeyError for a tuple of tuples.
+
+    Python hashes tuples by recursion in C, without a limit: a deep one ends the process. One that refers to the same tuple
+    again and again takes forever.
+    """
+    found = list(keys)
+    for key in found:
+        if isinstance(key, tuple) and any(isinstance(each, tuple) for each in key):
+            raise NestedKeyError("a key is a tuple of tuples")
+    return found
+
+
 SAFE: dict[tuple[str, str], Callable[..., Any]] = {
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _ordered,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     ("_codecs", "encode"): _encode,
-    **{(module, "set"): set for module in ("builtins", "__builtin__")},
-    **{(module, "dict"): dict for module in ("builtins", "__builtin__")},
+    **{(module, "set"): _set for module in ("builtins", "__builtin__")},
+    **{(module, "dict"): _dict for module in ("builtins", "__builtin__")},
 }
 """The names that stand for something. All others become stubs."""
 
@@ -246,6 +288,8 @@ class _Unpickler(_PYTHON):
         if key in SAFE:
             return SAFE[key]
         if key not in self.stubs:
+            if len(self.stubs) == MAX_NAMES:
+                raise ValueError(f"it names more than {MAX_NAMES:,} classes")
             self.stubs[key] = type("Stub", (Stub,), {"name": ".".join(key)})
         return self.stubs[key]
 
@@ -254,9 +298,10 @@ class _Unpickler(_PYTHON):
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
             raise ValueError("it refers to data outside the file")
         kind, key, numel = pid[1], pid[2], pid[4]
-        module, _, name = getattr(kind, "name", "").rpartition(".")
+        found = getattr(kind, "name", type(kind).__name__)
+        module, _, name = found.rpartition(".")
         if module != "torch" or name not in STORAGES or not (isinstance(key, str) and KEY.fullmatch(key)):
-            raise ValueError(f"its tensors have the storage {str(getattr(kind, 'name', kind))[:80]}, which is not read")
+            raise ValueError(f"its tensors have the storage {found[:80]}, which is not read")
         if type(numel) is not int or not 0 <= numel < 1 << 50:
             raise ValueError("a storage has an impossible size")
         return _Storage(self.archive, key, STORAGES[name], numel)
@@ -286,6 +331,36 @@ class _Unpickler(_PYTHON):
         elif type(target) is not OrderedDict:
             raise ValueError("it changes an object that has no state")
 
+    def load_setitem(self) -> None:
+        """Add an entry to a dictionary or a stub."""
+        _hashable(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        """Add entries to a dictionary or a stub."""
+        _hashable(self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        """Make a dictionary."""
+        _hashable(self.stack[::2])
+        super().load_dict()
+
+    def load_additems(self) -> None:
+        """Add entries to a set."""
+        _hashable(self.stack)
+        super().load_additems()
+
+    def load_frozenset(self) -> None:
+        """Make a frozen set."""
+        _hashable(self.stack)
+        super().load_frozenset()
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
     dispatch[pickle.REDUCE[0]] = load_reduce
     dispatch[pickle.NEWOBJ[0]] = load_newobj
     dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
@@ -325,6 +400,23 @@ def read_stubbed(path: Path) -> Any:
     except (Exception, RecursionError, MemoryError) as error:  # a damaged pickle can raise anything
         reason = f"{type(error).__name__} {str(error)[:160]}" if not isinstance(error, ValueError) else str(error)[:200]
     raise ValueError(f"{path} is damaged, or no checkpoint: {reason}. Copy it again, or save its weights as .safetensors")
+
+
+def check_keys(path: Path) -> None:
+    """Check a file of `torch.save` for keys that end the process that hashes them, as `torch.load` would.
+
+    Args:
+        path: The file. Other damage is left to `torch.load`, which has better words for it.
+
+    Raises:
+        NestedKeyError: A key is a tuple of tuples.
+    """
+    try:
+        _Archive(path).load()
+    except NestedKeyError:
+        raise
+    except (Exception, RecursionError, MemoryError):
+        return
 
 
 def read_tensors(path: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from m2s.hub.pickles import check_keys
 from m2s.io import parse_json
 
 LISTED = 8  # faults of each kind in an error message
@@ -188,13 +189,14 @@ def read_pickle(path: Path) -> Any:
 
 
 def _check_stored(path: Path) -> None:
-    """Reject a zip file with compressed entries, which could expand to more than the memory holds. torch.save writes none."""
+    """Reject a zip file with compressed entries, which could expand to more than the memory holds, or with nested keys."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
         packed = next((info.filename for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
         raise ValueError(f"{_quoted(packed)} is compressed, which torch.save never writes")
+    check_keys(path)
 
 
 def tensors_by_name(found: Any, path: Path) -> dict[str, Tensor]:

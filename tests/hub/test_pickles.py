@@ -152,6 +152,31 @@ HOSTILE: dict[str, bytes] = {
     "no end": b"K\x01",
     "nothing": b"",
     "an unhashable key": b"}]K\x01s.",
+    "a deep key": b"})" + b"\x85" * 300_000 + b"K\x01s.",
+    "deep keys": b"}()" + b"\x85" * 300_000 + b"K\x01u.",
+    "a deep key of protocol 0": b"()" + b"\x85" * 300_000 + b"K\x01d.",
+    "a deep entry of a set": b"\x8f()" + b"\x85" * 300_000 + b"\x90.",
+    "a deep entry of a frozen set": b"()" + b"\x85" * 300_000 + b"\x91.",
+    "a deep entry of a list for a set": b"cbuiltins\nset\n])" + b"\x85" * 300_000 + b"a\x85R.",
+    "a deep key of a list for a dictionary": b"cbuiltins\ndict\n])" + b"\x85" * 300_000 + b"K\x01\x86a\x85R.",
+}
+# What they would cost, if they were read: a terabyte, hours, the text of 2^60 tuples, and a kilobyte for each name.
+DOUBLED = b")" + b"2\x86" * 60  # a pair of the same pair, 60 times
+COSTLY: dict[str, tuple[bytes, str]] = {
+    "strides of text": (
+        TENSOR + STORAGE + b"K\x00\x8a\x06" + bytes(5) + b"\x01\x85X\x01\x00\x00\x00a\x85\x89NtR.",
+        "a shape or strides that are not whole numbers",
+    ),
+    "many dimensions": (
+        TENSOR + STORAGE + b"K\x00(" + b"J\xff\xff\xff\x7f" * 300_000 + b"t2\x89NtR.",
+        "a shape or strides that are not whole numbers",
+    ),
+    "a storage of 2^60 tuples": (
+        b"(X\x07\x00\x00\x00storage" + DOUBLED + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ.",
+        "the storage tuple, which is not read",
+    ),
+    "a key of 2^60 tuples": (b"}" + DOUBLED + b"K\x01s.", "a key is a tuple of tuples"),
+    "many classes": (b"".join(b"ca\nb%d\n0" % i for i in range(10_001)) + b"N.", "it names more than 10,000 classes"),
 }
 
 
@@ -161,6 +186,21 @@ def test_hostile_pickles_give_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.ckpt is damaged, or no checkpoint") as error:
         m2s.load(path)
     assert str(error.value).isprintable() and len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_pickles_are_stopped_where_the_cost_begins(name: str, tmp_path: Path) -> None:
+    data, reason = COSTLY[name]
+    path = archive(tmp_path / "a.ckpt", b"\x80\x02" + data, {"0": bytes(16)})
+    with pytest.raises(ValueError, match=reason):
+        read_stubbed(path)
+
+
+def test_keys_of_a_dictionary_may_be_flat_tuples(tmp_path: Path) -> None:
+    saved = {(1, "a"): {(2, 3), "b"}, "c": OrderedDict({(4,): frozenset([5])})}
+    torch.save(saved, tmp_path / "a.pt")
+    found = read_stubbed(tmp_path / "a.pt")
+    assert found[1, "a"] == {(2, 3), "b"} and type(found["c"]) is OrderedDict and found["c"][4,].arguments == ([5],)
 
 
 def test_a_whole_tensor_is_read_from_bytes(tmp_path: Path) -> None:
@@ -260,6 +300,14 @@ def test_a_function_in_a_file_of_weights_is_named(tmp_path: Path) -> None:
     ) as error:
         m2s.load(tmp_path)
     assert str(error.value).isprintable() and not (tmp_path / "executed").exists()
+
+
+def test_a_deep_key_in_a_file_of_weights(tmp_path: Path) -> None:
+    """torch.load would end the process."""
+    write_hub(tmp_path, hub_config("duo", 37), random_tensors(dit_shapes(37)), pickled=True)
+    archive(tmp_path / "pytorch_model.bin", b"\x80\x02" + HOSTILE["a deep key"])
+    with pytest.raises(ValueError, match="a key is a tuple of tuples"):
+        m2s.load(tmp_path)
 
 
 def test_weights_that_expand(tmp_path: Path) -> None:
