@@ -1,6 +1,7 @@
 """The likelihood of a continuation given a context, against enumeration, and the windows of long texts."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -97,19 +98,34 @@ def test_the_boundary_is_tokenized_as_in_running_text() -> None:
         encode_pair(Bytes(), "a", "")
 
 
-def test_greedy_decoding() -> None:
-    """Of all continuations exactly one is greedy: that of an independent loop over the most confident position."""
-    head = HEADS["masks"]
-    model, context = random_network(head.process, 4), [1]
-    x_t = torch.tensor([[1, 2, 2, 2]])
-    for number in (3, 2, 1):
-        t = torch.tensor([min(number / 3, 1 - 1e-3)])
-        p = torch.softmax(model(x_t, t)[..., :2], -1)
-        best = max((float(p[0, i].max()), i) for i in range(4) if x_t[0, i] == 2)[1]
-        x_t[0, best] = int(p[0, best].argmax())
-    greedy = [
-        tuple(x.tolist())
-        for x in enumerate_sequences(2, 3)
-        if is_greedy(model, head, Request(tuple(context), tuple(x.tolist())))
-    ]
-    assert greedy == [tuple(x_t[0, 1:].tolist())]
+@pytest.mark.parametrize("name", ["log-linear", "cosine"])
+def test_greedy_decoding(name: str) -> None:
+    """Of all continuations exactly one is greedy: that of an independent loop over the most confident position.
+
+    n of 3 masks are expected at t with alpha_t = 1 - n/3. Over 20 networks, a time of n/3 under the cosine schedule would give
+    another continuation for some.
+    """
+    schedule = m2s.Cosine() if name == "cosine" else m2s.LogLinear(1e-2)
+    head, differs = m2s.Posterior(m2s.Absorbing(2, schedule)), 0
+
+    def decode(model: Callable, at: Callable[[float], float]) -> tuple[int, ...]:
+        x_t = torch.tensor([[1, 2, 2, 2]])
+        for number in (3, 2, 1):
+            t = torch.tensor([min(at(number / 3), 1 - 1e-3)])
+            p = torch.softmax(model(x_t, t)[..., :2], -1)
+            best = max((float(p[0, i].max()), i) for i in range(4) if x_t[0, i] == 2)[1]
+            x_t[0, best] = int(p[0, best].argmax())
+        return tuple(x_t[0, 1:].tolist())
+
+    def time(share: float) -> float:
+        return 1 - 2 / math.pi * math.acos(share) if name == "cosine" else share / 0.99
+
+    for seed in range(20):
+        model = random_network(head.process, 4, seed)
+        expected = decode(model, time)
+        greedy = [
+            tuple(x.tolist()) for x in enumerate_sequences(2, 3) if is_greedy(model, head, Request((1,), tuple(x.tolist())))
+        ]
+        assert greedy == [expected]
+        differs += decode(model, lambda share: share) != expected
+    assert differs > 0 or name != "cosine"

@@ -19,6 +19,7 @@ from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
 from m2s.evaluation.likelihood.base import Options, Term
 from m2s.evaluation.likelihood.design import draw_group, efficient, supports_designs
+from m2s.evaluation.likelihood.masks import time_of_mask_share
 from m2s.evaluation.likelihood.measure import draw_term
 from m2s.evaluation.likelihood.nelbo import NELBO
 from m2s.evaluation.likelihood.registry import ESTIMATORS
@@ -193,6 +194,8 @@ def _batches(lengths: Sequence[int], size: int) -> Iterator[range]:
 def is_greedy(model: Model, head: Head, request: Request, device: torch.device | str = "cpu", t_min: float = 1e-3) -> bool:
     """Return whether greedy decoding of the context gives the continuation: the most confident mask first, one at a time.
 
+    The network is given the time at which such a share of tokens is masked, as in sampling and in any-order estimates.
+
     Args:
         model: The network.
         head: A head with a posterior, over masking noise.
@@ -206,7 +209,8 @@ def is_greedy(model: Model, head: Head, request: Request, device: torch.device |
     x_t[:, first:] = process.states - 1
     with evaluation_mode(model):
         for number in range(len(request.continuation), 0, -1):
-            t = torch.full((1,), number / len(request.continuation), dtype=torch.float64, device=device)
+            share = torch.full((1,), number / len(request.continuation), dtype=torch.float64, device=device)
+            t = time_of_mask_share(process, share)
             mu = head.posterior(network.network(x_t, t), x_t, t.clamp(t_min, 1 - t_min))
             confidence, token = mu.max(-1)
             place = int(torch.where(process.is_mask(x_t), confidence, -1.0).argmax())
