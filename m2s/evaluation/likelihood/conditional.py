@@ -135,7 +135,8 @@ def conditional_nats(
         done: Called with the number of requests of a finished batch.
 
     Returns:
-        Nats and an upper estimate of their standard error by noise, as of independent passes; [n] each.
+        Nats, and an estimate of their standard error by noise, as of independent passes; [n] each. By the design `efficient`
+        all passes share the reconstruction, whose noise the error leaves out.
 
     Raises:
         UserError: The head is not supported by the estimator, or there is no such estimator.
