@@ -1,5 +1,6 @@
 """`m2s reproduce NAME`: evaluate a released checkpoint as its authors did, and print the published figure beside the result."""
 
+import functools
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from m2s.cli.sampling_args import load_checkpoint
 from m2s.devices import resolve_device
 from m2s.errors import UserError, counted, print_escaped
 from m2s.io import output_file, require_absent, write_json
+from m2s.progress import Progress
 from m2s.provenance import is_rerun
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ class Reproduce:
     The checkpoint is downloaded, or --checkpoint is its copy in any layout that m2s loads. The text is not downloaded: the
     command prints how to get it, and --data is the file.
 
-    The result has all terms of the negative ELBO: integral, prior and reconstruction. Most published figures are the integral
-    alone, which is printed too. A departure from the protocol of the authors is named.
+    The result is printed as the authors compute it, most often as a mean over times in place of the integral, and with all terms
+    of the negative ELBO: integral, prior and reconstruction. A departure from the protocol of the authors is named.
 
     Example: m2s reproduce mdlm-owt --data owt.jsonl --limit 1000 --out mdlm.json
     """
@@ -71,6 +73,7 @@ class Reproduce:
         Raises:
             UserError: There is no such result, or the checkpoint or the text is not there.
         """
+        from m2s.evaluation.likelihood import ESTIMATORS
         from m2s.evaluation.published import PUBLISHED
 
         if self.name is None:
@@ -88,6 +91,8 @@ class Reproduce:
             raise UserError(f"--data is missing: {_needs(entry)}")
         device = resolve_device(self.device)
         checkpoint = self._load(entry, device)
+        if reason := ESTIMATORS[entry.estimator].unsupported(checkpoint.head):
+            raise UserError(f"the figure is of another kind of model than {checkpoint.head}: {reason}. {_needs(entry)}")
         length = checkpoint.length or entry.length
         rows, left_out = self._rows(entry, checkpoint, length)
         self._evaluate(entry, checkpoint, rows, left_out, device)
@@ -121,11 +126,12 @@ class Reproduce:
         return rows, left_out
 
     def _evaluate(self, entry: "Published", checkpoint: "Checkpoint", rows: "Tensor", left_out: int, device: str) -> None:
-        """Estimate the NELBO, print it beside the published figure, and write it."""
+        """Estimate the figure and the NELBO, print both beside the published figure, and write them."""
         import torch
 
         from m2s.distributed import World
         from m2s.evaluation.bpd import dataset_nelbo, summarize
+        from m2s.evaluation.likelihood import ESTIMATORS, Options, measure
         from m2s.provenance import fingerprint, provenance
 
         place, states = torch.device(device), checkpoint.head.process.states
@@ -141,17 +147,28 @@ class Reproduce:
             found: DatasetNelbo = dataset_nelbo(
                 checkpoint.model, checkpoint.head, rows, self.passes, 1e-3, self.seed, size, None, bf16, World(0, 1, place)
             )
+            with Progress(len(rows), "as published", "window") as progress:
+                autocast = functools.partial(torch.autocast, place.type, torch.bfloat16, enabled=bf16)
+                given = (entry.estimator, self.passes, self.seed, size, None, None, 0, place, progress.update, autocast)
+                theirs = measure(checkpoint.model, checkpoint.head, rows, *given).summary({"token": float(rows.shape[1])})
         except torch.OutOfMemoryError as error:
             raise UserError(f"{size} windows per call do not fit into the memory of {device}: give --batch-size") from error
         result = summarize(found, {})
         lines = [f"{'published perplexity':32s}{entry.perplexity:>10.2f}   {entry.terms}"]
-        for term, label in (("integral", "ours, the integral alone"), ("nelbo", "ours, all terms")):
+        result["as_published"] = {"perplexity": _perplexity(theirs, rows.shape[1]), "estimator": entry.estimator}
+        lacks = ESTIMATORS[entry.estimator].missing(checkpoint.head, Options())
+        kinds = {
+            "as_published": ("as published", lacks),
+            "integral": ("the integral alone", ("its ends",)),
+            "nelbo": ("all terms", ()),
+        }
+        for term, (label, missing) in kinds.items():
             value = result[term]["perplexity"]
             errors = [
                 f"± {value[key]:.2f} ({what})" for key, what in (("error", "times"), ("rows_error", "windows")) if value[key]
             ]
-            note = "an upper bound, in expectation over times" if term == "nelbo" else "not a bound"
-            lines.append(f"{label:32s}{value['value']:>10.2f}   {' '.join([*errors, note])}")
+            note = f"not a bound: lacks {', '.join(missing)}" if missing else "an upper bound, in expectation over times"
+            lines.append(f"{f'ours, {label}':32s}{value['value']:>10.2f}   {' '.join([*errors, note])}")
         lines += [f"departure: {text}" for text in departures]
         print_escaped("\n".join(lines))
         if self.out is None:
@@ -186,6 +203,12 @@ class Reproduce:
         if not bf16:
             found.append("float32; the authors measure in bfloat16")
         return found
+
+
+def _perplexity(found: dict[str, Any], length: int) -> dict[str, float | None]:
+    """The perplexity of a token, with its standard error over windows, from a summary in nats per window."""
+    value = math.exp(min(found["nats"] / length, 700.0))
+    return {"value": value, "error": None, "rows_error": value * found["error"] / length if found["error"] > 0 else None}
 
 
 def _described(entry: "Published") -> list[str]:
@@ -226,6 +249,6 @@ def _minutes(checkpoint: "Checkpoint", rows: "Tensor", size: int, passes: int, d
         call_model(checkpoint.model, checkpoint.head.process, batch, t)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    calls = math.ceil(len(rows) / size) * (2 * passes + 1)
+    calls = math.ceil(len(rows) / size) * (3 * passes + 1)
     seconds = calls * (time.monotonic() - began)
     return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"

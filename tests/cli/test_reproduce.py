@@ -11,6 +11,8 @@ import m2s
 from m2s.cli import main
 from m2s.data.documents import find_sources
 from m2s.evaluation.bpd import dataset_nelbo
+from m2s.evaluation.likelihood import Estimator, Levels, Options, Term, measure
+from m2s.evaluation.likelihood.base import needs_masks, no_terms_missing
 from m2s.evaluation.published import PUBLISHED, cut_windows, read_text
 from plain_networks import LENGTH, dit_shapes, random_tensors
 from test_mdlm import hub_config, word_tokenizer, write_hub
@@ -31,7 +33,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_both_figures_are_printed_and_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ours is exp of the NELBO per token of windows that begin and end with the end token."""
+    """Ours is exp of the nats per token of windows that begin and end with the end token, by the authors' mean and the NELBO.
+
+    MDLM's mean is -log mu of the clean token at masks times 1/t, over t = 0.001 + 0.999 u: 1/0.999 of the integral.
+    """
     words = ["reproduce", "mdlm-owt", "--data", "text.jsonl", "--checkpoint", "mdlm", "--passes", "3", "--out", "x.json"]
     main([*words, "--device", "cpu"])
     printed = capsys.readouterr().out
@@ -52,10 +57,45 @@ def test_both_figures_are_printed_and_written(place: Path, capsys: pytest.Captur
         nats = float(nelbo.term(term).sum(1).mean()) / rows.numel()
         assert found[term]["perplexity"]["value"] == pytest.approx(math.exp(nats), rel=1e-5)
         assert f"{math.exp(nats):.2f}" in printed
-    for text in ("23.21", "not a bound with all terms", "an upper bound", "3 passes", "seconds", "table 2"):
+    for text in (
+        "23.21",
+        "not a bound: lacks reconstruction, prior, length of the interval",
+        "not a bound with all terms",
+        "an upper bound",
+        "3 passes",
+        "seconds",
+        "table 2",
+    ):
         assert text in printed
+    drawn = measure(model, head, rows, Estimator("", "", of_the_authors, no_terms_missing, needs_masks), 3, 0)
+    theirs = found["as_published"]["perplexity"]
+    assert theirs["value"] == pytest.approx(math.exp(float(drawn.total.mean()) / LENGTH), rel=1e-5)
+    assert f"{theirs['value']:.2f}" in printed and theirs["rows_error"] > 0
     assert "departure: windows have 10 tokens" in printed and "the published one is kuleshov-group/mdlm-owt" in printed
     assert found["published"]["perplexity"] == 23.21
+
+
+class AuthorsTimes(Levels):
+    """t = (1 - eps) u + eps with weight 1, as in the released code of MDLM, and masks of probability 1 - alpha_t."""
+
+    def draw(self, process: m2s.Process, u: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (1 - 1e-3) * u + 1e-3, torch.ones_like(u)
+
+    def nodes(self, process: m2s.Process, size: int, breaks: tuple[float, ...] = ()) -> list[tuple[float, float]]:
+        raise NotImplementedError
+
+
+def of_the_authors(head: m2s.Head, options: Options) -> list[Term]:
+    """-log mu_{x_0} dsigma/expm1(sigma) at masks, sigma the total noise of the log-linear schedule."""
+
+    def loss(head: m2s.Head, output: torch.Tensor, x_0: torch.Tensor, x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        sigma = -torch.log1p(-(1 - 1e-3) * t)
+        rate = (1 - 1e-3) / (1 - (1 - 1e-3) * t)
+        log_mu = output.double()[..., : head.process.vocab].log_softmax(-1)
+        nats = -log_mu.gather(-1, x_0.unsqueeze(-1)).squeeze(-1) * (rate / torch.expm1(sigma))[:, None]
+        return torch.where(x_t == head.process.mask, nats, 0.0)
+
+    return [Term("integral", AuthorsTimes(), loss)]
 
 
 def test_windows_of_a_stream(place: Path) -> None:
@@ -107,4 +147,5 @@ def test_the_list_of_results(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for name, entry in PUBLISHED.items():
         assert f"{name} " in printed and entry.checkpoint in printed
+        assert entry.estimator == name.split("-")[0]  # each paper evaluates by its own
         assert entry.perplexity > 1 and entry.length in (512, 1024) and "bound" in entry.terms

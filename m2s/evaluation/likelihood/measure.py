@@ -5,6 +5,7 @@ batch size and interruptions change rounding alone. Sequences are independent of
 Student's upper limit mean + t_{0.95, N-1} s / sqrt(N), s over sequences, which includes the choice of sequences.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ def measure(
     first: int = 0,
     device: torch.device | str = "cpu",
     done: Callable[[int], None] = lambda count: None,
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Draws:
     """Estimate the likelihood of sequences by a named estimator.
 
@@ -176,6 +178,7 @@ def measure(
         first: The number of the first sequence: those before it were measured earlier.
         device: Where the network is.
         done: Called with the number of sequences of a finished batch.
+        autocast: Makes the context in which the network is called.
 
     Returns:
         The values of the sequences from `first` on.
@@ -187,7 +190,7 @@ def measure(
     validation.positive_int("batch_size", batch_size)
     chosen = ESTIMATORS.find(estimator, "estimator") if isinstance(estimator, str) else estimator
     options = options or Options()
-    network, terms = NelboTerms(model, head, options.t_min), chosen.build(head, options)
+    network, terms = NelboTerms(model, head, options.t_min, autocast=autocast), chosen.build(head, options)
     parts: dict[str, list[Tensor]] = {term.name: [] for term in terms}
     with evaluation_mode(model):
         for indices in torch.arange(first, len(x_0)).split(batch_size):
