@@ -63,7 +63,7 @@ class Certify:
     t_min: float = 1e-3
     """The smallest time that the network sees, and the start of the integral of the NELBO."""
     steps: int = 128
-    """Steps T of the estimators in discrete time; 8 in the built-in worlds, whatever is given."""
+    """Steps T of the estimators in discrete time; 8 in the built-in worlds, whatever is given. A finite chain has its own."""
     batch_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Sequences in each call of the network; by default at most 64, and fewer where the vocabulary is large."""
     device: str = ""

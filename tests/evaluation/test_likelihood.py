@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -178,12 +179,78 @@ def test_discrete_time_agrees_with_matrices(name: str) -> None:
     assert states == world.head.process.states
 
 
+CHAINS = {
+    "gaussian": m2s.Chain.gaussian(3, torch.tensor([0.1, 0.4, 0.9, 1.0]), torch.float64),
+    "masks": m2s.Chain.absorbing(2, torch.tensor([0.2, 0.5, 0.8]), torch.float64),
+}
+
+
+def sum_over_paths(process: m2s.Chain, model: Callable, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bound and the NLL of every clean sequence by all paths x_1..x_T: D3PM's two Markov chains, without its formulas."""
+    matrices, steps, vocab = process.matrices.numpy(), process.steps, process.vocab
+    products = [np.eye(process.states), *itertools.accumulate(matrices, np.matmul)]
+    noisy = list(itertools.product(range(process.states), repeat=length))
+
+    def reverse(n: int) -> dict[tuple[int, ...], np.ndarray]:
+        """p(x_{n-1}^i = y | x_n) by x_n, [site, y], the sum over z of mu_z q(y | x_n, z)."""
+        found = {}
+        for x in noisy:
+            logits = model(torch.tensor([x]), torch.tensor([min(max(n / steps, 1e-3), 1 - 1e-3)]))[0].numpy()[:, :vocab]
+            rows = np.zeros((length, process.states))
+            for i, k in enumerate(x):
+                mu = np.exp(logits[i]) * (products[n][:vocab, k] > 0)
+                for z in np.flatnonzero(mu):
+                    rows[i] += mu[z] / mu.sum() * products[n - 1][z] * matrices[n - 1][:, k] / products[n][z, k]
+            found[x] = rows
+        return found
+
+    tables = {n: reverse(n) for n in range(1, steps + 1)}
+    end = products[steps][-1] if process.mask is not None else products[steps][:vocab].mean(0)
+    first = {x: float(np.prod([end[k] for k in x])) for x in noisy}
+    if process.mask is not None:  # clean tokens are left, and are drawn from masks alone at the end of time
+        masks = torch.full((1, length), vocab)
+        mu = torch.softmax(model(masks, torch.tensor([1 - 1e-3]))[0, :, :vocab], -1).numpy()
+        rows = mu @ products[steps][:vocab]
+        first = {x: float(np.prod([rows[i, k] for i, k in enumerate(x)])) for x in noisy}
+    bound, nll = [], []
+    for clean in itertools.product(range(vocab), repeat=length):
+        total = likelihood = 0.0
+        for path in itertools.product(noisy, repeat=steps):
+            places = (clean, *path)
+            forward = np.prod([matrices[n][a, b] for n in range(steps) for a, b in zip(places[n], places[n + 1], strict=True)])
+            back = first[path[-1]]
+            for n in range(steps, 0, -1):
+                back *= np.prod([tables[n][places[n]][i, places[n - 1][i]] for i in range(length)])
+            likelihood += back
+            total += forward * math.log(forward / back) if forward > 0 else 0.0
+        bound.append(total)
+        nll.append(-math.log(likelihood))
+    return np.array(bound), np.array(nll)
+
+
+@pytest.mark.parametrize(("name", "length"), [("gaussian", 1), ("masks", 2)])
+def test_a_finite_chain_agrees_with_the_sum_over_all_paths(name: str, length: int) -> None:
+    """D3PM: both names of its NELBO are the divergence of the two chains, and both NLLs that of its own T steps."""
+    process = CHAINS[name]
+    head, model = m2s.Posterior(process), random_network(process, length)
+    world = World(model, head, length, Options(steps=99))
+    bound, nll = sum_over_paths(process, model, length)
+    for estimator in ("nelbo", "discrete-time"):
+        np.testing.assert_allclose(world.nats(ESTIMATORS[estimator]), bound, rtol=1e-6)
+        found, error = exact_nll(world, ESTIMATORS[estimator])
+        np.testing.assert_allclose(found, nll, rtol=1e-6)
+        assert error == 0.0
+    assert (bound > nll + 1e-6).all()
+    assert set(supported(head)) == {"nelbo", "integral", "discrete-time", "discrete-kl"}
+
+
 TIGHT = {
     "absorbing-linear": m2s.Posterior(m2s.Absorbing(2, m2s.Linear())),
     "absorbing-loglinear": m2s.Posterior(m2s.Absorbing(2, m2s.LogLinear(1e-2))),
     "absorbing-rescaled": m2s.Posterior(m2s.Absorbing(2, Rescaled(m2s.Linear(), 1e-2))),
     "uniform": m2s.Posterior(m2s.Uniform(2, m2s.LogLinear(1e-2))),
     "score": m2s.LogScore(m2s.Absorbing(2, m2s.LogLinear(1e-2))),
+    "chain": m2s.Posterior(CHAINS["masks"]),
 }
 
 
@@ -204,7 +271,7 @@ def test_certificates_agree_with_what_estimators_declare(name: str) -> None:
         assert each.kraft < 1 + 1e-6 or each.missing
 
 
-@pytest.mark.parametrize("name", ["absorbing-loglinear", "uniform"])
+@pytest.mark.parametrize("name", ["absorbing-loglinear", "uniform", "chain"])
 def test_upper_bounds_hold_for_a_random_network(name: str) -> None:
     """An estimator that declares to lack nothing is an upper bound for any network, by a clear margin for a random one."""
     head = TIGHT[name]
@@ -237,7 +304,7 @@ def test_shares_of_masks_with_the_low_end_cut_are_below_the_nll() -> None:
 
 EVERY = [
     (key, estimator)
-    for key in ("absorbing-loglinear", "absorbing-rescaled", "uniform", "score")
+    for key in ("absorbing-loglinear", "absorbing-rescaled", "uniform", "score", "chain")
     for estimator in supported(TIGHT[key])
 ]
 

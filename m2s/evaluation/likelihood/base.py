@@ -27,7 +27,7 @@ class Options:
 
     Args:
         t_min: The smallest time that the network sees, and the start of the integral of `nelbo`.
-        steps: The number T of steps of the estimators in discrete time.
+        steps: The number T of steps of the estimators in discrete time. A finite chain (`m2s.Chain`) has its own.
 
     Raises:
         UserError: A number is out of range.
@@ -206,6 +206,27 @@ def needs_rates(head: Head) -> str:
     if not head.has_score:
         return "it needs a reverse process"
     return "" if head.process.has_rates else "it needs a process in continuous time"
+
+
+def needs_reverse_process(head: Head) -> str:
+    """Return why the NELBO does not support a head.
+
+    Args:
+        head: The head.
+    """
+    if not head.has_score:
+        return "it needs a reverse process"
+    return "it needs a head with a posterior" if head.process.chain is not None and not head.has_posterior else ""
+
+
+def discrete_steps(head: Head, options: Options) -> int:
+    """Return the number of steps T of estimators in discrete time: a finite chain has its own.
+
+    Args:
+        head: The head.
+        options: The options.
+    """
+    return options.steps if head.process.chain is None else head.process.chain.steps
 
 
 def interval(head: Head, options: Options) -> tuple[float, float]:

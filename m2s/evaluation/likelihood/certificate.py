@@ -21,7 +21,7 @@ from m2s.evaluation.likelihood.reverse import exact_nll
 from m2s.evaluation.likelihood.world import World, exact_network, random_network
 from m2s.heads import FactorizedRate, Head, LogScore, Posterior
 from m2s.losses.objective import Model
-from m2s.process import Absorbing, Cosine, Hybrid, Linear, LogLinear, Uniform
+from m2s.process import Absorbing, Chain, Cosine, Hybrid, Linear, LogLinear, Uniform
 from m2s.process.schedule import Rescaled
 
 TOLERANCE = 2e-6  # nats, besides the error of the numerical solution
@@ -159,7 +159,8 @@ def worlds() -> Iterator[tuple[Model, Head, int, str]]:
     masks = [Absorbing(2, schedule) for schedule in (Linear(), Cosine(), LogLinear(1e-3), Rescaled(Linear(), 1e-4))]
     uniform = [Uniform(3, schedule) for schedule in (Linear(), LogLinear(1e-3))]
     heads: list[Head] = [Posterior(process) for process in (*masks, *uniform, Hybrid(2, p_uniform=0.2))]
-    heads += [LogScore(masks[2]), LogScore(uniform[1])]
+    chain = Chain.gaussian(3, torch.linspace(0.05, 1.0, 8, dtype=torch.float64), torch.float64)
+    heads += [LogScore(masks[2]), LogScore(uniform[1]), Posterior(chain)]
     for head in heads:
         yield exact_network(head, 3), head, 3, "exact network"
         yield random_network(head.process, 3), head, 3, "random network"

@@ -2,7 +2,8 @@
 
     -log p(x_0) <= KL(q(x_1|x_0) || reference) + sum_{n=2}^T E KL(q(x_s|x_t, x_0) || p(x_s|x_t)) + E[-log p(x_0|x_{1/T})],
 
-t = n/T, s = (n-1)/T, p(x_s|x_t) the Bayes step. It bounds the NLL of the reverse process with T Bayes steps.
+t = n/T, s = (n-1)/T, p(x_s|x_t) the Bayes step. It bounds the NLL of the reverse process with T Bayes steps. T is an option, or
+the number of steps of a finite chain, whose NELBO this is.
 """
 
 import torch
@@ -12,7 +13,15 @@ from torch import Tensor
 from m2s import validation
 from m2s.conversions.reverse_step import bayes_probabilities
 from m2s.dtypes import to_float64
-from m2s.evaluation.likelihood.base import Estimator, Options, Term, needs_prior, no_terms_missing, reconstruction
+from m2s.evaluation.likelihood.base import (
+    Estimator,
+    Options,
+    Term,
+    discrete_steps,
+    needs_prior,
+    no_terms_missing,
+    reconstruction,
+)
 from m2s.evaluation.likelihood.levels import Point, Steps
 from m2s.heads import Head
 from m2s.losses.registry import Loss
@@ -61,13 +70,14 @@ def _kl_terms(head: Head, options: Options) -> list[Term]:
     """The divergences of the steps 2..T."""
     rank_one = head.process.rank_one
     pure = rank_one is not None and rank_one.is_pure_mask
-    value = (masked_step if pure else step_divergence)(options.steps)
-    return [Term("integral", Steps(options.steps, first=2), value)]
+    steps = discrete_steps(head, options)
+    return [Term("integral", Steps(steps, first=2), (masked_step if pure else step_divergence)(steps))]
 
 
 def _terms(head: Head, options: Options) -> list[Term]:
     """All three terms."""
-    return [*_kl_terms(head, options), Term("prior", end=1.0), Term("reconstruction", Point(1 / options.steps), reconstruction)]
+    first = 1 / discrete_steps(head, options)
+    return [*_kl_terms(head, options), Term("prior", end=1.0), Term("reconstruction", Point(first), reconstruction)]
 
 
 def _dropped(head: Head, options: Options) -> tuple[str, ...]:
@@ -76,9 +86,9 @@ def _dropped(head: Head, options: Options) -> tuple[str, ...]:
 
 
 def _unsupported(head: Head) -> str:
-    """It needs a posterior, and times of any kind."""
-    if not head.process.has_rates:
-        return "it needs a process with times in [0, 1]"
+    """It needs a reverse process with a posterior."""
+    if not head.has_score:
+        return "it needs a reverse process"
     return "" if head.has_posterior else "it needs a head with a posterior"
 
 

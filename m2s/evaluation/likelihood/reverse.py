@@ -9,7 +9,7 @@ from torch import Tensor
 
 from m2s.conversions.bridge import apply_transition
 from m2s.conversions.reverse_step import bayes_probabilities
-from m2s.evaluation.likelihood.base import Estimator, Reverse, interval
+from m2s.evaluation.likelihood.base import Estimator, Reverse, discrete_steps, interval
 from m2s.evaluation.likelihood.levels import OPEN
 from m2s.evaluation.likelihood.masks import time_of_mask_share
 from m2s.evaluation.likelihood.world import World
@@ -30,8 +30,8 @@ def exact_nll(world: World, estimator: Estimator) -> tuple[Float[Tensor, "X"], f
     Returns:
         Nats, [X], and an upper estimate of the error of the numerical solution, in nats.
     """
-    if estimator.reverse == "steps":
-        return -torch.log(_stepped(world, world.options.steps)), 0.0
+    if estimator.reverse == "steps" or world.head.process.chain is not None:
+        return -torch.log(_stepped(world, discrete_steps(world.head, world.options))), 0.0
     if estimator.reverse == "any-order":
         return -torch.log(_any_order(world)), 0.0
     coarse, middle, fine = (torch.log(_continuous(world, count, estimator.reverse)) for count in REFINEMENTS)
