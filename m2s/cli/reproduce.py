@@ -38,8 +38,8 @@ class Reproduce:
     The checkpoint is downloaded, or --checkpoint is its copy in any layout that m2s loads. The text is not downloaded: the
     command prints how to get it, and --data is the file.
 
-    The result is printed as the authors compute it, most often as a mean over times in place of the integral, and with all terms
-    of the negative ELBO: integral, prior and reconstruction. A departure from the protocol of the authors is named.
+    The result is printed as the authors compute it, often as a mean over times in place of the integral, and with all terms of
+    the negative ELBO: integral, prior and reconstruction. A departure from the protocol of the authors is named.
 
     Example: m2s reproduce mdlm-owt --data owt.jsonl --limit 1000 --out mdlm.json
     """

@@ -1,8 +1,9 @@
 """The options that m2s sample, m2s audit and m2s repair share, and how they become `SamplingOptions`."""
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from m2s.cli.failures import is_out_of_memory
 from m2s.cli.help_text import help_from_source
 from m2s.cli.options import command_options
 from m2s.devices import resolve_device
-from m2s.errors import UserError, counted
+from m2s.errors import UserError, counted, print_escaped
 from m2s.methods.config import AutoInt
 from m2s.ops.backend import Backend
 
@@ -230,6 +231,9 @@ def _recorded(name: str, settings: tuple[Mapping[str, Any] | None, ...]) -> int 
 def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":
     """Load a checkpoint.
 
+    Where another project's checkpoint needs the merges of GPT-2's tokenizer, and they are not on this machine, they are
+    downloaded as by `m2s data download gpt2`. Without a network the checkpoint has no tokenizer.
+
     Args:
         place: A folder, or a repository of the Hugging Face hub.
         device: Where to put the network.
@@ -246,13 +250,29 @@ def load_checkpoint(place: str, device: Any = "cpu") -> "Checkpoint":
     try:
         checkpoint = load(place, device, verify=True)
         checkpoint.model.float()
-        return checkpoint
+        return _with_merges(checkpoint)
     except UserError:
         raise
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         if is_out_of_memory(error.__cause__ or error):
             raise error.__cause__ or error from None
         raise UserError(str(error)) from error
+
+
+def _with_merges(checkpoint: "Checkpoint") -> "Checkpoint":
+    """The checkpoint with GPT-2's tokenizer, if it needs that and its merges can be downloaded."""
+    from m2s.data.download import DOWNLOADS, download
+    from m2s.data.files import BadData
+
+    tokenizer = checkpoint.gpt2_without_merges
+    if tokenizer is None or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return checkpoint
+    try:
+        download(DOWNLOADS["gpt2"])
+    except (BadData, OSError):
+        return checkpoint
+    print_escaped(f"downloaded {DOWNLOADS['gpt2'].summary}, to {DOWNLOADS['gpt2'].path}")
+    return replace(checkpoint, tokenizer=tokenizer)
 
 
 def trained_length(checkpoint: "Checkpoint") -> int | None:

@@ -77,6 +77,13 @@ class Checkpoint:
         return math.prod(data["shape"]) if data.get("kind") == "image" else data.get("length")
 
     @property
+    def gpt2_without_merges(self) -> Tokenizer | None:
+        """GPT-2's tokenizer, where another project's checkpoint needs it and its merges are not on this machine; else None."""
+        if self.tokenizer is not None or not any(name in formats.FORMATS for name in self.config.get("extra") or {}):
+            return None
+        return formats.gpt2_without_merges(formats.Vocabulary(self.head.process.states, self.head.process.mask))
+
+    @property
     def tokenizer_hint(self) -> str:
         """What to do where there is no tokenizer: of another project's checkpoint, how to get its file."""
         if not any(name in formats.FORMATS for name in self.config.get("extra") or {}):

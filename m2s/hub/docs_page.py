@@ -30,10 +30,11 @@ are used where the file has them.
 """
 
 NOTES = """
-GPT-2's tokenizer is read from its list of merges (`m2s data download gpt2`). Another tokenizer needs its `tokenizer.json`
-beside the weights. Without it the checkpoint loads, samples are token ids, and `checkpoint.tokenizer` is None. A mask that is
-not the last id of its vocabulary becomes the last state: rows of the embedding and of the last layer are reordered, and the
-tokenizer leaves the mask out.
+GPT-2's tokenizer is read from its list of merges. Commands download the list where it is missing (0.5 MB). `m2s.load` does
+not: run `m2s data download gpt2` before. Another tokenizer needs its `tokenizer.json` beside the weights. Without it the
+checkpoint loads, samples are token ids, and `checkpoint.tokenizer` is None. A mask that is not the last id of its vocabulary
+becomes the last state: rows of the embedding and of the last layer are reordered, and the tokenizer leaves
+the mask out.
 
 MD4 has released code and no weights. Its training does not store its configuration: write it as `config.json`. The arrays are
 read without JAX, which needs tensorstore (`pip install "m2s-diffusion[orbax]"`). Its U-Net for images is not loaded.

@@ -8,6 +8,8 @@ import pytest
 from safetensors.torch import save_file
 
 from m2s.cli import main
+from m2s.data import download
+from merges import write_merges
 from plain_networks import BLOCKS, COND, HEADS, LENGTH, WIDTH, dit_shapes, random_tensors
 from test_mdlm import hub_config, word_tokenizer, write_hub
 
@@ -51,3 +53,35 @@ def test_three_commands(
     assert "one-sided 95 % limit" in capsys.readouterr().out
     main(["audit", name, "--n", "2", "--steps", "3", "--out", "audit"])
     assert json.loads(Path("audit/audit.json").read_text())["process"] == "Absorbing"
+
+
+def test_merges_of_gpt2_are_no_fourth_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A released vocabulary of 50,257 tokens and a mask: the commands download its merges where they are missing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    calls: list[str] = []
+
+    def arrive(data: download.Download) -> bool:
+        calls.append(data.name)
+        if len(calls) == 1:
+            raise download.DownloadError("there is no network")
+        write_merges(data.path / "merges.txt")
+        return True
+
+    monkeypatch.setattr(download, "download", arrive)
+    write_hub(tmp_path / "mdlm-owt", hub_config("mdlm", 50_258), random_tensors(dit_shapes(50_258)))
+    words = ["sample", "mdlm-owt", "--n", "1", "--steps", "1", "--out"]
+    with pytest.raises(SystemExit):
+        main([*words, "samples.txt"])
+    assert "m2s data download gpt2" in capsys.readouterr().err and not Path("samples.txt").exists()
+    main([*words, "samples.txt"])
+    assert Path("samples.txt").exists() and "GPT-2" in capsys.readouterr().out
+    Path("text.txt").write_text("words of a text " * 30)
+    main(["certify", "mdlm-owt", "--data", "text.txt", "--passes", "2", "--limit", "3", "--estimators", "nelbo"])
+    assert calls == ["gpt2", "gpt2"] and "one-sided 95 % limit" in capsys.readouterr().out
+    monkeypatch.setenv("M2S_DATA", str(tmp_path / "other"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    main([*words, "other.npz"])
+    assert calls == ["gpt2", "gpt2"]

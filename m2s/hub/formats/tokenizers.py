@@ -56,6 +56,24 @@ def tokenizer_hint(vocabulary: Vocabulary) -> str:
     return f"put the {FILE} of its tokenizer beside the weights (reading it needs pip install tokenizers)"
 
 
+def gpt2_without_merges(vocabulary: Vocabulary) -> Tokenizer | None:
+    """Return GPT-2's tokenizer where the vocabulary has its tokens and its merges are not on this machine; else None.
+
+    Args:
+        vocabulary: The token ids of a checkpoint.
+    """
+    if not _is_gpt2(vocabulary):
+        return None
+    found = GPT2(extra=vocabulary.clean - GPT2_TOKENS)
+    try:
+        found.encode("")
+    except FileNotFoundError:
+        return found
+    except ImportError:
+        return None
+    return None
+
+
 def _is_gpt2(vocabulary: Vocabulary) -> bool:
     """Whether the clean tokens are GPT-2's, and perhaps [PAD] after them."""
     return vocabulary.clean - GPT2_TOKENS in (0, 1) and vocabulary.mask in (None, vocabulary.clean)
