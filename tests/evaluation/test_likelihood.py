@@ -182,6 +182,7 @@ def test_discrete_time_agrees_with_matrices(name: str) -> None:
 CHAINS = {
     "gaussian": m2s.Chain.gaussian(3, torch.tensor([0.1, 0.4, 0.9, 1.0]), torch.float64),
     "masks": m2s.Chain.absorbing(2, torch.tensor([0.2, 0.5, 0.8]), torch.float64),
+    "all masks": m2s.Chain.absorbing(2, torch.tensor([0.25, 0.4, 1.0]), torch.float64),
 }
 
 
@@ -207,7 +208,9 @@ def sum_over_paths(process: m2s.Chain, model: Callable, length: int) -> tuple[np
     tables = {n: reverse(n) for n in range(1, steps + 1)}
     end = products[steps][-1] if process.mask is not None else products[steps][:vocab].mean(0)
     first = {x: float(np.prod([end[k] for k in x])) for x in noisy}
-    if process.mask is not None:  # clean tokens are left, and are drawn from masks alone at the end of time
+    if (
+        process.mask is not None and end[process.mask] == 1 and products[steps][0, 0] > 0
+    ):  # clean tokens are left, and are drawn from masks alone at the end of time
         masks = torch.full((1, length), vocab)
         mu = torch.softmax(model(masks, torch.tensor([1 - 1e-3]))[0, :, :vocab], -1).numpy()
         rows = mu @ products[steps][:vocab]
@@ -218,7 +221,7 @@ def sum_over_paths(process: m2s.Chain, model: Callable, length: int) -> tuple[np
         for path in itertools.product(noisy, repeat=steps):
             places = (clean, *path)
             forward = np.prod([matrices[n][a, b] for n in range(steps) for a, b in zip(places[n], places[n + 1], strict=True)])
-            back = first[path[-1]]
+            back = first[path[-1]] if first[path[-1]] > 0 else 0.0
             for n in range(steps, 0, -1):
                 back *= np.prod([tables[n][places[n]][i, places[n - 1][i]] for i in range(length)])
             likelihood += back
@@ -228,7 +231,7 @@ def sum_over_paths(process: m2s.Chain, model: Callable, length: int) -> tuple[np
     return np.array(bound), np.array(nll)
 
 
-@pytest.mark.parametrize(("name", "length"), [("gaussian", 1), ("masks", 2)])
+@pytest.mark.parametrize(("name", "length"), [("gaussian", 1), ("masks", 2), ("all masks", 2)])
 def test_a_finite_chain_agrees_with_the_sum_over_all_paths(name: str, length: int) -> None:
     """D3PM: both names of its NELBO are the divergence of the two chains, and both NLLs that of its own T steps."""
     process = CHAINS[name]
@@ -279,6 +282,22 @@ def test_upper_bounds_hold_for_a_random_network(name: str) -> None:
         if not each.missing:
             assert each.passed and each.kraft < 1
             assert each.gap > 1e-4
+
+
+def test_masking_is_the_same_in_both_processes() -> None:
+    """GIDD without uniform noise is masking with alpha = 1 - t: every estimator of masks has the same value."""
+    absorbing, hybrid = m2s.Absorbing(2, m2s.Linear()), m2s.Hybrid(2, p_uniform=0.0)
+    model = random_network(absorbing, 2)
+    worlds = [World(model, m2s.Posterior(process), 2, OPTIONS) for process in (absorbing, hybrid)]
+    names = set(supported(worlds[0].head))
+    assert names == set(supported(worlds[1].head)) and {"mdlm", "md4", "llada", "gidd"} <= names
+    for name in names:
+        one, other = (world.nats(ESTIMATORS[name]) for world in worlds)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
+        nll, other_nll = (exact_nll(world, ESTIMATORS[name])[0] for world in worlds)
+        torch.testing.assert_close(nll, other_nll, rtol=1e-9, atol=0)
+    missing = [{name: ESTIMATORS[name].missing(world.head, OPTIONS) for name in names} for world in worlds]
+    assert missing[0] == missing[1]
 
 
 def test_counterexamples() -> None:

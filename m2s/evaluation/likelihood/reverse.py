@@ -125,7 +125,9 @@ def _stepped(world: World, steps: int) -> Float[Tensor, "X"]:
         t = torch.full((count,), number / steps, dtype=torch.float64)
         mu = world.head.posterior(outputs[number - 1], world.noisy, t)
         sites = bayes_probabilities(mu, world.noisy, t - 1 / steps, t, process)
-        p = p @ sites[:, torch.arange(world.length), world.noisy].prod(-1)
+        matrix = sites[:, torch.arange(world.length), world.noisy].prod(-1)
+        # A state that is never reached has no posterior: under masks, a clean token where alpha is 0.
+        p = p @ torch.where((p > 0).unsqueeze(-1), matrix, 0.0)
     return p @ _last(world, 1 / steps, uniform=False)
 
 
