@@ -5,6 +5,7 @@ Checkpoints of other projects can be loaded too: see `m2s.hub.formats`.
 
 import contextlib
 import html
+import itertools
 import json
 import math
 import tempfile
@@ -532,7 +533,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        also = f"; {MIXIN}" if (folder / WEIGHTS).exists() else ""
+        also = f"; {MIXIN}" if (folder / WEIGHTS).exists() else _inside(folder)
         raise FileNotFoundError(
             f"{folder} holds no {CONFIG}: it is not a checkpoint, or its first save was interrupted{also}"
         ) from None
@@ -552,6 +553,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} does not describe the {' and the '.join(missing)}: save the checkpoint again")
     return config
+
+
+def _inside(folder: Path) -> str:
+    """What to add where a checkpoint lies in a folder below, as in the hub's cache or in the folder of a training."""
+    places = itertools.chain(*(folder.glob(f"{below}/{name}") for below in ("*", "*/*") for name in (CONFIG, "*.ckpt")))
+    found = next((path.parent if path.name == CONFIG else path for path in places), None)
+    return "" if found is None else f"; there may be one in it: try {found}"
 
 
 def _check_vocabulary(model: Mapping[str, Any], head: Head, tokenizer: Tokenizer | None) -> None:

@@ -18,6 +18,7 @@ from m2s.io import parse_json
 
 LISTED = 8  # faults of each kind in an error message
 HEADER_BYTES = 100_000_000  # the longest header that the format allows
+POINTER = b"version "  # the first bytes of a file of which Git LFS has the contents
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -95,6 +96,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         with path.open("rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")
+            if start == POINTER:
+                raise ValueError("it is a pointer of Git LFS and not the weights: run git lfs pull in its folder")
             if len(start) < 8 or length > min(size - 8, HEADER_BYTES):
                 if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
                     raise ValueError("it is a pickle or TorchScript, which can run code: write its weights as .safetensors")
@@ -173,6 +176,9 @@ def read_pickle(path: Path) -> Any:
         ValueError: The file is damaged, or holds other objects, which could run code.
     """
     try:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ValueError("it is a pointer of Git LFS and not the weights: run git lfs pull in its folder")
         _check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:

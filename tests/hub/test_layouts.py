@@ -1,6 +1,7 @@
 """Every layout of another project with the commands that take a checkpoint: sample, evaluate, audit, repair and convert."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,3 +111,27 @@ def test_commands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         with pytest.raises(SystemExit):
             main(repair)
         assert "there is nothing to repair" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["snapshots/0123abcd", "checkpoints"])
+def test_a_folder_above_a_checkpoint(below: str, tmp_path: Path) -> None:
+    """The cache of the hub and the folder of a training: the message has the path of the checkpoint."""
+    place = tmp_path / "models--kuleshov-group--mdlm-owt" / below
+    if below == "checkpoints":
+        place.mkdir(parents=True)
+        place = save_lightning(place / "last.ckpt", lightning_config("duo"), random_tensors(dit_shapes(SMALL)))
+    else:
+        hub("duo", False)(place)
+    with pytest.raises(FileNotFoundError, match=f"holds no config.json.* try {re.escape(str(place))}"):
+        m2s.load(tmp_path / "models--kuleshov-group--mdlm-owt")
+    assert m2s.load(place).head.process.vocab == SMALL
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_pointer_of_git_lfs(pickled: bool, tmp_path: Path) -> None:
+    """What git clone of a repository of the hub leaves without Git LFS."""
+    write_hub(tmp_path, hub_config("duo", SMALL), random_tensors(dit_shapes(SMALL)), pickled)
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 678522696\n"
+    (tmp_path / ("pytorch_model.bin" if pickled else "model.safetensors")).write_text(pointer)
+    with pytest.raises(ValueError, match="it is a pointer of Git LFS and not the weights: run git lfs pull"):
+        m2s.load(tmp_path)
