@@ -61,7 +61,8 @@ class M2SSchedulerOutput(BaseOutput):
         prev_sample: Tokens after the step, [B, L].
         sampled_tokens: The same tokens.
         sampled_probs: Their posterior probabilities, [B, L]; 0 for a mask.
-        pred_logits: The network's output, for self-conditioning.
+        pred_logits: The network's output, for self-conditioning; divided by the temperature that the configuration has, as in
+            diffusers' `EntropyBoundScheduler`.
         transfer_index: True where a token changed, [B, L].
         editing_transfer_index: True where a token that was not the mask changed, [B, L].
     """
@@ -258,10 +259,10 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
         changed, masked = new != x, prediction.masked
         known = self.head.has_posterior
         probability = prediction.probability(new) if known else torch.full(x.shape, torch.nan, device=x.device)
-        tokens = self._to_pipeline(new, mask_token_id)
+        tokens, shaped = self._to_pipeline(new, mask_token_id), self._shaped(model_output, index)
         if not return_dict:
-            return tokens, tokens, probability, model_output
-        return M2SSchedulerOutput(tokens, tokens, probability, model_output, changed, changed & ~masked)
+            return tokens, tokens, probability, shaped
+        return M2SSchedulerOutput(tokens, tokens, probability, shaped, changed, changed & ~masked)
 
     def step_correct(
         self,
@@ -359,9 +360,7 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
 
     def _processor(self, index: int, temperature: float, top_k: int | None, top_p: float | None) -> LogitsProcessor:
         """Temperature, top-k and top-p of a step."""
-        first, last = self.config.first_temperature, self.config.last_temperature
-        if first is not None:
-            temperature = last + (first - last) * (self.num_inference_steps - index) / self.num_inference_steps
+        temperature = self._annealed(index) if self.config.first_temperature is not None else temperature
         if temperature < 0:
             raise UserError(option="temperature", value=temperature, expected="at least 0")
         greedy = temperature == 0
@@ -372,6 +371,17 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
                 option="temperature", value=temperature, reason=reason, hint="give 1, or use m2s.Projected(head)"
             )
         return processor
+
+    def _annealed(self, index: int) -> float:
+        """The temperature of a step, where the configuration has it."""
+        first, last = self.config.first_temperature, self.config.last_temperature
+        return float(last + (first - last) * (self.num_inference_steps - index) / self.num_inference_steps)
+
+    def _shaped(self, output: Tensor, index: int) -> Tensor:
+        """The logits of the distribution that a temperature of the configuration gives; else those of the network."""
+        if self.config.first_temperature is None or self.config.on != "posterior" or self._annealed(index) <= 0:
+            return output
+        return output / self._annealed(index)
 
     def _noise(self, generator: torch.Generator | None, shape: Any, device: torch.device, step: int) -> CounterNoise:
         """The uniforms of a step: a function of a seed that is drawn from the generator, and of sample and site."""

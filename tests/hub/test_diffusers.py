@@ -187,6 +187,12 @@ def test_the_step_of_entropy_bound(step: int, monkeypatch: pytest.MonkeyPatch) -
     drawn = (script.given[0].double().cumsum(-1).reshape(30, length, K) <= token[..., None]).sum(-1).numpy()
     noise = np.floor(jump.numpy() * K).astype(int)
     np.testing.assert_array_equal(new, np.where(accepted.numpy(), drawn, noise))
+    # What a pipeline gives to a network with self-conditioning, and asks whether it is finished.
+    asked = (logits, step, x)
+    torch.testing.assert_close(scheduler.step(*asked).pred_logits, peer.step(*asked).pred_logits)
+    torch.testing.assert_close(scheduler.step(*asked, return_dict=False)[3], peer.step(*asked, return_dict=False)[4])
+    plain = diffusers.DiscreteDDIMScheduler(STEPS)
+    assert torch.equal(from_diffusers(plain, K).step(*asked, temperature=0.5).pred_logits, plain.step(*asked).pred_logits)
 
 
 def test_the_configuration_is_saved_and_loaded(tmp_path: Path) -> None:
