@@ -13,6 +13,7 @@ names is added by `m2s.hub.CLASSES.add("MyProcess", MyProcess)`.
 import contextlib
 import inspect
 import math
+import re
 import threading
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,6 +177,10 @@ def limit_parameters(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
     """
     most_tensors, most_elements = 2 * len(shapes) + 1_000, 2 * sum(map(math.prod, shapes)) + 100_000_000
     thread, tensors, elements = threading.get_ident(), 0, 0
+    smaller = (
+        f"the file of weights holds {len(shapes)} tensors, which are far fewer or smaller than those of the network that the "
+        "configuration describes"
+    )
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal tensors, elements
@@ -183,14 +188,16 @@ def limit_parameters(shapes: Sequence[Sequence[int]]) -> Iterator[None]:
             return
         tensors, elements = tensors + 1, elements + parameter.numel()
         if tensors > most_tensors or elements > most_elements:
-            raise ValueError(
-                f"the file of weights holds {len(shapes)} tensors, which are far fewer or smaller than those of the network "
-                "that the configuration describes"
-            )
+            raise ValueError(smaller)
 
     hook = register_module_parameter_registration_hook(count)
     try:
         yield
+    except RuntimeError as error:  # a parameter so large that torch cannot make it
+        asked = re.search(r"allocate (\d+) bytes", str(error))
+        if asked is None or int(asked[1]) <= 4 * most_elements:
+            raise
+        raise ValueError(smaller) from None
     finally:
         hook.remove()
 

@@ -325,6 +325,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no heads": (config(n_heads=0), "heads"),
     "absurd": (config(n_blocks=10**9), "far fewer or smaller"),
+    "an absurd matrix": (config(vocab_size=10**13), "far fewer or smaller"),
 }
 
 
