@@ -32,6 +32,8 @@ from m2s.progress import Progress
 from m2s.rng import derived_seed
 from m2s.samplers import sample
 
+THEIR_DEFAULT = "cuda:0"  # the device that the command lm_eval gives to a model
+
 
 @register_model("m2s")
 class Harness(LM):
@@ -48,7 +50,8 @@ class Harness(LM):
         steps: Sampling steps of a generation.
         max_gen_toks: Tokens of a generation, unless a task says otherwise.
         temperature: Sharpens the posterior of a generation, unless a task says otherwise.
-        device: "cpu" or "cuda"; empty: cuda where there is a GPU.
+        device: "cpu" or "cuda"; empty: cuda where there is a GPU. "cuda:0", which lm_eval gives unless --device is given, is
+            "cpu" where there is none.
         max_batch_size: Not used. The harness passes it to every model.
 
     Attributes:
@@ -75,7 +78,7 @@ class Harness(LM):
     ) -> None:
         super().__init__()
         del max_batch_size
-        self._device = resolve_device(device or "")
+        self._device = resolve_device("" if device == THEIR_DEFAULT and not torch.cuda.is_available() else device or "")
         loaded = m2s.hub.load(checkpoint, self._device, verify=True)
         if loaded.tokenizer is None:
             raise UserError(f"{checkpoint} has no tokenizer, which lm-evaluation-harness needs: {loaded.tokenizer_hint}")

@@ -66,6 +66,29 @@ def test_the_harness_runs_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch, t
     assert found["m2s_perplexity"]["word_perplexity,none"] == pytest.approx(math.exp(total / words_), rel=1e-5)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the results of a GPU are others")
+def test_the_command_of_the_harness(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m m2s.evaluation.harness run` has the results of `m2s evaluate lm-eval`, also where it asks for cuda:0."""
+    from m2s.evaluation import harness
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    words = ["evaluate", "lm-eval", folder / "model", "--tasks", "m2s_perplexity", "--passes", 2, "--seed", 5]
+    main([str(word) for word in [*words, "--include-path", folder / "tasks", "--out", tmp_path / "found.json"]])
+    found = json.loads((tmp_path / "found.json").read_text())["results"]["m2s_perplexity"]
+    options = f"checkpoint={folder / 'model'},passes=2,seed=5"
+    words = ["lm_eval", "run", "--model", "m2s", "--model_args", options, "--tasks", "m2s_perplexity"]
+    words += ["--include_path", folder / "tasks", "--output_path", tmp_path / "theirs"]
+    monkeypatch.setattr("sys.argv", [str(word) for word in words])
+    harness.main()
+    (path,) = (tmp_path / "theirs").rglob("results*.json")
+    theirs = json.loads(path.read_text())["results"]["m2s_perplexity"]
+    for name in ("byte_perplexity,none", "word_perplexity,none"):
+        assert theirs[name] == pytest.approx(found[name], rel=1e-6)  # other batches
+    assert "m2s_perplexity" in capsys.readouterr().out
+
+
 def test_the_harness_generates(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
