@@ -101,6 +101,7 @@ def test_the_checkpoint_decodes(folders: dict[str, Path], tmp_path: Path) -> Non
 def test_tokenizers_of_other_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of built-in weights and of another project. Without one, the message says how to get it."""
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # the merges of GPT-2's tokenizer are not downloaded
 
     def found(checkpoint: object) -> Any:
         return GenPPL((tmp_path / "a.npz",), checkpoint=str(checkpoint))._tokenizer()
