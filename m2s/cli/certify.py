@@ -188,7 +188,11 @@ class Certify:
             rows[name]["drop"], rows[name]["drop_error"] = each.drop(draws["nelbo"])
         missing = {name: ESTIMATORS[name].missing(head, options) for name in names}
         print_escaped("\n".join(format_measurements(rows, missing, list(units))))
-        described = {name: {"title": ESTIMATORS[name].title, "source": ESTIMATORS[name].source} for name in names}
+        chosen = {name: ESTIMATORS[name] for name in names}
+        for name, entry in chosen.items():
+            if entry.note:
+                print_escaped(f"{name}: {entry.note}")
+        described = {name: {"title": entry.title, "source": entry.source, "note": entry.note} for name, entry in chosen.items()}
         return {"measured": {name: {**described[name], "missing": missing[name], **rows[name]} for name in names}}
 
     def _units(self, checkpoint: "Checkpoint", held_out: "HeldOut") -> Mapping[str, float]:

@@ -69,6 +69,7 @@ def test_measures_and_certifies_a_checkpoint(checkpoint: Path, tmp_path: Path, c
     assert set(nelbo["terms"]) == {"integral", "prior", "reconstruction"}
     exact = {each["estimator"]: each for each in found["certificates"]}
     assert exact["nelbo"]["passed"] and exact["llada"]["passed"]
+    assert "md4: its prior is 0 by definition" in printed and found["measured"]["md4"]["note"] == ESTIMATORS["md4"].note
     assert "lacks reconstruction, prior" in printed and "terms of the NELBO" in printed
 
 

@@ -36,4 +36,5 @@ UDLM = Estimator(
     build=uniform_mean,
     missing=lacks_ends(LOW, 1.0),
     unsupported=needs_uniform,
+    note="released code has alpha = 1 - t in the loss and 1 - 0.999 t in the noise; both are those of the process here",
 )
