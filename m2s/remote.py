@@ -61,6 +61,8 @@ def locate(path_or_repo: str | Path, files: Sequence[str], suffixes: Sequence[st
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
     except Exception as error:  # its classes differ between versions of huggingface_hub
         if is_offline(error):
+            if is_likely_local(repo):
+                raise FileNotFoundError(f"{missing}: check the path") from error
             raise FileNotFoundError(
                 f"{missing}, and the Hugging Face hub cannot be reached to look for the repository {repo}: this machine is "
                 "offline, or HF_HUB_OFFLINE is set. Copy the folder of the checkpoint here and give its path"

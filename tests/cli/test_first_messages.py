@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -122,6 +123,25 @@ def test_a_mistyped_run_does_not_suggest_to_install_a_package(tmp_path, monkeypa
     assert "there is no folder" in said and "pip install" not in said and "huggingface" not in said
     with pytest.raises(ImportError, match="pip install huggingface_hub"):
         load("louaaron/sedd-small")
+
+
+@pytest.mark.parametrize("mistyped", ["runs/digit", "results/digits", "nested/digit"])
+def test_a_mistyped_run_is_a_mistyped_run_offline_too(tmp_path, monkeypatch, capsys, mistyped) -> None:
+    """With huggingface_hub, which looks for a repository and finds no connection. Nobody needs to be told about that."""
+
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.chdir(tmp_path)
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = offline  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    for folder in ("runs/digits", "nested"):
+        (tmp_path / folder).mkdir(parents=True)
+    said = error_line(capsys, "sample", mistyped, "--out", "samples.png")
+    beside = {"runs": " (runs holds digits)", "nested": " (nested holds no folder)", "results": ""}[mistyped.split("/")[0]]
+    assert said == f"m2s: there is no folder {mistyped}{beside}: check the path"
+    assert "this machine is offline" in error_line(capsys, "sample", "owner/name", "--out", "samples.png")
 
 
 def test_a_file_is_no_checkpoint(tmp_path, monkeypatch, capsys) -> None:
