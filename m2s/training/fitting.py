@@ -196,6 +196,8 @@ def _config(
 def _replace(config: Config, name: str, value: Any) -> Config:
     """The configuration with one value changed, or an error that names the option."""
     try:
+        if name not in option_kinds() and not name.startswith("run."):  # such as the name of a section
+            raise TypeError
         return replace(config, name, value)
     except (AttributeError, TypeError):
         closest = suggestion(name, list(option_kinds()))

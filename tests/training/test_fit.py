@@ -202,6 +202,7 @@ def test_nothing_is_printed_without_progress(
         ({"vocab": 2}, "vocab is 2"),
         ({"options": {"network.widht": 3}}, "options is 'network.widht'.*did you mean network.width"),
         ({"options": {"nothing": 3}}, "nothing"),
+        ({"options": {"network": {"width": 3}}}, "options is 'network', but there is no such value"),
         ({"options": {"micro_batch": 7}}, "micro_batch is 7, but it must be a divisor of batch = 8"),
         ({"lr": -1.0}, "^lr is -1.0"),
         ({"options": {"optimizer.lr": -1.0}}, "^optimizer.lr is -1.0"),
