@@ -14,7 +14,7 @@ import torch
 import m2s
 from m2s.data import Sequences
 from m2s.errors import UserError
-from m2s.training import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, train
+from m2s.training import Config, DataConfig, Diverged, NetworkConfig, OptimizerConfig, RunConfig, train
 
 SMALL = {"network.width": 16, "network.depth": 1, "network.heads": 2}
 CYCLES = (torch.arange(12) + torch.arange(60).unsqueeze(-1)) % 5
@@ -224,6 +224,19 @@ def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts all the same') as raised:
         fit(batch=512)
     assert "--" not in str(raised.value)
+
+
+def test_a_run_that_diverges_names_arguments_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without `out` nothing is kept, and no temporary folder is named."""
+    with pytest.raises(Diverged, match=r"^at step \d+ the loss is ") as raised:
+        fit(steps=20, lr=1e30, progress=True)
+    advised = '. Lower lr, or give options={"on_nan": "skip"} to skip such steps'
+    assert str(raised.value).endswith(advised) and "saved" not in str(raised.value) and "m2s-fit" not in str(raised.value)
+    assert "20 steps of 8\n" in capsys.readouterr().err
+    with pytest.raises(Diverged) as raised:
+        fit(steps=20, lr=1e30, out=tmp_path / "run")
+    kept = f" (the full batch is in {tmp_path / 'run' / 'nan.json'}). The state before it is saved{advised}"
+    assert str(raised.value).endswith(kept) and (tmp_path / "run" / "nan.json").is_file()
 
 
 @pytest.mark.parametrize(
