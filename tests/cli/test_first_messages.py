@@ -127,7 +127,7 @@ def test_a_mistyped_run_does_not_suggest_to_install_a_package(tmp_path, monkeypa
 
 @pytest.mark.parametrize("mistyped", ["runs/digit", "results/digits", "nested/digit"])
 def test_a_mistyped_run_is_a_mistyped_run_offline_too(tmp_path, monkeypatch, capsys, mistyped) -> None:
-    """With huggingface_hub, which looks for a repository and finds no connection. Nobody needs to be told about that."""
+    """With huggingface_hub, which looks for a repository and finds no connection: the path is wrong."""
 
     def offline(*_: object, **__: object) -> None:
         raise ConnectionError("no route to host")
