@@ -77,6 +77,16 @@ def test_it_learns() -> None:
     assert float(nelbo.nats.sum() / nelbo.sites.sum()) / np.log(2) < 1.2
 
 
+def test_the_number_of_samples_is_named_as_the_argument(without_shape_hook: None) -> None:
+    found = fit()
+    for n, message in (((2, 12), "n must be an int, not tuple"), (0, "n is 0, but it must be at least 1")):
+        with pytest.raises((UserError, TypeError), match=message):
+            found.sample(n)
+    assert "; 1 example, passes" in repr(found.evaluate(CYCLES[:1])) and "; 9 examples, passes" in repr(
+        found.evaluate(CYCLES[:9])
+    )
+
+
 def test_padding_and_lengths() -> None:
     ragged = [list(row[: 2 + i % 9]) for i, row in enumerate(CYCLES)]
     found = fit(ragged)
