@@ -1,6 +1,7 @@
 """Files: output paths that are checked before anything is computed, writes that are atomic, and JSON that may be damaged."""
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import io
@@ -96,13 +97,39 @@ def is_likely_local(name: str | Path) -> bool:
         name: The path or name, as it was given.
 
     Returns:
-        True where its folder exists, its ending is that of a file, or it begins like a path or with a folder for results. Other
-        names in the current folder do not matter.
+        True where its folder exists, its ending is that of a file, it begins like a path or with a folder for results, or a
+        similar path exists (`similar_path`). Other names in the current folder do not matter.
     """
     path = Path(name).expanduser()
     if path.is_absolute() or path.parts[:1] in ((".",), ("..",)) or path.suffix in (".txt", ".json", ".jsonl", ".parquet"):
         return True
-    return len(path.parts) > 1 and (path.parent.is_dir() or path.parts[0] in LOCAL_FOLDERS)
+    if len(path.parts) < 2:
+        return False
+    return path.parent.is_dir() or path.parts[0] in LOCAL_FOLDERS or similar_path(path) is not None
+
+
+def similar_path(path: Path) -> Path | None:
+    """Return an existing path that differs in a letter or so of some of its names.
+
+    Args:
+        path: A path that does not exist, such as run/digits.
+
+    Returns:
+        The path, such as runs/digits; None where there is none. Every name must be similar, not only that of the first folder.
+    """
+    found = Path(path.anchor)
+    for name in path.parts[1 if path.anchor else 0 :]:
+        if not (found / name).exists():
+            try:
+                names = [entry.name for entry in found.iterdir()]
+            except OSError:  # a file, or a folder that cannot be read
+                return None
+            close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+            if not close:
+                return None
+            name = close[0]
+        found /= name
+    return found
 
 
 @contextlib.contextmanager

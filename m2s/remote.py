@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from m2s.io import is_likely_local
+from m2s.io import is_likely_local, similar_path
 
 LISTED = 4  # names of folders in an error message
 OFFLINE = (ConnectionError, TimeoutError, socket.gaierror)
@@ -55,12 +55,14 @@ def locate(path_or_repo: str | Path, files: Sequence[str], suffixes: Sequence[st
         hub = _hub("a repository")
     except ImportError:
         if is_likely_local(repo):
-            raise FileNotFoundError(f"{missing}: check the path") from None
+            raise FileNotFoundError(f"{missing}: {_advice(path)}") from None
         raise ImportError(f"{missing}; {if_on_the_hub('repository', repo, 'huggingface_hub')}") from None
     try:
         return Path(hub.snapshot_download(repo, allow_patterns=list(files)))
     except Exception as error:  # its classes differ between versions of huggingface_hub
         if is_offline(error):
+            if is_likely_local(repo):
+                raise FileNotFoundError(f"{missing}: {_advice(path)}") from error
             raise FileNotFoundError(
                 f"{missing}, and the Hugging Face hub cannot be reached to look for the repository {repo}: this machine is "
                 "offline, or HF_HUB_OFFLINE is set. Copy the folder of the checkpoint here and give its path"
@@ -69,6 +71,12 @@ def locate(path_or_repo: str | Path, files: Sequence[str], suffixes: Sequence[st
             f"{missing}, and the repository {repo} could not be downloaded from the Hugging Face hub "
             f"({type(error).__name__}): check the name, the connection, and HF_TOKEN where the repository is private"
         ) from error
+
+
+def _advice(path: Path) -> str:
+    """What to do about a path that does not exist."""
+    similar = similar_path(path)
+    return "check the path" if similar is None else f"did you mean {similar}?"
 
 
 def if_on_the_hub(kind: str, name: str, package: str) -> str:

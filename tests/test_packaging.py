@@ -93,12 +93,12 @@ def test_the_metadata_has_the_dependencies_and_the_readme(dist: Path) -> None:
     assert metadata.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
 
 
-def test_the_first_blocks_of_the_readme_run_with_the_wheel_alone(python: Path, tmp_path: Path) -> None:
-    """The first one reads weights that ship, and the second one trains."""
-    code = "\n".join(blocks((ROOT / "README.md").read_text(), "python")[:2])
+def test_the_first_block_of_the_readme_runs_with_the_wheel_alone(python: Path, tmp_path: Path) -> None:
+    """It reads weights that ship, trains, samples and saves."""
+    code = blocks((ROOT / "README.md").read_text(), "python")[0]
     (tmp_path / "first.py").write_text(f"{code}\nprint(m2s.hub.builtin.folder())\nprint(m2s.__file__)\n")
     *_, weights, where = run(str(python), "first.py", cwd=tmp_path).splitlines()
-    assert Path(weights) == Path(where).parent / "hub" / "weights"
+    assert Path(weights) == Path(where).parent / "hub" / "weights" and (tmp_path / "runs" / "first" / "config.json").is_file()
     assert Path(where).is_relative_to(python.parents[1]) and not Path(where).is_relative_to(ROOT)
 
 

@@ -45,17 +45,36 @@ def test_python_blocks_run(page: Path) -> None:
     assert namespace
 
 
-def test_first_blocks_of_the_readme_sample_and_train_in_five_lines() -> None:
+def test_first_block_of_the_readme_samples_and_trains_in_five_lines() -> None:
     namespace: dict[str, Any] = {}
-    first, second, *_ = blocks(README.read_text(), "python")
-    for block in (first, second):
-        assert len([line for line in block.splitlines() if line.strip() and "import" not in line]) <= 5
-    run_block(README, first, namespace)
+    first, *_ = blocks(README.read_text(), "python")
+    lines = [line for line in first.splitlines() if line.strip() and "import" not in line]
+    assert len(lines) == 5 and "m2s.load(" in lines[0] and "m2s.fit(" in lines[2]
+    run_block(README, f"import m2s\n{lines[0]}", namespace)
     assert namespace.pop("images").shape == (16, 64) and not list(Path().iterdir())  # built-in weights, and no file
-    run_block(README, second, namespace)
+    run_block(README, first, namespace)
     assert namespace["images"].shape == (16, 64) and Path("runs/first/model.safetensors").is_file()
     sample = ["sample", "runs/first", "--n", "4", "--steps", "2", "--device", "cpu", "--out", "digits.png"]
     assert main(sample) is None and Path("digits.png").is_file()  # the command in the last line
+
+
+def test_first_screen_of_the_readme() -> None:
+    """What it is, for whom, the plot, three reasons, installation and the first code; then the table of alternatives."""
+    text = README.read_text()
+    screen = text[: text.index("\n## ")]
+    assert text[len(screen) :].startswith("\n## m2s or SEDD, MDLM, UNI-D2, flow_matching?\n\n|")
+    order = [
+        "is a PyTorch library",
+        "for researchers",
+        "Discrete Diffusion: Posterior-Mean",
+        "<img",
+        "\n- **",
+        "pip install",
+        "```python",
+    ]
+    assert [screen.index(part) for part in order] == sorted(screen.index(part) for part in order)
+    assert screen.count("\n- **") == 3 and len(screen.splitlines()) < 35
+    assert max(len(line) for block in re.findall(r"```.*?```", screen, re.DOTALL) for line in block.splitlines()) <= 104
 
 
 def test_readme_leads_from_a_process_to_a_loss_in_ten_lines() -> None:

@@ -311,7 +311,11 @@ MNIST_FILES = (
     RemoteFile(f"{MNIST.origin}t10k-labels-idx1-ubyte.gz", 4_542),
 )
 CIFAR10_ARCHIVE = RemoteFile(CIFAR10.origin, 170_052_171)
-TEXT8_ARCHIVE = RemoteFile("http://mattmahoney.net/dc/text8.zip", 31_344_016)
+TEXT8_ARCHIVE = RemoteFile(
+    "http://mattmahoney.net/dc/text8.zip",
+    31_344_016,
+    "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+)
 GPT2_MERGES = RemoteFile(
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
     456_318,
@@ -347,7 +351,7 @@ DOWNLOADS: dict[str, Download] = {
         folder="raw/text8",
         is_complete=lambda folder: (root() / "text8" / "meta.json").is_file(),
         finish=_finish_text8,
-        checked="the archive must hold 100,000,000 characters, a to z and spaces",
+        checked="the SHA-256 of the archive is compared, and it must hold 100,000,000 characters, a to z and spaces",
     ),
     "openwebtext": Download(
         name="openwebtext",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from m2s.errors import UserError, UserTypeError
 
 NUMBER_THEM = "give each distinct value a number: np.unique({name}, return_inverse=True)[1]"
+LEAVE_OUT = "leave padding out, as in [row[row >= 0] for row in x]. Sequences may have different lengths, and m2s pads them"
 ENCODE = "encode it with a tokenizer such as m2s.data.Bytes() or m2s.data.Characters(alphabet)"
 
 
@@ -56,8 +57,8 @@ def as_tokens(name: str, value: Any, what: str = "tokens") -> Int[Tensor, "*shap
         raise UserTypeError(f"{name} holds {kind}, but it must hold integers from 0 on: {hint}")
     found = found.detach().cpu().long()
     if int(found.min()) < 0:
-        padding = "; padding is added by m2s" if what == "tokens" else ""
-        raise UserError(f"{name} holds {int(found.min())}, but {what} are numbered from 0 on{padding}")
+        hint = f": {LEAVE_OUT}" if what == "tokens" else ""
+        raise UserError(f"{name} holds {int(found.min())}, but {what} are numbered from 0 on{hint}")
     return found
 
 
@@ -111,6 +112,19 @@ def pad(sequences: Sequence[Int[Tensor, "_"]], length: int | None = None) -> tup
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = sequence
     return tokens, lengths
+
+
+def lengthen(tokens: Int[Tensor, "N L"], length: int) -> Int[Tensor, "N M"]:
+    """Pad sequences of one length at their ends with token 0.
+
+    Args:
+        tokens: The sequences, [N, L].
+        length: M, at least L.
+
+    Returns:
+        The sequences, [N, M].
+    """
+    return torch.nn.functional.pad(tokens, (0, length - tokens.shape[1]))
 
 
 def weights(lengths: Int[Tensor, "B"], length: int) -> Tensor:

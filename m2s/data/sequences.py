@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from m2s import validation
-from m2s.data.examples import choose_labels, read_examples, read_labels, weights
+from m2s.data.examples import choose_labels, lengthen, read_examples, read_labels, weights
 from m2s.data.source import Batch
 from m2s.data.tokenizer import Tokenizer
 from m2s.errors import UserError
@@ -57,7 +57,7 @@ class Sequences:
             a list, or a data set of torch that has a length.
         vocab: The number of tokens K; tokens are 0..K-1. None: the greatest token plus one.
         labels: A class for each example, [N]; None: those of the pairs, if there are any; False: none.
-        length: The padded length; None: that of the longest example.
+        length: The padded length; None: that of the longest example, held out or not.
         validation_x: Held-out examples, in the form of `examples`. None: 1 % of the tokens are held out at random, or 10 % of
             fewer than 100,000.
         validation_labels: A class for each of them; required with `labels` and `validation_x`.
@@ -91,9 +91,10 @@ class Sequences:
         if validation_x is None:
             self._split(found.tokens, found.lengths, given, seed)
         else:
-            self._train, self._lengths, self._labels = found.tokens, found.lengths, given
-            held_out = read_examples("validation_x", validation_x, found.tokens.shape[1])
-            self._held_out, self._held_out_lengths = held_out.tokens, held_out.lengths
+            held_out = read_examples("validation_x", validation_x, length)
+            longest = max(found.tokens.shape[1], held_out.tokens.shape[1])
+            self._train, self._lengths, self._labels = lengthen(found.tokens, longest), found.lengths, given
+            self._held_out, self._held_out_lengths = lengthen(held_out.tokens, longest), held_out.lengths
             chosen = False if given is None and validation_labels is None else validation_labels
             self._held_out_labels = choose_labels(chosen, held_out.labels, len(held_out.tokens), "validation_labels")
             if (given is None) != (self._held_out_labels is None):

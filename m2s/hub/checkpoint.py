@@ -162,6 +162,7 @@ class Checkpoint:
 
         Raises:
             UserError: The length is not known, or an option is invalid.
+            UserTypeError: `n` is no integer, such as a shape.
         """
         trained = self.length
         if length is None and trained is None:
@@ -176,6 +177,7 @@ class Checkpoint:
             if n is None and np.ndim(labels) == 1:
                 n = len(labels)
         count = 16 if n is None else n
+        validation.positive_int("n", count)
         if labels is not None:
             alike = [labels] * count if np.ndim(labels) == 0 else labels
             options["condition"] = self._checked_labels(read_labels("labels", alike, count))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from m2s import validation
 from m2s.conversions.bridge import apply_transition
-from m2s.errors import UserError
+from m2s.errors import UserError, counted
 from m2s.heads import Head
 from m2s.heads.output import call_model, check_batch, check_model, without_padding
 from m2s.losses.d3pm import chain_kl
@@ -84,7 +84,7 @@ class Elbo:
         names = ("nats", "integral", "prior", "reconstruction")
         nelbo, *terms = (f"{float(getattr(self, name).mean()):.4f}" for name in names)
         parts = ", ".join(f"{name} {value}" for name, value in zip(names[1:], terms, strict=True))
-        return f"Elbo({nelbo} nats per example: {parts}; {len(self.nats):,} examples, passes {len(self.passes)})"
+        return f"Elbo({nelbo} nats per example: {parts}; {counted(len(self.nats), 'example')}, passes {len(self.passes)})"
 
     def _repr_html_(self) -> str:
         """The means of the NELBO and of its terms, as a notebook shows them."""

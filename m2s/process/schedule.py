@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from m2s import validation
-from m2s.errors import UserError
+from m2s.errors import UserError, UserTypeError
 
 _warned: set[type] = set()  # classes of schedules for which a warning about precision was given
 
@@ -26,7 +26,8 @@ class Schedule(ABC):
 
     The other functions have defaults that follow from alpha in float64, the derivatives by forward-mode differentiation. They
     lose digits where beta or alpha is tiny: 1 - alpha_t has an error of about 1e-16, so its relative error is 1e-16 / beta_t.
-    The first use of a default warns about that. Implement `beta`, `sigma`, `sigma_prime` and `one_minus_alpha_ratio` too to be
+    The first use of a default warns about that, and raises an error where alpha does not decrease or differentiation does not
+    find its derivative. Implement `beta`, `sigma`, `sigma_prime` and `one_minus_alpha_ratio` too to be
     accurate at both ends of time, as the schedules of this module do.
 
     alpha_0 = 1, except for `Geometric` and `Rescaled`. A schedule with alpha_0 < 1 corrupts already at t = 0, so that a
@@ -59,7 +60,7 @@ class Schedule(ABC):
         Returns:
             beta_t, [*b], in the dtype of `t`.
         """
-        self._warn()
+        self._warn(t)
         return (1 - self.alpha(t.double())).to(t.dtype)
 
     def sigma(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -71,7 +72,7 @@ class Schedule(ABC):
         Returns:
             sigma_t, [*b], in the dtype of `t`. It is infinite where alpha_t = 0.
         """
-        self._warn()
+        self._warn(t)
         return -torch.log(self.alpha(t.double())).to(t.dtype)
 
     def sigma_prime(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -98,7 +99,7 @@ class Schedule(ABC):
         Returns:
             1 - alpha_t/alpha_s, [*b], in the dtype of `t`.
         """
-        self._warn()
+        self._warn(t)
         before, after = self.alpha(s.double()), self.alpha(t.double())
         # where no token is untouched at s, none is replaced later
         return torch.where(before > 0, (before - after) / before, 0).to(t.dtype)
@@ -123,20 +124,48 @@ class Schedule(ABC):
 
     def _with_slope(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """alpha_t and its derivative, in float64."""
-        self._warn()
+        self._warn(t)
+        return self._differentiate(t)
+
+    def _differentiate(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha_t and its derivative, in float64, by forward-mode differentiation."""
         time = t.double().contiguous()  # an expanded tensor cannot carry a tangent
         found = torch.func.jvp(self.alpha, (time,), (torch.ones_like(time),))
         return found[0], found[1]
 
-    def _warn(self) -> None:
-        """Warn once for each class that a default is used."""
+    def _warn(self, t: Tensor) -> None:
+        """Check alpha and warn, once for each class that a default is used."""
         kind = type(self)
-        if kind not in _warned:
+        if kind not in _warned and type(t).__name__ != "FakeTensor":  # tensors without values cannot be checked
+            self._check_alpha(t.device)
             _warned.add(kind)
             warnings.warn(
                 f"{kind.__name__} leaves beta, sigma or a derivative to m2s, which computes them from alpha in float64: "
                 "digits are lost near t = 0 and t = 1. Implement them for full precision",
                 stacklevel=3,
+            )
+
+    def _check_alpha(self, device: torch.device) -> None:
+        """Raise an error unless alpha decreases and its derivative is that which differentiation finds."""
+        name, t = f"{type(self).__name__}.alpha", torch.linspace(0.05, 0.95, 1001, dtype=torch.float64, device=device)
+        found = self.alpha(t)
+        if not isinstance(found, Tensor) or found.shape != t.shape:
+            raise UserTypeError(f"{name} must return a tensor of the shape of t, computed from t with operations of torch")
+        low, high = float(found.min()), float(found.max())
+        fall = float(found[0] - found[-1])
+        if not (low >= 0 and high <= 1 and fall > 0 and bool((found.diff() <= 0).all())):
+            raise UserError(
+                f"{name} must lie in [0, 1] and decrease in t, but between t = 0.05 and t = 0.95 it goes from "
+                f"{float(found[0]):.4g} to {float(found[-1]):.4g}, with values between {low:.4g} and {high:.4g}"
+            )
+        if type(self).sigma_prime is not Schedule.sigma_prime:
+            return
+        integral = -float(torch.trapezoid(self._differentiate(t)[1], t))
+        if not abs(integral - fall) <= 0.1 * fall:
+            raise UserError(
+                f"{name} cannot be differentiated: it falls by {fall:.4g} between t = 0.05 and t = 0.95, but the integral of "
+                f"its derivative is {integral:.4g}. Compute it from t with operations of torch, without .item(), float(t) or "
+                "detach(), or implement sigma_prime too"
             )
 
 

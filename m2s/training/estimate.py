@@ -3,11 +3,12 @@
 The network and the loss run once on fake tensors, which have shapes but no values. This takes no memory, and the storage that
 they would hold is counted. With N parameters and micro-batches of B examples the estimate in bytes is
 
-    20 N + B (activations + loss)
+    20 N + B (activations + loss) + 2 A (8 L + 40)
 
 The 20 bytes are the weight, its average, two moments and the gradient, in float32. Activations are what the forward pass of
 one example keeps for the backward pass, logits included. The loss is the most that its forward and backward pass hold beside
-them, the gradient of the logits included.
+them, the gradient of the logits included. The last term is small: the A examples of a step, with L tokens, index, time, weight
+and loss each, and those of the next step.
 
 A tabulated process adds its tables. Its loss reads values, so that it cannot be traced: a constant takes its place.
 
@@ -37,7 +38,7 @@ from torch.utils._pytree import tree_iter
 from m2s.data.source import Source
 from m2s.devices import available_memory
 from m2s.distributed import World
-from m2s.errors import UserError
+from m2s.errors import UserError, counted
 from m2s.losses.registry import has_fused_form
 from m2s.methods import METHODS
 from m2s.methods.base import MethodParts
@@ -52,6 +53,8 @@ from m2s.training.validate import validation_rows
 
 GIB = 2**30
 WEIGHT_BYTES = 20  # weight, average, two moments, gradient
+BATCHES = 2  # batches in memory: that of the step, and the next one
+TOKEN_BYTES, EXAMPLE_BYTES = 8, 40  # of a batch: a token, and index, row, time, weight and loss of an example
 COMPILED = 0.8  # activations of a compiled network over those of the eager one
 COMPILED_LOSS = 8.0  # bytes per logit of a compiled loss, with the last layer of a transformer
 FUSED_LOSS = 2.0**30  # bytes of the fused last layer and loss, whatever the batch
@@ -61,6 +64,7 @@ TABLES = 1000  # matrices that a tabulated process holds
 SCORE_VALIDATION = 32.0  # bytes per logit of the validation of a score, whose posterior is computed in float64
 GPU_VALIDATION = 8.0  # bytes per logit of an eager loss without its gradient
 TRACED_LOGITS = 2**19  # the loss is traced on about so many logits
+SHOWN = 0.02  # the part of the memory from which on the batch is named
 FITS = 0.9  # an advice leaves a tenth of the memory free
 MATRIX = {"cpu": 768, "cuda": 8192}  # the size of the product whose speed is measured
 
@@ -95,6 +99,7 @@ class Estimate:
         activations: Bytes of the activations of a call.
         loss: Bytes of the loss of a call.
         validation: Bytes of a call of the validation, without the weights.
+        batch: Bytes of the tokens, times and losses of this step and of the next one.
         operations: Floating point operations of a training step on this process, forward and backward.
         available: Bytes that are available; None where that is unknown.
     """
@@ -105,13 +110,14 @@ class Estimate:
     activations: float
     loss: float
     validation: float
+    batch: float
     operations: float
     available: float | None
 
     @property
     def total(self) -> float:
-        """Bytes of the run: weights, and the larger of training and validation."""
-        return self.weights + max(self.activations + self.loss, self.validation)
+        """Bytes of the run: weights, batch, and the larger of training and validation."""
+        return self.weights + self.batch + max(self.activations + self.loss, self.validation)
 
     def of(self, examples: int) -> "Estimate":
         """Return the estimate with another number of examples in a call of the network.
@@ -323,6 +329,7 @@ def estimate(config: Config, source: Source, world: World) -> Estimate:
         activations=step.activations * (COMPILED if compiled else 1) * examples,
         loss=FUSED_LOSS if fused else loss * examples,
         validation=0.0 if fused else rows * (4 * logits + validated),
+        batch=float(BATCHES * local * (TOKEN_BYTES * source.length + EXAMPLE_BYTES)),
         operations=3 * step.operations * local,
         available=available,
     )
@@ -373,7 +380,8 @@ def describe_estimate(found: Estimate, config: Config, device: torch.device) -> 
     available = "" if found.available is None else f" of {format_bytes(found.available)} available"
     parts = [format_bytes(value) for value in (found.weights, found.activations, found.loss)]
     lines = f"memory: about {format_bytes(found.total)}{available} (weights, average, moments and gradients {parts[0]}; "
-    lines += f"activations {parts[1]} and loss {parts[2]} of {found.examples:,} examples)"
+    batch = f"; batch {format_bytes(found.batch)}" if found.batch > SHOWN * found.total else ""
+    lines += f"activations {parts[1]} and loss {parts[2]} of {counted(found.examples, 'example')}{batch})"
     if found.step.why:
         lines += f"; {found.step.why}: without activations"
     if not found.operations:
@@ -401,12 +409,16 @@ def check_memory(config: Config, source: Source, world: World) -> Estimate:
     short = torch.full((1,), float(not found.fits), dtype=torch.float64, device=world.device)
     if world.sum(short).item() == 0 or config.run.on_low_memory == "warn":
         return found
-    reason = f"a training step on {found.examples:,} examples at a time needs about {format_bytes(found.total)} of memory"
+    reason = f"a training step on {counted(found.examples, 'example')} at a time needs about {format_bytes(found.total)}"
+    reason += " of memory"
     if found.available is not None:
         reason += f", and {format_bytes(found.available)} are available"
+    option, value = "micro_batch", config.run.micro_batch or "auto"
+    if _batch_is_too_large(found):
+        option, value = "batch", config.run.batch
     raise UserError(
-        option="micro_batch",
-        value="auto" if config.run.micro_batch is None else config.run.micro_batch,
+        option=option,
+        value=value,
         reason=reason,
         hint=f"{advice(config, source, world)}. --on-low-memory warn starts all the same",
     )
@@ -447,11 +459,25 @@ def advice(config: Config, source: Source, world: World) -> str:
                     f"give {option}--micro-batch {size}, which needs about {format_bytes(part.total)}; the batch stays the same"
                     f"{_least_time(found, changed, world.device)}"
                 )
+    least = found.of(1).total
+    if _batch_is_too_large(found):
+        alone = f"the {counted(config.run.batch, 'example')} of a step alone take about {format_bytes(found.batch)}"
+        return f"give a smaller --batch: {alone}"
     shorter = " or shorter examples (--data.length)" if config.data.name == "text" else ""
     return (
-        f"give a smaller network (--network.size tiny, or --network.width){shorter}: --recompute --micro-batch 1 still needs "
-        f"about {format_bytes(found.of(1).total)}"
+        f"give a smaller network ({_smaller_size(config)}--network.width){shorter}: --recompute --micro-batch 1 still needs "
+        f"about {format_bytes(least)}"
     )
+
+
+def _batch_is_too_large(found: Estimate) -> bool:
+    """Whether the examples of a step alone take most of the memory, so that smaller micro-batches do not help."""
+    return found.batch > found.of(1).total - found.batch
+
+
+def _smaller_size(config: Config) -> str:
+    """The option for the smallest network as the start of a list; empty where the run has it already."""
+    return "" if config.network.size == "tiny" else "--network.size tiny, or "
 
 
 def _least_time(found: Estimate, config: Config, device: torch.device) -> str:
@@ -461,7 +487,9 @@ def _least_time(found: Estimate, config: Config, device: torch.device) -> str:
     again = 4 / 3 if config.run.recompute else 1.0  # the backward pass makes the forward pass again
     seconds = again * found.operations / matrix_speed(device, is_bf16(config, device))
     run = f"the run of {config.run.steps:,} steps at least {format_seconds(seconds * config.run.steps)}"
-    less = "fewer --steps, a smaller --batch and --network.size tiny take less"
+    less = "fewer --steps and a smaller --batch take less"
+    if config.network.size != "tiny":
+        less = "fewer --steps, a smaller --batch and --network.size tiny take less"
     return f" (a step then takes at least {format_seconds(seconds)}, {run}: {less})"
 
 

@@ -19,8 +19,8 @@ from m2s.models import dit, unet
 from m2s.rng import draw_seed
 from m2s.training.config import RECORD, Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, replace
 from m2s.training.log import NAME as LOG
-from m2s.training.loop import train
-from m2s.training.python_options import for_python, option_kinds
+from m2s.training.loop import Diverged, train
+from m2s.training.python_options import for_python, option_kinds, rewrite_options
 from m2s.training.run_folder import read_record
 
 
@@ -77,6 +77,7 @@ def fit(
     Raises:
         UserError: An argument is out of range or unknown. Nothing has been written then.
         UserTypeError: `x` does not hold integers.
+        Diverged: A loss or gradient was not finite.
         KeyboardInterrupt: Ctrl-C. With `out`, the state is saved and the same call resumes.
 
     Example:
@@ -108,6 +109,9 @@ def fit(
             train(config, source, quiet=not progress, temporary=out is None)
         except UserError as error:
             raise for_python(error, options or ()) from error.__cause__
+        except Diverged as error:
+            text = str(error) if out is not None else str(error).replace(error.kept, "")
+            raise Diverged(rewrite_options(text)) from None
         except SystemExit:
             kept = f"the state is in {out}, and the same call resumes" if out is not None else "give out= to be able to resume"
             raise KeyboardInterrupt(f"m2s.fit was interrupted: {kept}") from None
@@ -196,6 +200,8 @@ def _config(
 def _replace(config: Config, name: str, value: Any) -> Config:
     """The configuration with one value changed, or an error that names the option."""
     try:
+        if name not in option_kinds() and not name.startswith("run."):  # such as the name of a section
+            raise TypeError
         return replace(config, name, value)
     except (AttributeError, TypeError):
         closest = suggestion(name, list(option_kinds()))

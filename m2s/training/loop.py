@@ -37,7 +37,13 @@ LOG_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
 class Diverged(RuntimeError):
-    """A loss or gradient was not finite. The state before that step is saved."""
+    """A loss or gradient was not finite. The state before that step is saved.
+
+    Attributes:
+        kept: The part of the message that says what the folder of the run holds.
+    """
+
+    kept = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def train(config: Config, source: Source | None = None, quiet: bool = False, tem
         stopper = stack.enter_context(Stopper())
         trainer = stack.enter_context(Trainer(config, source, world, *objects))
         if world.first and not quiet:
-            print_escaped(start_message(trainer), file=sys.stderr)
+            print_escaped(start_message(trainer, temporary), file=sys.stderr)
             print_escaped(describe_estimate(estimate, config, world.device), file=sys.stderr)
         resume(trainer, quiet)
         log = None
@@ -160,11 +166,12 @@ def _print_notes(given: Config, config: Config) -> None:
         )
 
 
-def start_message(trainer: Trainer) -> str:
+def start_message(trainer: Trainer, temporary: bool = False) -> str:
     """Return the first lines of a run: method, network, device, data and folder.
 
     Args:
         trainer: The trainer.
+        temporary: The folder of the run is removed, and not named.
 
     Returns:
         One line, and another one where fused kernels are active but the loss has no fused form.
@@ -180,7 +187,7 @@ def start_message(trainer: Trainer) -> str:
     text = (
         f"{config.method}: {config.network.kind} {config.network.size} ({parameters:,} parameters), {device}, "
         f"{'bf16' if trainer.bf16 else 'float32'}; {data} ({source.size:,} examples of {source.length:,}); "
-        f"{counted(config.run.steps, 'step')} of {config.run.batch:,} into {config.run.out}"
+        f"{counted(config.run.steps, 'step')} of {config.run.batch:,}{'' if temporary else f' into {config.run.out}'}"
     )
     if trainer.unfused_loss:
         text += (
@@ -370,8 +377,10 @@ def raise_diverged(trainer: Trainer, losses: Tensor, loss: float, norm: float) -
     if trainer.world.first:
         write_json(path, {"step": step, "loss": str(loss), "grad_norm": str(norm), "bad": bad, "batch": indices.tolist()})
     shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
-    raise Diverged(
+    kept = f" (the full batch is in {path}). The state before it is saved"
+    error = Diverged(
         f"at step {step} the loss is {loss:g} and the gradient's norm {norm:g}; examples whose loss is not finite: "
-        f"{shown or 'none'} (the full batch is in {path}). The state before it is saved. Lower optimizer.lr, or give --on-nan "
-        "skip to skip such steps"
+        f"{shown or 'none'}{kept}. Lower --optimizer.lr, or give --on-nan skip to skip such steps"
     )
+    error.kept = kept
+    raise error

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -122,6 +123,43 @@ def test_a_mistyped_run_does_not_suggest_to_install_a_package(tmp_path, monkeypa
     assert "there is no folder" in said and "pip install" not in said and "huggingface" not in said
     with pytest.raises(ImportError, match="pip install huggingface_hub"):
         load("louaaron/sedd-small")
+
+
+@pytest.mark.parametrize(("mistyped", "meant"), [("run/digits", "runs/digits"), ("model/digit", "models/digits")])
+def test_a_path_that_is_similar_to_an_existing_one_is_no_repository(tmp_path, monkeypatch, capsys, mistyped, meant) -> None:
+    """The name of the first folder is mistyped too, so that nothing else says that it is a path."""
+    monkeypatch.chdir(tmp_path)
+    for package in ("huggingface_hub", "datasets"):
+        monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / meant).mkdir(parents=True)
+    for command in (["sample", mistyped, "--out", "a.png"], ["evaluate", "bpd", mistyped], ["audit", mistyped, "--out", "x"]):
+        assert error_line(capsys, *command) == f"m2s: there is no folder {mistyped}: did you mean {meant}?"
+    said = error_line(capsys, "data", "prepare", mistyped, "--out", "packed", "--tokenizer", "bytes")
+    assert said.startswith(f"m2s: there is no folder or file {mistyped}: check the path") and "pip install" not in said
+    assert error_line(capsys, "sample", "owner/digits", "--out", "a.png") == NO_RUN.format("owner/digits")
+
+
+@pytest.mark.parametrize("mistyped", ["runs/digit", "results/digits", "nested/digit"])
+def test_a_mistyped_run_is_a_mistyped_run_offline_too(tmp_path, monkeypatch, capsys, mistyped) -> None:
+    """With huggingface_hub, which looks for a repository and finds no connection: the path is wrong."""
+
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.chdir(tmp_path)
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = offline  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    for folder in ("runs/digits", "nested"):
+        (tmp_path / folder).mkdir(parents=True)
+    said = error_line(capsys, "sample", mistyped, "--out", "samples.png")
+    ends = {
+        "runs/digit": " (runs holds digits): did you mean runs/digits?",
+        "nested/digit": " (nested holds no folder): check the path",
+        "results/digits": ": check the path",
+    }
+    assert said == f"m2s: there is no folder {mistyped}{ends[mistyped]}"
+    assert "this machine is offline" in error_line(capsys, "sample", "owner/name", "--out", "samples.png")
 
 
 def test_a_file_is_no_checkpoint(tmp_path, monkeypatch, capsys) -> None:

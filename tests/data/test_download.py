@@ -230,7 +230,12 @@ def test_text8_is_prepared_with_the_standard_split(server, data, monkeypatch, ca
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as zipped:
         zipped.writestr("text8", text)
+    other = (RemoteFile(f"{server.url}/text8.zip", len(packed.getvalue()), SHA256),)
     serve(monkeypatch, server, "text8", {"text8.zip": packed.getvalue()})
+    with monkeypatch.context() as patch:
+        patch.setitem(DOWNLOADS, "text8", dataclasses.replace(DOWNLOADS["text8"], files=other))
+        code, _, err = run(capsys, "data", "download", "text8")
+    assert code == 2 and f"expected {SHA256}" in err and not list((data / "raw" / "text8").iterdir())
     printed = run(capsys, "data", "download", "text8")[1].splitlines()[-1]
     assert printed == next_preset_command("text8")
     ids = {c: i for i, c in enumerate(" abcdefghijklmnopqrstuvwxyz")}
@@ -298,6 +303,16 @@ def test_files_that_were_copied_by_hand_need_no_network(data, monkeypatch, capsy
     (data / "gpt2" / "vocab.bpe").write_bytes(b"x")
     code, _, err = run(capsys, "data", "download", "gpt2")
     assert code == 2 and "has 1 bytes, expected 456,318" in err
+
+
+@pytest.mark.parametrize("name", [name for name, entry in DOWNLOADS.items() if not entry.listed])
+def test_every_file_has_a_size_and_a_checksum(name) -> None:
+    """Before or after unpacking. Without one an attacker may change what http delivers."""
+    entry = DOWNLOADS[name]
+    digests = [*entry.unpacked.values(), *filter(None, (file.sha256 for file in entry.files))]
+    assert digests and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+    assert entry.unpacked or all(file.sha256 for file in entry.files)
+    assert all(file.size for file in entry.files) and "SHA-256" in entry.checked
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])

@@ -141,13 +141,31 @@ def test_given_validation_is_used() -> None:
     assert batch.x_0.tolist() == [[5, 0]] and batch.weight.tolist() == [[1, 0]] and batch.label.tolist() == [3]
 
 
+def test_held_out_examples_may_be_longer_or_shorter() -> None:
+    """All are padded to the longest, and `length` is an argument of `Sequences` only."""
+    for examples, validation, length in (([[1, 2], [3]], [[4, 5, 6]], 3), ([[1, 2, 3], [3, 1, 2]], [[4], [5, 6]], 3)):
+        source = Sequences(examples, validation_x=validation)
+        train, held_out = source.train(torch.arange(2)), source.validation(torch.arange(len(validation)))
+        assert source.length == length == train.x_0.shape[1] == held_out.x_0.shape[1] and source.padded
+        for batch, given in ((train, examples), (held_out, validation)):
+            assert [row[weight > 0].tolist() for row, weight in zip(batch.x_0, batch.weight, strict=True)] == given
+    tensor = Sequences(torch.ones(4, 2, dtype=torch.long), validation_x=torch.ones(3, 5, dtype=torch.long))
+    assert tensor.length == 5 and tensor.train(torch.tensor([0])).weight.tolist() == [[1, 1, 0, 0, 0]]
+    with pytest.raises(UserError, match="length is 2, but it must be at least 3"):
+        Sequences([[1, 2], [3]], validation_x=[[4, 5, 6]], length=2)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"examples": torch.rand(4, 3)}, "x holds float32, but it must hold integers"),
         ({"examples": np.ones((4, 3), bool)}, "x holds bool"),
         ({"examples": torch.zeros(4, 2, 2, dtype=torch.long)}, r"shape \[4, 2, 2\].*reshape"),
-        ({"examples": torch.tensor([[0, -1], [1, 1]])}, "x holds -1, but tokens are numbered from 0 on"),
+        (
+            {"examples": torch.tensor([[0, -1], [1, 1]])},
+            "x holds -1, but tokens are numbered from 0 on: leave padding out, as in",
+        ),
+        ({"examples": [[0, 1], [1, -100]]}, r"x\[1\] holds -100.* leave padding out.* and m2s pads them$"),
         ({"examples": [[1], []]}, r"x\[1\] is empty"),
         ({"examples": []}, "x is empty"),
         ({"examples": "ACGT"}, "x is a text.*tokenizer"),

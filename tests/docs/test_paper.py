@@ -44,3 +44,10 @@ def test_every_table_row_names_code_and_a_test() -> None:
         _, _, code, test, _ = row.split("|")
         assert re.fullmatch(r" (`m2s\.[\w.]+`(, )?)+ ", code), row
         assert re.fullmatch(r" (`[\w/]*test_\w+\.py(::\w+)?`(, )?)+ ", test), row
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_both_home_pages_have_the_title_and_link_the_page(page: str) -> None:
+    title = re.search(r'title: "(Mean-to-Score [^"]*)"', (ROOT / "CITATION.cff").read_text())[1]  # type: ignore[index]
+    before = (ROOT / page).read_text().partition("\n## ")[0]
+    assert f"*{title}*" in before and re.search(r"\]\((docs/)?paper\.md\)", before)

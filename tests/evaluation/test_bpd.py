@@ -416,6 +416,10 @@ def test_invalid_input_is_rejected(digits, speaker, tmp_path, monkeypatch, capsy
 
     process = m2s.Uniform(17, m2s.Linear())
     assert "does not describe its data" in error_line(capsys, checkpoint(tmp_path / "bare", process, None), "--data", "digits")
+    fitted = checkpoint(tmp_path / "fitted", process, {"kind": "sequence", "length": 4, "vocab": 17})
+    assert f"sequences in memory, which a command cannot read: in Python, m2s.load('{fitted}').evaluate(x) estimates" in (
+        error_line(capsys, fitted)
+    )
     mute = checkpoint(tmp_path / "mute", process, {"kind": "text", "length": 4})
     assert "has no tokenizer" in error_line(capsys, mute, "--data", tmp_path / "short.txt")
     endless = checkpoint(tmp_path / "endless", process, {"kind": "text"})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import m2s
+from m2s.errors import UserError
 from m2s.models import DiT, DiTConfig
 from m2s.process import schedule as module
 
@@ -107,6 +108,56 @@ def test_one_warning_for_each_class() -> None:
         Square().beta(TIMES)
         for known in BUILT_IN.values():  # complete schedules never warn
             known.alpha_prime(TIMES)
+
+
+def detached(t: Tensor) -> Tensor:
+    """(1 - t)^2 by a loop over floats, in which the derivative is lost."""
+    return torch.tensor([(1 - float(time)) ** 2 for time in t.flatten()], dtype=t.dtype).reshape(t.shape)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "error"),
+    [
+        (detached, r"Mine.alpha cannot be differentiated: it falls by 0.9 .* but the integral of its derivative is .?0\. "),
+        (lambda t: 1 - (4 * t).floor() / 4, "Mine.alpha cannot be differentiated"),
+        (lambda t: t, "Mine.alpha must lie in .0, 1. and decrease in t, but .* it goes from 0.05 to 0.95"),
+        (lambda t: 1 - 2 * t, "with values between -0.9 and 0.9"),
+        (lambda t: torch.ones_like(t), "must lie in .0, 1. and decrease"),
+        (lambda t: 0.5, "Mine.alpha must return a tensor of the shape of t"),
+        (lambda t: 1 - t.numpy(), "Mine.alpha must return a tensor"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_hook")
+def test_an_alpha_that_gives_wrong_losses_is_an_error(alpha, error) -> None:
+    """A derivative of 0 would make every loss 0."""
+
+    class Mine(m2s.Schedule):
+        def alpha(self, t: Tensor) -> Tensor:
+            return alpha(t)
+
+    head = m2s.Posterior(m2s.Uniform(4, Mine()))
+    network = lambda x_t, t: torch.zeros(*x_t.shape, 4)  # noqa: E731
+    for _ in range(2):  # it stays an error
+        with pytest.raises(UserError, match=error):
+            m2s.elbo(network, head, torch.zeros(4, 3, dtype=torch.long))
+
+
+def test_a_schedule_with_kinks_or_its_own_rate_is_none() -> None:
+    class Kinked(m2s.Schedule):
+        def alpha(self, t: Tensor) -> Tensor:
+            return torch.where(t < 0.5, 1 - 1.5 * t, 0.5 - 0.5 * t)
+
+    class Own(m2s.Schedule):
+        def alpha(self, t: Tensor) -> Tensor:
+            return detached(t)
+
+        def sigma_prime(self, t: Tensor) -> Tensor:
+            return 2 / (1 - t)
+
+    with pytest.warns(UserWarning, match="Kinked leaves"):
+        assert float(Kinked().alpha_prime(TIMES[:1])) == -1.5
+    with pytest.warns(UserWarning, match="Own leaves"):
+        assert torch.allclose(Own().beta(TIMES), 1 - (1 - TIMES) ** 2)
 
 
 def test_a_schedule_is_printed_with_its_arguments() -> None:

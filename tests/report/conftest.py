@@ -15,6 +15,7 @@ from m2s.data import Characters
 from m2s.data.files import sha256
 from m2s.evaluation import inception
 from m2s.evaluation.genppl import PROTOCOLS, Samples, Scores, paired_difference, summarize
+from m2s.provenance import recorded_command
 from m2s.training import train
 from page_reader import Reader, picture_file, read
 from small_runs import random_rows, small
@@ -180,7 +181,9 @@ def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, new in (("m2s", "m2s"), ("sedd", "a<b")):
         shutil.copytree(runs / name, folder / new, ignore=lambda *_: {"audit", "repair", "bpd.json", "fid.json"})
     models, options = [str(folder / "a<b"), str(folder / "m2s")], ["--n", "4", "--steps", "2", "4", "--device", "cpu"]
-    main(["compare", *models, "--against", "digits:train", *options, "--out", str(folder / "m2s" / "compare")])
+    compare = ["compare", *models, "--against", "digits:train", *options, "--out", str(folder / "m2s" / "compare")]
+    with recorded_command(["m2s", *compare]):  # not that of the process, which is pytest
+        main(compare)
     main(
         [
             "evaluate",

@@ -38,7 +38,7 @@ NARROW, WIDE = 400, 1200
 FRAME = """<!DOCTYPE html><html lang="en"><meta name="color-scheme" content="light dark"><style>body{{margin:0}}
 iframe{{border:0;color-scheme:light dark}}</style><iframe src="{page}" width="{width}" height="800"></iframe></html>"""
 # Moves the slider to each of its places, and posts what the page then shows. The wrapper writes it into its own document.
-MEASURE = """<script>addEventListener("load", () => {
+MEASURE = r"""<script>addEventListener("load", () => {
 const root = document.documentElement, input = document.querySelector("input"), seen = [];
 for (let place = 0; place <= input.max; place++) {
   input.value = place; input.dispatchEvent(new Event("input"));
@@ -47,7 +47,18 @@ for (let place = 0; place <= input.max; place++) {
 const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 const drawn = [...document.querySelectorAll("picture")].map(one => one.querySelector("img").currentSrc ===
   (dark ? one.querySelector("source").srcset : one.querySelector("img").src));
+const command = document.querySelector("pre.made"), broken = [];
+const texts = document.createTreeWalker(command, NodeFilter.SHOW_TEXT);
+getSelection().selectAllChildren(command);
+for (let text = texts.nextNode(); text; text = texts.nextNode())
+  for (const word of text.data.matchAll(/(?<=^|\s)\S{1,20}(?=\s|$)/g)) for (let width = 220; width <= 360; width += 10) {
+    const range = document.createRange();
+    command.style.width = `${width}px`;
+    range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(one => one.top)).size > 1) broken.push(word[0]); }
+command.style.width = "";
 parent.postMessage(JSON.stringify({width: innerWidth, scroll: root.scrollWidth, dark, seen, drawn,
+  command: command.textContent, copied: getSelection().toString(), broken,
   cells: getComputedStyle(document.querySelector("td")).display, back: getComputedStyle(document.body).backgroundColor,
   images: [...document.images].map(one => one.naturalWidth)}), "*"); });</script>"""
 # Moves the slider of a film to each of its places, then plays the film, and posts what the page shows.
@@ -128,8 +139,12 @@ def measure(chrome: str, original: Path, script: str, folder: Path, width: int, 
 def test_comparison_on_phones_and_screens_in_both_color_schemes(
     chrome: str, compared: Path, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    """Nothing scrolls sideways, figures are those of the scheme, tables are cards on a phone, and the slider works."""
+    """Nothing scrolls sideways, figures are those of the scheme, tables are cards on a phone, and the slider works.
+
+    The lines of a command break between its words, not after a hyphen, and it can be copied.
+    """
     found = measure(chrome, compared, MEASURE, tmp_path, width, dark)
+    assert found["copied"] == found["command"] and found["command"].startswith("m2s compare ") and found["broken"] == []
     assert found["dark"] is dark and found["width"] == width
     assert found["scroll"] <= width
     assert found["seen"] == [["2", ["2"] * 3], ["4", ["4"] * 3]]

@@ -209,10 +209,35 @@ def test_divisors(number):
 
 def test_advice_for_a_very_large_batch(available):
     """A search over all smaller batches would not end."""
-    available(8 * GIB)
+    available(10**17)
     text = advice(preset("owt", batch=10**12, network__size="tiny"), OWT, CPU)
     size = int(text.split("--micro-batch ")[1].split(",")[0])
     assert size > 0 and 10**12 % size == 0
+
+
+def test_advice_for_a_batch_that_fits_in_no_micro_batches(available):
+    """All its tokens and times are in memory, those of the next step too: 2 (8 * 512 + 40) bytes for each example."""
+    available(8 * GIB)
+    config = preset("owt", batch=10**9, micro_batch=1, network__size="tiny")
+    found = estimate(config, OWT, CPU)
+    assert found.batch == 10**9 * 8272 and not found.fits
+    with pytest.raises(UserError, match=r"^batch is 1000000000, but .* on 1 example at a time needs about") as raised:
+        check_memory(config, OWT, CPU)
+    advised = "give a smaller --batch: the 1,000,000,000 examples of a step alone take about 7703.9 GiB. --on-low-memory"
+    assert advised in str(raised.value)
+    assert " of 1 example; batch 7703.9 GiB)" in module.describe_estimate(found, config, CPU.device)
+    four = estimate(preset("owt", batch=4), OWT, dataclasses.replace(CPU, size=4))
+    assert four.batch == 8272 and "batch" not in module.describe_estimate(four, config, CPU.device)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize(("mib", "start"), [(8 * 2**10, "give --micro-batch"), (100, "give a smaller network")])
+def test_the_advice_names_the_smallest_network_unless_the_run_has_it(available, size, mib, start):
+    """Where a micro-batch fits that takes long, and where none fits."""
+    available(mib * 2**20)
+    text = advice(preset("owt", network__size=size), OWT, CPU)
+    assert text.startswith(start) or text.startswith("give --recompute --micro-batch")
+    assert ("--network.size tiny" in text) is (size != "tiny")
 
 
 def test_advice_where_no_micro_batch_fits(available):

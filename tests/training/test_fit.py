@@ -14,7 +14,7 @@ import torch
 import m2s
 from m2s.data import Sequences
 from m2s.errors import UserError
-from m2s.training import Config, DataConfig, NetworkConfig, OptimizerConfig, RunConfig, train
+from m2s.training import Config, DataConfig, Diverged, NetworkConfig, OptimizerConfig, RunConfig, train
 
 SMALL = {"network.width": 16, "network.depth": 1, "network.heads": 2}
 CYCLES = (torch.arange(12) + torch.arange(60).unsqueeze(-1)) % 5
@@ -75,6 +75,16 @@ def test_it_learns() -> None:
     found = fit(steps=250, batch=32, lr=4e-3, options={"network.width": 32, "network.depth": 2, "network.heads": 2})
     nelbo = found.evaluate(CYCLES, passes=4, seed=0)
     assert float(nelbo.nats.sum() / nelbo.sites.sum()) / np.log(2) < 1.2
+
+
+def test_the_number_of_samples_is_named_as_the_argument(without_shape_hook: None) -> None:
+    found = fit()
+    for n, message in (((2, 12), "n must be an int, not tuple"), (0, "n is 0, but it must be at least 1")):
+        with pytest.raises((UserError, TypeError), match=message):
+            found.sample(n)
+    assert "; 1 example, passes" in repr(found.evaluate(CYCLES[:1])) and "; 9 examples, passes" in repr(
+        found.evaluate(CYCLES[:9])
+    )
 
 
 def test_padding_and_lengths() -> None:
@@ -202,6 +212,7 @@ def test_nothing_is_printed_without_progress(
         ({"vocab": 2}, "vocab is 2"),
         ({"options": {"network.widht": 3}}, "options is 'network.widht'.*did you mean network.width"),
         ({"options": {"nothing": 3}}, "nothing"),
+        ({"options": {"network": {"width": 3}}}, "options is 'network', but there is no such value"),
         ({"options": {"micro_batch": 7}}, "micro_batch is 7, but it must be a divisor of batch = 8"),
         ({"lr": -1.0}, "^lr is -1.0"),
         ({"options": {"optimizer.lr": -1.0}}, "^optimizer.lr is -1.0"),
@@ -223,6 +234,19 @@ def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts all the same') as raised:
         fit(batch=512)
     assert "--" not in str(raised.value)
+
+
+def test_a_run_that_diverges_names_arguments_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without `out` nothing is kept, and no temporary folder is named."""
+    with pytest.raises(Diverged, match=r"^at step \d+ the loss is ") as raised:
+        fit(steps=20, lr=1e30, progress=True)
+    advised = '. Lower lr, or give options={"on_nan": "skip"} to skip such steps'
+    assert str(raised.value).endswith(advised) and "saved" not in str(raised.value) and "m2s-fit" not in str(raised.value)
+    assert "20 steps of 8\n" in capsys.readouterr().err
+    with pytest.raises(Diverged) as raised:
+        fit(steps=20, lr=1e30, out=tmp_path / "run")
+    kept = f" (the full batch is in {tmp_path / 'run' / 'nan.json'}). The state before it is saved{advised}"
+    assert str(raised.value).endswith(kept) and (tmp_path / "run" / "nan.json").is_file()
 
 
 @pytest.mark.parametrize(

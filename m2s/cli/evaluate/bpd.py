@@ -273,7 +273,13 @@ def load_described(place: str, device: Any) -> "Checkpoint":
         UserError: It cannot be read, or does not describe its data.
     """
     checkpoint = load_checkpoint(place, device)
-    if (checkpoint.data or {}).get("kind") not in ("image", "text"):
+    kind = (checkpoint.data or {}).get("kind")
+    if kind == "sequence":
+        raise UserError(
+            f"{place} was trained on sequences in memory, which a command cannot read: in Python, "
+            f"m2s.load({place!r}).evaluate(x) estimates the NELBO of sequences x"
+        )
+    if kind not in ("image", "text"):
         raise UserError(
             f'{place} does not describe its data: "data" of its config.json must be like '
             '{"kind": "image", "shape": [8, 8], "levels": 17} or {"kind": "text", "length": 128}; save it again with that'
