@@ -128,6 +128,11 @@ test("painted pixels stay in both images, and repair removes every frame", () =>
       const levels = await shown(id);
       for (const pixel of wanted) assert.equal(levels[pixel], "100%", `${id} ${pixel}`);
     }
+    await visit.choose("#digits-player input", "6");
+    assert.match(await visit.text("#text-sedd"), /^\d+ of 55 scores have no posterior/); // no step uses those of painted pixels
+    assert.equal(await page.$$eval("#image-sedd .fixed.class-0, #image-sedd .fixed.class-1", (cells) => cells.length), 0);
+    assert.match(await visit.text("#pixel-text"), /The pixel is fixed/);
+    await visit.choose("#digits-player input", "17");
     await page.keyboard.press("Delete");
     await page.waitForFunction(() => document.querySelectorAll("#image-m2s .fixed").length === 8, { polling: 20 });
     await page.click("#paint-clear");
@@ -263,6 +268,25 @@ test("a finger drags the score and paints", () =>
     await visit.finished("text");
     await page.touchscreen.tap(...(await visit.middle(".character", 5)));
     assert.deepEqual((await visit.attributes(".character", "aria-pressed")).slice(4, 7), ["false", "true", "false"]);
+  }));
+
+test("on a phone the step slider stays in view above the pictures that it moves", () =>
+  visiting(address, { width: 400, touch: true }, async (visit) => {
+    const { page } = visit;
+    for (const [part, below] of [["digits", "#image-sedd"], ["text", "#reading"]] as const) {
+      await page.tap(`#tab-${part}`);
+      await visit.finished(part);
+      await page.$eval(below, (element) => element.scrollIntoView({ block: "end" }));
+      const [header, player, picture] = await page.evaluate(
+        (...selectors) => selectors.map((selector) => document.querySelector(selector)!.getBoundingClientRect()).map(({ top, bottom }) => [top, bottom]),
+        "header",
+        `#${part}-player`,
+        below,
+      );
+      assert.ok(header[1] <= player[0] + 1 && player[1] < picture[0], `${part}: ${header}, ${player}, ${picture}`);
+      await visit.choose(`#${part}-player input`, "4");
+      assert.match(await visit.text(`#${part}-player output`), /^4 of /);
+    }
   }));
 
 test("every control has a name, and the focus is visible", () =>
