@@ -76,6 +76,17 @@ def test_the_search_lists_explanations_first(path: str, meta: dict[str, Any], bo
     assert page.meta["search"]["boost"] == boost
 
 
+@pytest.mark.parametrize(
+    ("tex", "mark", "joined"), [("k = 0", ".", True), ("k = 0", "", False), ("k = 0", " so", False), ("x + " * 20, ",", False)]
+)
+def test_a_mark_stays_on_the_line_of_a_short_formula(tex: str, mark: str, joined: bool) -> None:
+    assets = hook("assets")
+    text = rf'<p>With <span class="arithmatex">\({tex}\)</span>{mark}</p>'
+    new = assets.FORMULA.sub(lambda match: assets.with_mark("<b>typeset</b>", match), text)
+    shown = f'<span class="m2s-formula"><b>typeset</b>{mark}</span>' if joined else f"<b>typeset</b>{mark}"
+    assert new == f"<p>With {shown}</p>"
+
+
 def test_a_chain_is_a_row_of_boxes() -> None:
     chart = 'flowchart LR\n    a["first, second"] --> b\n    b --> c & d\n    c & d --> e\n'
     boxes = hook("assets").chain_of_boxes(chart)
