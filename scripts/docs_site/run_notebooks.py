@@ -83,7 +83,9 @@ def cover(notebook: Any) -> bytes | None:
     """
     for cell in notebook["cells"]:
         if "cover" in cell["metadata"].get("tags", ()):
-            return next(base64.b64decode(one["data"]["image/png"]) for one in cell["outputs"] if "image/png" in one.get("data", {}))
+            return next(
+                base64.b64decode(one["data"]["image/png"]) for one in cell["outputs"] if "image/png" in one.get("data", {})
+            )
     return None
 
 

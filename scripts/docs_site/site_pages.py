@@ -17,7 +17,16 @@ ROOT = Path(__file__).parents[2]
 ROOT_PAGES = {name: name.lower() for name in ("RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 SOURCE = "source/"
 # The search lists explanations before the reference, and lists of changes last. The first start that fits decides.
-BOOST = {"tutorials/": 4, "concepts/": 4, "faq": 4, "extending/": 2, "reference/cli": 0.5, "reference/": 1, "changelog": 0.2, "": 2}
+BOOST = {
+    "tutorials/": 4,
+    "concepts/": 4,
+    "faq": 4,
+    "extending/": 2,
+    "reference/cli": 0.5,
+    "reference/": 1,
+    "changelog": 0.2,
+    "": 2,
+}
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yml": "yaml", "Makefile": "make"}
 AS_THEY_ARE = (".json", ".png", ".svg", ".txt", ".npz", ".ipynb")
 # A fenced block, inline code, or the end of a link: only the last is rewritten.
