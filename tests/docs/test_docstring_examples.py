@@ -2,6 +2,8 @@
 
 import ast
 import doctest
+import inspect
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +72,14 @@ def world(name: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         **{each.__name__: each for each in (UserError, UnsupportedError, AttributePatches, Progress, Registry, CounterNoise)},
         **{each.__name__: each for each in (atomic_write, use_backend, export_state, DataLoader, Path)},
-        **{"m2s": m2s, "torch": torch, "Bytes": m2s.data.Bytes, "Posterior": m2s.Posterior, "Uniform": m2s.Uniform},
+        **{
+            "m2s": m2s,
+            "torch": torch,
+            "math": math,
+            "Bytes": m2s.data.Bytes,
+            "Posterior": m2s.Posterior,
+            "Uniform": m2s.Uniform,
+        },
         **{"process": process, "head": head, "x_0": x_t, "x_t": x_t, "t": t, "s": t / 2, "mu": mu},
         **{"logits": torch.randn(2, 4, VOCAB), "output": torch.randn(2, 4, VOCAB), "score": mu * VOCAB},
         **{"model": network(50_400), "batches": [0, 1], "weights": {"w": np.zeros(2)}},
@@ -111,6 +120,13 @@ def result(source: str, names: dict[str, Any]) -> str:
 
 def test_docstrings_with_examples_are_found() -> None:
     assert len(EXAMPLES) > 50 and {"sample", "fit", "load", "classify"} <= {name for name, _ in EXAMPLES}
+
+
+def test_every_function_that_import_m2s_offers_has_an_example() -> None:
+    functions = {
+        name for name in dir(m2s) if inspect.isfunction(inspect.unwrap(getattr(m2s, name))) and not name.startswith("_")
+    }
+    assert len(functions) > 20 and functions <= {name for name, _ in EXAMPLES}
 
 
 @pytest.mark.parametrize(("name", "found"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
