@@ -97,6 +97,14 @@ test("buttons and sliders of the simplex", () =>
         }
       }
     }
+    await visit.choose("#time", "0.3");
+    // Each place has another class than the one before, so that its verdict shows that it was reached.
+    for (const place of ["outside", "exact", "material", "wrong", "outside"] as const) {
+      await page.click(`[data-place=${place}]`);
+      await page.waitForFunction((wanted) => document.querySelector("#verdict")?.textContent === wanted, { polling: 20 }, classes[place]);
+      assert.equal((await visit.text("#generated-text")).includes("At other times and tokens"), place === "wrong", place);
+    }
+    await visit.choose("#time", "0.95");
     await visit.focus("#steps");
     await page.keyboard.press("End");
     assert.equal(await visit.text("#steps-value"), "∞");
