@@ -34,6 +34,8 @@ export function startSimplex(): void {
   };
   const moveTo = (score: Vector): void => {
     choice.factors = factorsFor(choice, score);
+    // The exact score has no error in other states either, where the factor of the current token acts.
+    if (choice.factors.every((factor, y) => y === choice.k || Math.abs(factor - 1) < 1e-9)) choice.factors = [1, 1, 1];
     draw();
   };
 
@@ -54,7 +56,9 @@ export function startSimplex(): void {
   });
   byId("places").addEventListener("click", (event) => {
     const place = (event.target as HTMLElement).dataset.place as Place | undefined;
-    if (place) glide(result.score, scoreAt(place, choice.k, choice.t), moveTo);
+    if (!place) return;
+    choice.factors = choice.factors.map((factor, y) => (y === choice.k ? 1 : factor)); // of an earlier current token
+    glide(result.score, scoreAt(place, choice.k, choice.t), moveTo);
   });
   choice.factors = factorsFor(choice, scoreAt("material", choice.k, choice.t));
   draw();
