@@ -262,6 +262,27 @@ function lowContrast(): string[] {
   return found;
 }
 
+test("the colors are those chosen in the documentation, until they are chosen here", () =>
+  visiting(served, { dark: false }, async (visit) => {
+    const { page } = visit;
+    const theme = (): Promise<string | undefined> => page.evaluate(() => document.documentElement.dataset.theme);
+    const palette = (index: number, scheme: string): Promise<void> =>
+      page.evaluate((...chosen) => {
+        const key = `${new URL("..", location.href).pathname}.__palette`;
+        localStorage.setItem(key, JSON.stringify({ index: chosen[0], color: { scheme: chosen[1] } }));
+      }, index, scheme);
+    for (const [index, scheme, wanted] of [[2, "slate", "dark"], [1, "default", "light"], [0, "default", undefined]] as const) {
+      await palette(index, scheme);
+      await page.reload();
+      assert.equal(await theme(), wanted);
+    }
+    await palette(2, "slate");
+    await page.reload();
+    await page.click("#theme");
+    await page.reload();
+    assert.equal(await theme(), "light");
+  }));
+
 test("a finger drags the score and paints", () =>
   visiting(address, { width: 400, touch: true }, async (visit) => {
     const { page } = visit;
