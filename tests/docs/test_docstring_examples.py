@@ -39,6 +39,7 @@ SHORTER = {
     "head, (4, 128))": "head, (4, 128), steps=2)",
     "(16, 784)": "(16, 64), steps=2",
     "1200": "2",
+    "linear_betas(1000)": "linear_betas(10)",
 }
 # Results of random networks: numbers do not count.
 RANDOM = {"audit"}
