@@ -30,7 +30,7 @@ const labs = Object.keys(pages).filter((name) => name.startsWith("lab-"));
 const both = new Set(["home", "notebook", "methods", ...labs]);
 const narrow = new Set(["home", "concept", "reference", ...labs]);
 const LINE = [10, 18, 26, 34, 42, 50]; // pixels of a vertical stroke
-const WORDS = { 24: "daughter", 72: "king" }; // and where they begin
+const WORDS = { 23: "_daughter_", 78: "_king_" }; // and where they begin; _ is a space
 
 // What happens on a page before its picture is taken.
 const prepare = {
@@ -55,7 +55,7 @@ const prepare = {
     }
     await page.click("#text-again");
     await finished(page, "text");
-    await choose(page, "#text-player input", 26);
+    await choose(page, "#text-player input", 28);
     await cells[21].focus();
     await below(page, "#reading");
   },
