@@ -136,6 +136,12 @@ def posterior_from_leave_one_out(
 
     Returns:
         mu, [*site, S].
+
+    Example:
+        >>> process = m2s.Uniform(3, m2s.Linear())
+        >>> nu = torch.tensor([[0.5, 0.3, 0.2]])
+        >>> m2s.posterior_from_leave_one_out(nu, torch.tensor([2]), torch.tensor([0.5]), process)
+        tensor([[0.3125, 0.1875, 0.5000]])
     """
     validate_inputs("leave_one_out", leave_one_out, x_t, t, process)
     # In float64: probabilities of a short time lie far below float32's rounding error.
@@ -161,6 +167,12 @@ def leave_one_out_from_posterior(
 
     Raises:
         ValueError: The support condition is violated (in checked mode), or an entry is negative.
+
+    Example:
+        >>> process = m2s.Uniform(3, m2s.Linear())
+        >>> mu = torch.tensor([[0.3125, 0.1875, 0.5]])
+        >>> m2s.leave_one_out_from_posterior(mu, torch.tensor([2]), torch.tensor([0.5]), process)
+        tensor([[0.5000, 0.3000, 0.2000]])
     """
     validate_inputs("posterior", posterior, x_t, t, process)
     validation.not_negative("posterior", posterior)
@@ -220,6 +232,12 @@ def score_from_leave_one_out(
 
     Returns:
         Scores, [*site, S]; 1 at x_t.
+
+    Example:
+        >>> process = m2s.Uniform(3, m2s.Linear())
+        >>> nu = torch.tensor([[0.5, 0.3, 0.2]])
+        >>> m2s.score_from_leave_one_out(nu, torch.tensor([2]), torch.tensor([0.5]), process)
+        tensor([[1.5625, 1.1875, 1.0000]])
     """
     validate_inputs("leave_one_out", leave_one_out, x_t, t, process)
     t = promote_to(t, leave_one_out)
@@ -332,6 +350,11 @@ def rate_from_score(
 
     Returns:
         Reverse rates, [*site, S].
+
+    Example:
+        >>> score = head.log_score(model(x_t, t), x_t, t).exp()
+        >>> rate = m2s.rate_from_score(score, x_t, t, head.process)
+        >>> exit_rate = rate.sum(-1)                            # of each position
     """
     validate_inputs("score", score, x_t, t, process)
     rates = process.rates_into(x_t, promote_to(t, score)).to(score.dtype)
@@ -352,6 +375,10 @@ def score_from_rate(
 
     Returns:
         Scores, [*site, S]; 0 where no rate leads from y to k, and 1 at k.
+
+    Example:
+        >>> rate = m2s.rate_from_score(score, x_t, t, process)
+        >>> same = m2s.score_from_rate(rate, x_t, t, process)
     """
     validate_inputs("rate", rate, x_t, t, process)
     rates = process.rates_into(x_t, promote_to(t, rate)).to(rate.dtype)

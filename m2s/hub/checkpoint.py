@@ -58,6 +58,12 @@ class Checkpoint:
         config: The contents of `config.json`.
         run_files: The record and the log of the run that `m2s.fit` made, by file name. `save` writes them too, so that
             `m2s report` and `m2s evaluate` find what the network was trained on. Empty for a checkpoint that was loaded.
+
+    Example:
+        >>> checkpoint = m2s.load("builtin:digits-m2s")
+        >>> images = checkpoint.sample(2, steps=4)
+        >>> nelbo = checkpoint.evaluate(images)
+        >>> model, head = checkpoint
     """
 
     model: nn.Module

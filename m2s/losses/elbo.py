@@ -324,6 +324,11 @@ def elbo(
 
     Raises:
         ValueError: A token, `t_min` or a shape is invalid.
+
+    Example:
+        >>> found = m2s.elbo(model, head, x_0, passes=4)
+        >>> nats, error = found.mean()                          # of the NELBO, over examples
+        >>> bits = found.nats / found.sites / math.log(2)       # per position
     """
     validation.positive_int("passes", passes)
     validation.generator("generator", generator)

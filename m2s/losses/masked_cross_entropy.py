@@ -30,6 +30,11 @@ def masked_cross_entropy(
 
     Raises:
         TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.
+
+    Example:
+        >>> head = m2s.Posterior(m2s.Absorbing(256, m2s.Linear()))
+        >>> x_t = head.process.corrupt(x_0, t)
+        >>> loss = m2s.masked_cross_entropy(head, model(x_t, t), x_0, x_t, t).sum(-1).mean()
     """
     process = absorbing(head)
     check_pair(process, x_0, x_t, t)

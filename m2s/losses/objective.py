@@ -43,6 +43,10 @@ def stratified_times(
 
     Raises:
         ValueError: The interval is empty or not inside [0, 1].
+
+    Example:
+        >>> t = m2s.stratified_times(64, 1e-3, 1 - 1e-3)        # one time for each example of a batch
+        >>> x_t = process.corrupt(torch.randint(256, (64, 16)), t)
     """
     validation.positive_int("count", count)
     validation.generator("generator", generator)

@@ -41,6 +41,10 @@ def score_entropy(
 
     Raises:
         ValueError: Shapes, tokens or times do not fit together.
+
+    Example:
+        >>> x_t = head.process.corrupt(x_0, t)
+        >>> loss = m2s.score_entropy(head, model(x_t, t), x_0, x_t, t).sum(-1).mean()   # nats per example
     """
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
     process = head.process

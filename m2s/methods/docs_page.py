@@ -17,6 +17,14 @@ means, a loss, a network. `m2s train mnist --method NAME` trains each on the sam
 exceptions. `ar` has a causal transformer, whatever network the preset has. `radd` has the preset's network without its time
 input. After training, `m2s sample`, `m2s evaluate` and `m2s audit` run the same code for all methods.
 
+## All methods
+
+A picture leads to the equations, the commands and the numbers of its method. [Masks or uniform
+noise?](faq.md#masks-or-uniform-noise) helps with the choice.
+"""
+
+READING = """## How to read a section
+
 `m2s sample` takes the exact step (`bayes`) where there is a posterior. Each section names the sampler of the method's authors
 where it is known; it is given by `--sampler`. Any part can be changed by itself: `--method gidd --process.kind absorbing`.
 `m2s cite NAME` prints the BibTeX. `tests/losses/test_equivalences.py` shows which of these losses are equal.
@@ -36,15 +44,15 @@ In the equations $k = x_t$ is the token that the network reads at a position. Th
 \\alpha_t\\,[y=z] + m_t(y)$, where it has this form. Its rates are $Q_t$, and the rate into $k$ is $n_t(k)$. The posterior of
 the clean token is $\\mu$. The leave-one-out distribution $\\nu$ is the same without the token of the position itself.
 
-## Pictures and numbers
+### Pictures and numbers
 
-Each section has samples and numbers. They show that every method trains and samples by the same commands. One seed and such
-budgets do not show which method is best.
+The samples and numbers show that every method trains and samples by the same commands. One seed and such budgets do not show
+which method is best.
 
 - The picture has 24 samples at 64 sampling steps, after {training_steps} training steps on 8 x 8 digits. The first row of the
   table below it is the NELBO of this network. `python experiments/gallery.py out/gallery` made both
   ([gallery.json](../experiments/results/gallery.json)).
-- The second row has 1,000 training steps, the preset's number, and the Frechet distance between the pixels of 512 samples and
+- The second row has 1,000 training steps, the preset's number, and the Fréchet distance between the pixels of 512 samples and
   the training images ([methods.json](../experiments/results/methods.json)). For 256 held-out images it is {held_out:.3f}.
 - The third row is MNIST: a larger U-Net, 3,000 training steps of 256 images, and FID at 100 sampling steps, for `ar` at 784
   ([mnist.json](../experiments/results/mnist.json)). `m2s-hybrid` is `gidd` there.
@@ -54,6 +62,15 @@ NLL, and lower after 400 training steps than after 1,000. These are 24 held-out 
 
 ![24 held-out digits](gallery/data.png)
 """
+
+# The kinds of noise, in the order of the page, with the kinds of process that belong to each.
+NOISE = {
+    "Uniform noise: a token becomes any other": ("uniform", "chain-uniform"),
+    "Masks: a token is hidden": ("absorbing", "chain-absorbing"),
+    "Masks and uniform noise": ("hybrid",),
+    "Ordered levels: a token becomes a near one": ("gaussian", "chain-gaussian"),
+    "No noise": ("none",),
+}
 
 
 def page(results: Path = RESULTS) -> str:
@@ -65,8 +82,8 @@ def page(results: Path = RESULTS) -> str:
     found = {
         name: json.loads((results / f"{name}.json").read_text(encoding="utf-8")) for name in ("gallery", "methods", "mnist")
     }
-    introduction = INTRODUCTION.replace("{training_steps}", str(found["gallery"]["settings"]["training_steps"]))
-    introduction = introduction.replace("{held_out:.3f}", f"{found['methods']['held_out_distance']:.3f}")
+    reading = READING.replace("{training_steps}", str(found["gallery"]["settings"]["training_steps"]))
+    reading = reading.replace("{held_out:.3f}", f"{found['methods']['held_out_distance']:.3f}")
     rows = [f"| [`{m.name}`](#{m.name}) | {m.title} | {' | '.join(_cells(m))} |" for m in METHODS.values()]
     table = "\n".join(["| name | title | process | head | network |", "|---|---|---|---|---|", *rows])
     sections = [
@@ -75,7 +92,20 @@ def page(results: Path = RESULTS) -> str:
         f"Reference: {'; '.join(reference(entry) for entry in m.entries)}.\n"
         for m in METHODS.values()
     ]
-    return "\n".join([introduction, table + "\n", *sections])
+    return "\n".join([INTRODUCTION, *_pictures(), table + "\n", reading, *sections])
+
+
+def _pictures() -> list[str]:
+    """The samples of all methods by the kind of noise, in Markdown. Each picture is a link to the section of its method."""
+    parts = []
+    for title, kinds in NOISE.items():
+        links = [
+            f"[![Samples of {m.name}](gallery/{m.name}.png)<br>`{m.name}`](#{m.name})"
+            for m in METHODS.values()
+            if m.process.kind in kinds
+        ]
+        parts.append(f'**{title}**\n\n<div class="m2s-gallery" markdown>\n\n' + "\n\n".join(links) + "\n\n</div>\n")
+    return parts
 
 
 def _commands(method: Method) -> str:

@@ -31,6 +31,11 @@ class Unprojected:
 
     Raises:
         ValueError: If the shapes do not fit together.
+
+    Example:
+        >>> hidden, last = torch.randn(2, 4, 64), torch.nn.Linear(64, 256)
+        >>> output = m2s.Unprojected(hidden, last.weight, last.bias)
+        >>> loss = m2s.score_entropy(head, output, x_0, x_t, t)
     """
 
     hidden: Float[Tensor, "*site D"]

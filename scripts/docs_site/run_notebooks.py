@@ -1,8 +1,11 @@
 """Run notebooks and write their outputs into them, the same bytes for the same outputs.
 
+The picture of the cell with the tag `cover` is also written to covers/NAME.png, for the overview of the tutorials.
+
 python scripts/docs_site/run_notebooks.py docs/tutorials/*.ipynb
 """
 
+import base64
 import sys
 import tempfile
 from pathlib import Path
@@ -72,6 +75,20 @@ def _joined(outputs: list[Any]) -> list[Any]:
     return found
 
 
+def cover(notebook: Any) -> bytes | None:
+    """Return the picture of the cell with the tag `cover`, None where no cell has it.
+
+    Args:
+        notebook: The notebook, with outputs.
+    """
+    for cell in notebook["cells"]:
+        if "cover" in cell["metadata"].get("tags", ()):
+            return next(
+                base64.b64decode(one["data"]["image/png"]) for one in cell["outputs"] if "image/png" in one.get("data", {})
+            )
+    return None
+
+
 def main(paths: list[Path]) -> int:
     """Run the notebooks and write them. A notebook with an error is not written.
 
@@ -92,6 +109,9 @@ def main(paths: list[Path]) -> int:
                 continue
         nbformat.validate(notebook)
         nbformat.write(notebook, path)
+        if (picture := cover(notebook)) is not None:
+            (path.parent / "covers").mkdir(exist_ok=True)
+            (path.parent / "covers" / f"{path.stem}.png").write_bytes(picture)
         print(f"{path}: {len(notebook.cells)} cells")
     return failed
 

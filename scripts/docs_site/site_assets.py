@@ -18,7 +18,8 @@ from mkdocs.structure.pages import Page
 from m2s.report.lab import FILES, lab_file
 
 WEB = Path(__file__).parents[2] / "web"
-FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\((.*?)\\\)|\\\[(.*?)\\\])</\1>', re.DOTALL)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\((.*?)\\\)|\\\[(.*?)\\\])</\1>(?P<mark>[.,;:!?)]?)', re.DOTALL)
+SHORT = 40  # characters of TeX in a formula that fits on a line of a phone
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -69,6 +70,18 @@ def chain_of_boxes(chart: str) -> str:
     return f'<ol class="m2s-chain">{boxes}</ol>'
 
 
+def with_mark(typeset: str, formula: re.Match[str]) -> str:
+    """Return a formula with the mark that follows it, on one line where the formula is short.
+
+    Args:
+        typeset: The formula as HTML.
+        formula: Where it is in the page.
+    """
+    if formula["mark"] and len(formula[2] or "") in range(1, SHORT):
+        return f'<span class="m2s-formula">{typeset}{formula["mark"]}</span>'
+    return typeset + formula["mark"]
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Typeset the formulas of all pages."""
     pages = {path: path.read_text() for path in sorted(Path(config.site_dir).rglob("*.html"))}
@@ -83,5 +96,5 @@ def on_post_build(config: MkDocsConfig) -> None:
         raise PluginError(f"KaTeX: {done.stderr.strip()}")
     typeset = iter(json.loads(done.stdout))
     for path, text in pages.items():
-        if (new := FORMULA.sub(lambda match: next(typeset), text)) != text:
+        if (new := FORMULA.sub(lambda match: with_mark(next(typeset), match), text)) != text:
             path.write_text(new)

@@ -57,7 +57,7 @@ def to_markdown(notebook: dict[str, Any], src_uri: str) -> tuple[str, dict[str, 
             parts.append(source)
             continue
         if source.strip():
-            parts.append(f"````python\n{source}\n````")
+            parts.append(_code(source, cell))
         alt = html.escape(cell["metadata"].get("alt", "Figure drawn by the code above"))
         for kind, content in _outputs(cell.get("outputs", []), src_uri):
             if kind in PICTURES:
@@ -71,6 +71,15 @@ def to_markdown(notebook: dict[str, Any], src_uri: str) -> tuple[str, dict[str, 
     heading, _, below = title.partition("\n")
     note = f'<p class="m2s-notebook">This page is a notebook. <a href="files/{stem}.ipynb" download>Download it</a>.</p>'
     return "\n\n".join([heading, note, below, *rest]) + "\n", pictures
+
+
+def _code(source: str, cell: dict[str, Any]) -> str:
+    """The code of a cell in Markdown. A cell with the tag `hide-input`, as Jupyter Book has it, is folded."""
+    code = f"````python\n{source}\n````"
+    if "hide-input" not in cell["metadata"].get("tags", ()):
+        return code
+    title = "Imports and settings" if source.startswith(("import ", "from ")) else "Code of the picture"
+    return f'<details class="m2s-code" markdown>\n<summary>{title}</summary>\n\n{code}\n\n</details>'
 
 
 def _outputs(outputs: list[dict[str, Any]], src_uri: str) -> Iterator[tuple[str, str]]:

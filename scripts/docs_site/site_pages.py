@@ -16,6 +16,17 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 ROOT_PAGES = {name: name.lower() for name in ("RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 SOURCE = "source/"
+# The search lists explanations before the reference, and lists of changes last. The first start that fits decides.
+BOOST = {
+    "tutorials/": 4,
+    "concepts/": 4,
+    "faq": 4,
+    "extending/": 2,
+    "reference/cli": 0.5,
+    "reference/": 1,
+    "changelog": 0.2,
+    "": 2,
+}
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yml": "yaml", "Makefile": "make"}
 AS_THEY_ARE = (".json", ".png", ".svg", ".txt", ".npz", ".ipynb")
 # A fenced block, inline code, or the end of a link: only the last is rewritten.
@@ -121,7 +132,9 @@ def _source_page(path: str, body: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page."""
+    """Rewrite the links of a page, and say how early the search lists it."""
+    boost = next((value for start, value in BOOST.items() if page.file.src_uri.startswith(start)), 1)
+    page.meta.setdefault("search", {}).setdefault("boost", boost)
     return with_links(markdown, page.file.src_uri)
 
 

@@ -17,7 +17,7 @@ from style import lengths
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "concepts"
-PAGES = sorted(FOLDER.glob("*.md"))
+PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "index.md")
 NAMES = ("losses", "parameterizations", "processes", "randomness", "realizability", "samplers")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
@@ -51,6 +51,12 @@ def result_files(page: Path) -> list[object]:
 
 def test_there_is_one_page_for_each_concept() -> None:
     assert [page.stem for page in PAGES] == sorted(NAMES)
+
+
+@each_page
+def test_the_overview_leads_to_every_page(page: Path) -> None:
+    title = page.read_text().partition("\n")[0].removeprefix("# ")
+    assert re.search(rf"^### \d\. \[{re.escape(title)}\]\({page.name}\)$", (FOLDER / "index.md").read_text(), re.M)
 
 
 @each_page

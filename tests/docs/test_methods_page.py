@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from types import ModuleType
 
 import numpy as np
@@ -34,6 +35,12 @@ def test_every_method_has_a_picture_and_numbers(script: ModuleType) -> None:
     for row in rows:
         section = text.partition(f"\n## {row['method']}\n")[2].partition("\n## ")[0]
         assert f"| {row['bits']:.3f}" in section and f"(gallery/{row['method']}.png)" in section
+
+
+def test_every_method_is_once_among_the_pictures_at_the_top() -> None:
+    pictures = page().partition("\n## All methods\n")[2].partition("\n| name |")[0]
+    linked = re.findall(r"^\[!\[Samples of (\S+)\]\(gallery/\1\.png\)<br>`\1`\]\(#\1\)$", pictures, re.M)
+    assert sorted(linked) == sorted(METHODS)
 
 
 def test_a_pixel_is_a_square_and_lines_between_images_are_transparent(script: ModuleType) -> None:

@@ -44,6 +44,23 @@ def test_pictures_are_described(path: Path) -> None:
             assert len(cell["metadata"]["alt"].split()) > 4
 
 
+def test_code_that_only_draws_is_folded(path: Path) -> None:
+    """Imports, and cells that begin with a figure. The site folds cells with this tag."""
+    code = [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(code):
+        if number == 0 or cell["source"][0].startswith("figure, "):
+            assert cell["metadata"].get("tags", [])[:1] == ["hide-input"], cell["source"][0]
+
+
+def test_the_overview_shows_a_picture_of_each_notebook(path: Path) -> None:
+    from run_notebooks import cover
+
+    assert (path.parent / "covers" / f"{path.stem}.png").read_bytes() == cover(read(path)), "make notebooks"
+    overview = (path.parent / "index.md").read_text(encoding="utf-8")
+    title = "".join(read(path)["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
+    assert f"](covers/{path.stem}.png)]({path.name})" in overview and f"### [{title}]({path.name})" in overview
+
+
 def test_text_is_plain(path: Path) -> None:
     """The rules of tests/test_style.py, for the text between the cells; code is checked by ruff."""
     text = markdown(read(path))

@@ -1,9 +1,11 @@
 """The reference describes every public name and every command."""
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
-from doc_pages import ROOT
+from doc_pages import PAGES, ROOT
 
 import m2s
 import reference_pages
@@ -41,3 +43,26 @@ def test_aliases_are_one_object() -> None:
 def test_pages_are_in_the_navigation(pages: dict[str, str]) -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert all(f"reference/{page}" in navigation for page in pages)
+
+
+# Pages that describe the inside of the package, or map statements to code; and a group of entry points.
+INSIDE = ("architecture.md", "kernels.md", "paper.md")
+NO_OBJECTS = {"m2s.plugins"}
+
+
+@pytest.fixture(scope="module")
+def described() -> set[str]:
+    """Every name with a place in the reference."""
+    objects = reference_pages.documented().values()
+    modules = {name for names in reference_pages.PAGES.values() for name in names}
+    return {"m2s", *modules, *(name.path for name in objects), *(alias for name in objects for alias in name.aliases)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "reference"], ids=lambda page: page.stem)
+def test_names_that_a_page_tells_readers_to_use_are_described(page: Path, described: set[str]) -> None:
+    if page.name in INSIDE:
+        return
+    for name in set(re.findall(r"`(m2s(?:\.\w+)+)(?:\([^`]*\))?`", page.read_text())) - NO_OBJECTS:
+        owner = name.rpartition(".")[0]
+        is_member = owner in described and reference_pages.file_of(owner) is None
+        assert name in described or is_member, f"{name} is in no page of docs/reference"

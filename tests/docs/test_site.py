@@ -112,6 +112,21 @@ def test_a_browser_asks_for_no_host(page: str, site: Site, chrome: str, tmp_path
     assert not requested_hosts(site.folder / page, chrome, tmp_path)
 
 
+def found_by_search(site: Site, page: str, words: str, chrome: str, folder: Path) -> list[str]:
+    """Return the files that the search of a page lists, in a browser that reads the page from the disk."""
+    command = [chrome, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--virtual-time-budget=10000", "--dump-dom", f"file://{site.folder / page}?q={words}"]
+    shown = subprocess.run(command, capture_output=True, check=True, timeout=120, text=True).stdout
+    links = re.findall(r'<a href="file://([^"?#]+)[^"]*" class="md-search-result__link"', shown)
+    return [Path(link).relative_to(site.folder).as_posix() for link in dict.fromkeys(links)]
+
+
+@pytest.mark.parametrize("page", ["index.html", "concepts/losses.html"])
+def test_the_search_works_from_the_disk_and_finds_parts_of_names(page: str, site: Site, chrome: str, tmp_path: Path) -> None:
+    found = found_by_search(site, page, "affine+inverse", chrome, tmp_path)
+    assert {"reference/conversions.html", "tutorials/audit-and-repair.html", "faq.html"} <= set(found), found
+
+
 def test_node_packages_name_no_host() -> None:
     assert not re.search(r"https?://", (ROOT / "web" / "package-lock.json").read_text()), "run `npm run lock` in web/"
 

@@ -2,7 +2,7 @@
 
 import base64
 import importlib
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +58,33 @@ def test_names_lead_to_the_reference() -> None:
     assert hook("links").with_names_linked(text, "concepts/a.html", places) == text.replace(
         "<code>m2s.sample</code>", linked, 1
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "meta", "boost"),
+    [
+        ("tutorials/text.ipynb", {}, 4),
+        ("reference/cli.md", {}, 0.5),
+        ("training.md", {}, 2),
+        ("source/a.py.md", {"search": {"exclude": True}}, 2),
+        ("faq.md", {"search": {"boost": 9}}, 9),
+    ],
+)
+def test_the_search_lists_explanations_first(path: str, meta: dict[str, Any], boost: float) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=path), meta=meta)
+    assert hook("pages").on_page_markdown("text", page, None, None) == "text"
+    assert page.meta["search"]["boost"] == boost
+
+
+@pytest.mark.parametrize(
+    ("tex", "mark", "joined"), [("k = 0", ".", True), ("k = 0", "", False), ("k = 0", " so", False), ("x + " * 20, ",", False)]
+)
+def test_a_mark_stays_on_the_line_of_a_short_formula(tex: str, mark: str, joined: bool) -> None:
+    assets = hook("assets")
+    text = rf'<p>With <span class="arithmatex">\({tex}\)</span>{mark}</p>'
+    new = assets.FORMULA.sub(lambda match: assets.with_mark("<b>typeset</b>", match), text)
+    shown = f'<span class="m2s-formula"><b>typeset</b>{mark}</span>' if joined else f"<b>typeset</b>{mark}"
+    assert new == f"<p>With {shown}</p>"
 
 
 def test_a_chain_is_a_row_of_boxes() -> None:

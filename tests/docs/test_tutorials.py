@@ -1,6 +1,7 @@
 """Every notebook of the tutorials runs, in an empty folder."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,19 @@ def test_written_notebooks_have_printed_lines_in_one_piece_and_described_picture
     assert notebook.cells[1].metadata == {"alt": "A <line>"}
     text, pictures = to_markdown(notebook, "tutorials/x.ipynb")
     assert 'alt="A &lt;line&gt;"' in text and list(pictures) == ["x-1-0.png"]
+
+
+@pytest.mark.docs
+def test_cells_with_the_tag_hide_input_are_folded() -> None:
+    import nbformat.v4 as nb
+
+    from site_notebooks import to_markdown
+
+    cells = [nb.new_code_cell(source, metadata={"tags": ["hide-input"]}) for source in ("import m2s", "plt.show()")]
+    notebook = nb.new_notebook(cells=[nb.new_markdown_cell("# Title"), *cells, nb.new_code_cell("m2s.fit(x)")])
+    text, _ = to_markdown(notebook, "tutorials/x.ipynb")
+    assert re.findall(r"<summary>(.*?)</summary>\n\n````python\n(.*?)\n````\n\n</details>", text) == [
+        ("Imports and settings", "import m2s"),
+        ("Code of the picture", "plt.show()"),
+    ]
+    assert text.endswith("\n\n````python\nm2s.fit(x)\n````\n")

@@ -59,13 +59,21 @@ function enableTheme(): void {
   update();
 }
 
-/** Returns the color scheme of an earlier visit. Some browsers store nothing for pages on the disk. */
+/** Returns the color scheme of an earlier visit, or the one that was chosen in the documentation around this page. */
 function remembered(): string | null {
   try {
-    return localStorage.getItem("m2s-lab-theme");
+    return localStorage.getItem("m2s-lab-theme") ?? ofDocumentation();
   } catch {
-    return null;
+    return null; // some browsers store nothing for pages on the disk
   }
+}
+
+/** Returns the scheme that the theme of the documentation has stored. Its first choice is that of the system. */
+function ofDocumentation(): string | null {
+  const stored = localStorage.getItem(`${new URL("..", location.href).pathname}.__palette`);
+  const palette = stored ? (JSON.parse(stored) as { index?: number; color?: { scheme?: string } }) : null;
+  if (!palette?.index) return null;
+  return palette.color?.scheme === "slate" ? "dark" : "light";
 }
 
 /** Stores the color scheme where the browser allows it. */

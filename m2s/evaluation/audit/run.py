@@ -111,7 +111,7 @@ def audit(
         TypeError: The head has no scores to audit.
 
     Example:
-        >>> m2s.audit(model, m2s.LogScore(m2s.Uniform(6)), (5, 5), steps=4)
+        >>> m2s.audit(model, m2s.LogScore(m2s.Uniform(6, m2s.Linear())), (5, 5), steps=4)
         Audit(31.00% outside, 54.00% material, 0.00% boundary, 15.00% realizable of 100 scores)
     """
     check_auditable(head)

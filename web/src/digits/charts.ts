@@ -4,20 +4,20 @@ import type { Frame } from "../sampling/protocol";
 import { CLASS_NAMES } from "../simplex/uniform";
 import { LEVELS } from "./image";
 
-/** Returns how many pixels of a frame have each class. */
-export function countClasses(frame: Frame): number[] {
+/** Returns how many pixels of a frame have each class. Fixed pixels do not count: no step uses their scores. */
+export function countClasses(frame: Frame, clamp: ArrayLike<number>): number[] {
   const counts = CLASS_NAMES.map(() => 0);
-  frame.prediction?.classes.forEach((one) => counts[one]++);
+  frame.prediction?.classes.forEach((one, pixel) => (counts[one] += Number(clamp[pixel] < 0)));
   return counts;
 }
 
 /** Draws one column for each step: the shares of the classes, realizable at the bottom. */
-export function drawShares(target: SVGElement, frames: readonly Frame[], count: number, index: number): void {
+export function drawShares(target: SVGElement, frames: readonly Frame[], clamp: ArrayLike<number>, count: number, index: number): void {
   const width = 240 / count;
   const columns = frames.flatMap((frame, i) => {
     if (!frame.prediction) return [];
-    const counts = countClasses(frame);
-    const total = frame.prediction.classes.length;
+    const counts = countClasses(frame, clamp);
+    const total = counts.reduce((sum, one) => sum + one, 0);
     let y = 0;
     return counts.flatMap((one, kind) => {
       const height = (44 * one) / total;

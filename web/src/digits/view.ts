@@ -153,14 +153,15 @@ class Digits {
     }
     const { prediction, tokens } = frame;
     const cells = Array.from(tokens, (token, i): Cell => {
-      const level = this.clamp[i] < 0 ? token : this.clamp[i];
-      const kind = prediction ? prediction.classes[i] : -1;
-      const said = prediction ? `level ${level} of 16, ${CLASS_NAMES[kind]}` : `level ${level} of 16`;
-      return { level, class: this.classes.checked ? kind : -1, isFixed: this.clamp[i] >= 0, text: said };
+      const isFixed = this.clamp[i] >= 0;
+      const level = isFixed ? this.clamp[i] : token;
+      const kind = prediction && !isFixed ? prediction.classes[i] : -1; // no step uses the score of a fixed pixel
+      const said = kind >= 0 ? `level ${level} of 16, ${CLASS_NAMES[kind]}` : `level ${level} of 16`;
+      return { level, class: this.classes.checked ? kind : -1, isFixed, text: isFixed ? `${said}, fixed` : said };
     });
     grid.update(cells, this.pixel);
-    drawShares(shares, film.frames, film.frames === null ? 1 : film.count, this.player.index);
-    text.textContent = prediction ? describeClasses(countClasses(frame), prediction.droppedMass) : describeSample(film);
+    drawShares(shares, film.frames, this.clamp, film.count, this.player.index);
+    text.textContent = prediction ? describeClasses(countClasses(frame, this.clamp), prediction.droppedMass) : describeSample(film, this.clamp);
   }
 
   private showPixel(): void {
@@ -178,8 +179,12 @@ class Digits {
     const least = Math.min(...Array.from(rows[1].values));
     const kind = CLASS_NAMES[predictions[1]?.classes[pixel] ?? 3];
     byId("pixel-text").textContent =
-      `What the networks predict${frame?.prediction ? "" : ", last of all"}, for levels 0 to 16. The mark is the current level. ` +
-      (least < -1e-6 ? `SEDD is ${kind}: its signed posterior falls to ${format(least, 3)}.` : `SEDD is ${kind} here.`);
+      `What the networks predict${frame?.prediction ? "" : " in the last step"}, for levels 0 to 16. The mark is the current level. ` +
+      (this.clamp[pixel] >= 0
+        ? "The pixel is fixed, so no step uses these numbers."
+        : least < -1e-6
+          ? `SEDD is ${kind}: its signed posterior falls to ${format(least, least > -0.001 ? 6 : 3)}.`
+          : `SEDD is ${kind} here.`);
   }
 }
 
@@ -187,20 +192,22 @@ class Digits {
 function describeClasses(counts: readonly number[], dropped: number): string {
   const total = counts.reduce((sum, one) => sum + one, 0);
   const without = counts[0] + counts[1];
+  if (total === 0) return "All pixels are fixed.";
   if (without === 0) return `All ${total} scores have a posterior.`;
   const weights = dropped > 0 ? `The sampler drops a negative mass of ${dropped.toPrecision(2)}.` : "No weight is negative.";
   return `${without} of ${total} scores have no posterior: ${counts[0]} outside the box, ${counts[1]} in it. ${weights}`;
 }
 
 /** Says the same about all steps of a sample. */
-function describeSample(film: Film): string {
+function describeSample(film: Film, clamp: ArrayLike<number>): string {
   const counts = [0, 0, 0, 0];
   let dropped = 0;
   for (const frame of film.frames) {
-    countClasses(frame).forEach((one, kind) => (counts[kind] += one));
+    countClasses(frame, clamp).forEach((one, kind) => (counts[kind] += one));
     dropped += frame.prediction?.droppedMass ?? 0;
   }
   const total = counts.reduce((sum, one) => sum + one, 0);
+  if (total === 0) return "All pixels are fixed.";
   const share = Math.round((100 * (counts[0] + counts[1])) / total);
   if (counts[0] + counts[1] === 0) return "In all steps every score had a posterior.";
   return `In all steps ${share} % of the scores had no posterior. The sampler dropped a negative mass of ${format(dropped)}.`;

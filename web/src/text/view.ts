@@ -125,7 +125,8 @@ class TextPart {
   /** Says that fixed characters wait for a new sample. */
   private changed(): void {
     const count = this.clamp.reduce((sum, one) => sum + Number(one >= 0), 0);
-    this.status.textContent = `${count} ${count === 1 ? "character is" : "characters are"} fixed. Sample again to see the text around them.`;
+    const fixed = count === 0 ? "No character is" : count === 1 ? "1 character is" : `${count} characters are`;
+    this.status.textContent = `${fixed} fixed. Sample again to see the text.`;
     this.show();
   }
 

@@ -97,6 +97,15 @@ test("buttons and sliders of the simplex", () =>
         }
       }
     }
+    await visit.choose("#time", "0.3");
+    // Each place has another class than the one before, so that its verdict shows that it was reached.
+    for (const place of ["outside", "exact", "material", "wrong", "outside"] as const) {
+      await page.click(`[data-place=${place}]`);
+      await page.waitForFunction((wanted) => document.querySelector("#verdict")?.textContent === wanted, { polling: 20 }, classes[place]);
+      if (place === "exact") assert.match(await visit.text("#generated-text"), /^Total variation from the data: 0\.000 as it is, 0\.000 repaired\.$/);
+      assert.equal((await visit.text("#generated-text")).includes("At other times and tokens"), place === "wrong", place);
+    }
+    await visit.choose("#time", "0.95");
     await visit.focus("#steps");
     await page.keyboard.press("End");
     assert.equal(await visit.text("#steps-value"), "∞");
@@ -128,6 +137,11 @@ test("painted pixels stay in both images, and repair removes every frame", () =>
       const levels = await shown(id);
       for (const pixel of wanted) assert.equal(levels[pixel], "100%", `${id} ${pixel}`);
     }
+    await visit.choose("#digits-player input", "6");
+    assert.match(await visit.text("#text-sedd"), /^\d+ of 55 scores have no posterior/); // no step uses those of painted pixels
+    assert.equal(await page.$$eval("#image-sedd .fixed.class-0, #image-sedd .fixed.class-1", (cells) => cells.length), 0);
+    assert.match(await visit.text("#pixel-text"), /The pixel is fixed/);
+    await visit.choose("#digits-player input", "17");
     await page.keyboard.press("Delete");
     await page.waitForFunction(() => document.querySelectorAll("#image-m2s .fixed").length === 8, { polling: 20 });
     await page.click("#paint-clear");
@@ -248,6 +262,27 @@ function lowContrast(): string[] {
   return found;
 }
 
+test("the colors are those chosen in the documentation, until they are chosen here", () =>
+  visiting(served, { dark: false }, async (visit) => {
+    const { page } = visit;
+    const theme = (): Promise<string | undefined> => page.evaluate(() => document.documentElement.dataset.theme);
+    const palette = (index: number, scheme: string): Promise<void> =>
+      page.evaluate((...chosen) => {
+        const key = `${new URL("..", location.href).pathname}.__palette`;
+        localStorage.setItem(key, JSON.stringify({ index: chosen[0], color: { scheme: chosen[1] } }));
+      }, index, scheme);
+    for (const [index, scheme, wanted] of [[2, "slate", "dark"], [1, "default", "light"], [0, "default", undefined]] as const) {
+      await palette(index, scheme);
+      await page.reload();
+      assert.equal(await theme(), wanted);
+    }
+    await palette(2, "slate");
+    await page.reload();
+    await page.click("#theme");
+    await page.reload();
+    assert.equal(await theme(), "light");
+  }));
+
 test("a finger drags the score and paints", () =>
   visiting(address, { width: 400, touch: true }, async (visit) => {
     const { page } = visit;
@@ -263,6 +298,25 @@ test("a finger drags the score and paints", () =>
     await visit.finished("text");
     await page.touchscreen.tap(...(await visit.middle(".character", 5)));
     assert.deepEqual((await visit.attributes(".character", "aria-pressed")).slice(4, 7), ["false", "true", "false"]);
+  }));
+
+test("on a phone the step slider stays in view above the pictures that it moves", () =>
+  visiting(address, { width: 400, touch: true }, async (visit) => {
+    const { page } = visit;
+    for (const [part, below] of [["digits", "#image-sedd"], ["text", "#reading"]] as const) {
+      await page.tap(`#tab-${part}`);
+      await visit.finished(part);
+      await page.$eval(below, (element) => element.scrollIntoView({ block: "end" }));
+      const [header, player, picture] = await page.evaluate(
+        (...selectors) => selectors.map((selector) => document.querySelector(selector)!.getBoundingClientRect()).map(({ top, bottom }) => [top, bottom]),
+        "header",
+        `#${part}-player`,
+        below,
+      );
+      assert.ok(header[1] <= player[0] + 1 && player[1] < picture[0], `${part}: ${header}, ${player}, ${picture}`);
+      await visit.choose(`#${part}-player input`, "4");
+      assert.match(await visit.text(`#${part}-player output`), /^4 of /);
+    }
   }));
 
 test("every control has a name, and the focus is visible", () =>

@@ -100,7 +100,7 @@ export class Visit {
       selector,
       (elements, at) => {
         const around = elements[at].getBoundingClientRect();
-        if (around.top < 120 || around.bottom > innerHeight) elements[at].scrollIntoView({ block: "center" });
+        if (around.top < 180 || around.bottom > innerHeight) elements[at].scrollIntoView({ block: "center" });
         const box = elements[at].getBoundingClientRect();
         return [box.x + box.width / 2, box.y + box.height / 2] as [number, number];
       },
