@@ -21,6 +21,7 @@ SCALES = (1, 1e3, 1e-3, 1e6, 1e-6, 100, 1e-12)  # units in which a number may be
 
 # Numbers that are no results: sizes of networks and problems, tolerances, targets, and values computed in the tests below.
 SETTINGS = {
+    "What was measured": {"3,000", "29.5"},
     "Precision of the loss in float32": {"1e-5", "1e-6", "50,257", "1e-3"},
     "Projection against bisection": {"8,192"},
     "A training step of the paper's text model": {"169,697,920", "28,427,520", "2.6"},
@@ -56,11 +57,21 @@ def nelbo(row: dict[str, Any]) -> Any:
 
 def sections() -> dict[str, str]:
     """The sections of RESULTS.md by their titles."""
-    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", RESULTS, re.M | re.S))
+    return dict(re.findall(r"^### ([^\n]*)\n(.*?)(?=^##|\Z)", RESULTS, re.M | re.S))
 
 
 def section(title: str) -> str:
     return sections()[title]
+
+
+def anchored(anchor: str) -> str:
+    """The section of RESULTS.md that an anchor leads to."""
+    return next(text for title, text in sections().items() if re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") == anchor)
+
+
+def summary_rows() -> list[tuple[str, str, str]]:
+    """Question, result and anchor of each row of the summary."""
+    return re.findall(r"^\| (.*?) \| (.*) \| \[[^]]*\]\(#([^)]*)\) \|$", section("What was measured"), re.M)
 
 
 def numbers(found: Any) -> Iterator[float]:
@@ -318,7 +329,14 @@ def repaired() -> list[float]:
     return [float(number) / (100 if percent else 1) for number, percent in found]
 
 
+def summarized() -> list[float]:
+    """The numbers of the sections that the summary links. Each of them is compared with its own files."""
+    linked = [anchored(anchor) for _, _, anchor in summary_rows()]
+    return [float(number.rstrip("%").replace(",", "")) for text in linked for number in printed(text)]
+
+
 DERIVED = {
+    "What was measured": summarized,
     "When projection helps": repaired,
     "A recipe for text: learning rates and options": rates_section,
     "A recipe for text: Muon": text_optimizer,
@@ -343,6 +361,19 @@ DERIVED = {
 def has_rows(page: str, *rows: str) -> None:
     """Each table row is on the page; pytest would take minutes to show the difference to the page itself."""
     assert [row for row in rows if row not in page] == []
+
+
+def test_the_summary_has_the_numbers_of_the_sections_that_it_links() -> None:
+    assert len(summary_rows()) == section("What was measured").count("\n| ") - 1  # without the header; the rule begins with |-
+    for question, result, anchor in summary_rows():
+        assert printed(question + result) <= printed(anchored(anchor)) | SETTINGS["What was measured"], question
+    best = min(experiment("mnist")["rows"], key=lambda row: row["samples"][-1]["fid"])
+    assert best["method"] == "m2s-gaussian" and best["samples"][-1]["steps"] == 100
+    found = experiment("certificates")["certificates"]
+    names = dict.fromkeys(each["estimator"] for each in found)
+    bounds = [name for name in names if all(each["passed"] for each in found if each["estimator"] == name)]
+    result = next(result for _, result, anchor in summary_rows() if anchor.startswith("which-estimators"))
+    assert len(names) == 14 and result == f"Five of fourteen in every world: {', '.join(f'`{name}`' for name in bounds)}"
 
 
 def test_rows_of_the_digits_tables() -> None:
