@@ -1,5 +1,5 @@
 # make demo   trains M2S and SEDD on digits, samples, compares and audits them: out/demo/index.html
-# make test   style, types and every test but those of make test-docs
+# make test   style, types and every test but those of make test-docs; make -j2 test checks types while tests run
 # make docs   the documentation site, to be read from site/index.html; it needs node >= 20
 # make test-docs   the site, its notebooks, the recipes of examples/, and pages in a browser; it needs chromium and node
 # make notebooks   runs the notebooks of docs/tutorials/ and writes their outputs into them
@@ -16,12 +16,14 @@ FAULTS_MINUTES ?= 30
 DOCS_TESTS = $(shell grep -rlE 'mark\.docs' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test docs notebooks test-docs lint bench dist faults gpu clean
+.PHONY: demo test tests docs notebooks test-docs lint bench dist faults gpu clean
 
 demo: $(VENV)/demo.installed
 	$(BIN)/m2s demo --out out/demo
 
-test: lint
+test: lint tests
+
+tests: $(VENV)/test.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25 --durations-min=4
 
 docs: $(VENV)/docs.installed web/node_modules/.package-lock.json
