@@ -53,9 +53,8 @@ def test_code_that_only_draws_is_folded(path: Path) -> None:
 
 
 def test_the_overview_shows_a_picture_of_each_notebook(path: Path) -> None:
-    from run_notebooks import cover
-
-    assert (path.parent / "covers" / f"{path.stem}.png").read_bytes() == cover(read(path)), "make notebooks"
+    """tests/docs/test_tutorials.py compares the picture with the notebook."""
+    assert (path.parent / "covers" / f"{path.stem}.png").is_file()
     overview = (path.parent / "index.md").read_text(encoding="utf-8")
     title = "".join(read(path)["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
     assert f"](covers/{path.stem}.png)]({path.name})" in overview and f"### [{title}]({path.name})" in overview

@@ -23,6 +23,15 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run_notebooks.run(nbformat.read(path, as_version=4), tmp_path)
 
 
+@pytest.mark.docs
+@each_notebook
+def test_the_picture_of_the_overview_is_that_of_the_tagged_cell(path: Path) -> None:
+    from run_notebooks import cover
+
+    found = path.parent / "covers" / f"{path.stem}.png"
+    assert found.read_bytes() == cover(json.loads(path.read_text(encoding="utf-8"))), "make notebooks"
+
+
 @each_notebook
 def test_notebook_has_outputs_and_nothing_that_differs_from_run_to_run(path: Path) -> None:
     notebook = json.loads(path.read_text())
