@@ -10,8 +10,9 @@ does. All rows of an entry train on the same batches. OUT/ROW.json is written wh
 holds the error. The next call repeats failed rows after all others. Rows of experiments/results/text-ENTRY.json with the same
 settings and data count as finished.
 
-The rows of some entries (experiments/text_entries.py) train for a number of seconds in place of a number of steps. A short run
-measures the speed of such a row. OUT/budgets/ROW.json has the number of steps that follows, so that an interrupted row resumes.
+The rows of some entries (experiments/text_entries.py) train for a number of seconds in place of a number of steps. The speed of
+such a row is that of the same method and optimizer in the tables of `--speeds`. Without one a short run measures it.
+OUT/budgets/ROW.json has the number of steps that follows, so that an interrupted row resumes.
 
 The loss in the trace is the mean over `log_every` steps in nats per token. The gradient norm is that of the loss summed over
 tokens and averaged over sequences. Tokens per second is the median over the intervals of the trace, without compilation.
@@ -35,8 +36,9 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the import below, also where this file is loaded by its path
+sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also where this file is loaded by its path
 from text_entries import BUDGETED, Entry
+from text_speed import measured_speeds, speed, speed_of_halves
 
 import m2s
 from m2s.cli.evaluate.bpd import finite
@@ -168,6 +170,7 @@ class Experiment:
         settings: Options of `m2s train PRESET` that all rows have in common.
         described: Description of the data, from `describe`.
         device: Device of all computations.
+        speeds: Tokens per second that earlier tables measured, by method and optimizer.
     """
 
     out: Path
@@ -176,6 +179,7 @@ class Experiment:
     settings: dict[str, Any]
     described: dict[str, Any]
     device: torch.device
+    speeds: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     @property
     def held_out(self) -> Shard:
@@ -197,25 +201,31 @@ class Experiment:
     def budget(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Turn the seconds of a row into steps. A file keeps the result, so that the row resumes with the same steps.
 
-        The rate is the median of each half of a short run, for DUO's first half is slower. The number of steps is a multiple of
-        the number of states.
+        The rate is that of earlier tables (`--speeds`). For other rows it is the median of each half of a short run, for DUO's
+        first half is slower. The number of steps is a multiple of the number of states.
         """
         path = self.out / "budgets" / f"{name}.json"
         if path.exists():
             return read(path)
         assert self.entry.seconds is not None
         start = time.monotonic()
-        probe = self.out / "runs" / f"{name}-probe"
-        shutil.rmtree(probe, ignore_errors=True)
-        config = self.config(name, {**options, **PROBE, "out": probe})
-        train(config)
-        rate = speed_of_halves(loss_records(probe))
-        shutil.rmtree(probe)
+        config = self.config(name, {**options, "out": self.out / "runs" / f"{name}-probe"})
+        rate = self.speeds.get((config.method, config.optimizer.kind))
+        if rate is None:
+            rate = self.probe(name, {**options, **PROBE, "out": config.run.out})
         step = config.run.batch * config.data.length
         steps = max(STATES, int(self.entry.seconds * rate / step) // STATES * STATES)
         found = {"seconds": self.entry.seconds, "tokens_per_second": rate, "steps": steps}
         write_json(output_folder(path.parent) / path.name, {**found, "probe_seconds": time.monotonic() - start})
         return read(path)
+
+    def probe(self, name: str, options: dict[str, Any]) -> float:
+        """Return the tokens per second of a short run, which is removed."""
+        shutil.rmtree(options["out"], ignore_errors=True)
+        train(self.config(name, options))
+        rate = speed_of_halves(loss_records(options["out"]))
+        shutil.rmtree(options["out"])
+        return rate
 
     def measure(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Train and evaluate a row, and return it."""
@@ -313,39 +323,6 @@ def logged_seconds(run: Path) -> float:
     """
     clock = [record["seconds"] for record in read_records(run)]
     return float(sum(now for now, following in itertools.pairwise([*clock, -1.0]) if following < now))
-
-
-def rates(records: list[dict[str, Any]]) -> list[float]:
-    """Return the tokens per second of each interval of the log.
-
-    Args:
-        records: Lines of the log with `tokens` and `seconds`.
-    """
-    pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
-    return [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # the clock restarts when a run resumes
-
-
-def speed(records: list[dict[str, Any]]) -> float | None:
-    """Return the median of tokens per second over the intervals of the log; None without intervals.
-
-    Args:
-        records: Lines of the log with `tokens` and `seconds`.
-    """
-    found = rates(records)
-    return statistics.median(found) if found else None
-
-
-def speed_of_halves(records: list[dict[str, Any]]) -> float:
-    """Return the tokens per second of a run whose two halves may differ in speed: the harmonic mean of their medians.
-
-    Medians leave out the intervals with compilation and validations, where these are few.
-
-    Args:
-        records: Lines of the log with `tokens` and `seconds`.
-    """
-    found = rates(records) or [records[-1]["tokens"] / records[-1]["seconds"]]
-    middle = len(found) // 2
-    return statistics.harmonic_mean([statistics.median(half) for half in (found[:middle], found[middle:]) if half])
 
 
 def describe(data: Path, length: int, limit: int | None) -> dict[str, Any]:
@@ -463,7 +440,8 @@ def run(options: argparse.Namespace, started: float) -> bool:
     shared = json.loads(json.dumps(shared))
     check_settings(options.out, shared)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    experiment = Experiment(options.out, options.data, entry, settings, data, device)
+    speeds = measured_speeds(options.speeds, provenance(device)["device"])
+    experiment = Experiment(options.out, options.data, entry, settings, data, device, speeds)
     for name in options.rows:
         resolve(experiment.config(name, entry.rows[name]))  # raise for invalid options before anything is written
     done = {**known_rows(options, shared), **read_rows(options.out, entry)}
@@ -556,6 +534,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this many seconds")
     parser.add_argument(
         "--budget", type=float, metavar="SECONDS", help="seconds of training of each row, in place of the entry's"
+    )
+    parser.add_argument(
+        "--speeds",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="tables with the speed of rows, in place of short runs",
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="A.B=C", help="change settings of all rows")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N held-out windows")

@@ -4,12 +4,13 @@
     python experiments/text_job.py OUT ...                  # the same again: continues where the last call ended
     python experiments/transfer.py join back results       # on another machine
 
-For each row, `experiments/text.py` trains it and evaluates its NELBO. Samples with the sampler of its paper follow; for heads
-of M2S also those of the samplers and grids that the paper compares. For `sedd` audits at all numbers of steps, of the paper's
-four trajectories and of earlier states, and the repair follow. Samples at lower temperatures are last, for the frontier of
-perplexity against entropy. A score has no temperature, so there it is that of projected scores, and the row is called
-ROW-projected. Each of these is a stage: a command of m2s with one result that is not computed again. A call ends before
-`--seconds`. A stage that is interrupted resumes in the next call.
+First `experiments/text.py` trains all rows and evaluates their NELBO. The stages of all rows follow, the most important ones
+first. Level 1: samples with the sampler of the row's paper; for `sedd` the audit and the repair. Level 2: for `sedd` audits of
+the paper's four trajectories, of earlier states and at all numbers of steps. Level 3: for heads of M2S the other samplers and
+grids that the paper compares, and samples at lower temperatures, for the frontier of perplexity against entropy. A score has no
+temperature, so there it is that of projected scores, and the row is called ROW-projected. `--level` leaves out the stages above
+it. A stage is a command of m2s with one result that is not computed again. A call ends before `--seconds`. A stage that is
+interrupted resumes in the next call.
 
 With `--bundle` everything small of these rows is packed at the end of every call, also of one that ran out of time: rows,
 logs, samples and audits, in parts for one transfer (`experiments/transfer.py`). With `--weights` the averaged weights of the
@@ -18,6 +19,7 @@ Trials: `--n`, `--audited`, `--steps`, `--temperatures` and the options of text.
 """
 
 import argparse
+import functools
 import gc
 import shutil
 import signal
@@ -50,6 +52,7 @@ PROJECTED = "-projected"  # rows whose samples are those of projected scores
 SCORES = ("sedd", "sedd-absorb", "neural-ctmc")  # methods whose heads have no posterior
 DIAGNOSED = 4  # trajectories of the paper's diagnostic
 MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
+LEVELS = 3  # of importance of stages
 RUN_FILES = ("train.json", "log.jsonl", "config.json")  # of a run that figures and reports read
 PART_MIB, FILES, TOTAL_MIB = 15.5, 8, 63.5  # of one transfer
 
@@ -93,11 +96,13 @@ class Stage:
         name: What it is, for messages.
         result: The file that exists when the stage is finished.
         run: Computes it. An interrupted stage resumes.
+        level: 1 for the most important stages, at most LEVELS.
     """
 
     name: str
     result: Path
-    run: Callable[[], None]
+    run: Callable[[], object]
+    level: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,19 +128,17 @@ class Job:
     temperatures: tuple[float, ...] = TEMPERATURES
 
     def stages(self, row: str) -> Iterator[Stage]:
-        """Yield the stages of a trained row, the most important ones first.
+        """Yield the stages of a trained row.
 
         Args:
             row: The row.
         """
         method, run = self.entry.rows[row]["method"], self.out / "runs" / row
         samplings = SAMPLINGS[method]
-        for sampling in samplings[:1]:
-            yield from self.samples(row, run, sampling)
+        for number, sampling in enumerate(samplings):
+            yield from self.samples(row, run, sampling, level=1 if number == 0 else 3)
         if method == "sedd":
             yield from self.sedd(row, run)
-        for sampling in samplings[1:]:
-            yield from self.samples(row, run, sampling)
         yield from self.frontier(row, run, samplings[0] if samplings else ANALYTIC, method not in SCORES)
 
     def entries(self, row: str, data: Path | None) -> Iterator[Stage]:
@@ -165,7 +168,7 @@ class Job:
         for temperature in self.temperatures if has_posterior else (*self.temperatures, 1.0):
             out = folder / f"{sampling.sampler}-{sampling.grid}-{steps}-T{temperature:g}.npz"
             options = [*self.sampling_options(sampling), *more, "--temperature", f"{temperature:g}"]
-            yield self.command("sample", run, out, out, self.n, steps, options)
+            yield self.command("sample", run, out, out, self.n, steps, options, level=3)
 
     def sampling_options(self, sampling: Sampling) -> list[str]:
         """Return the options of `m2s sample` of a sampler and grid.
@@ -175,17 +178,18 @@ class Job:
         """
         return ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch)]
 
-    def samples(self, row: str, run: Path, sampling: Sampling) -> Iterator[Stage]:
+    def samples(self, row: str, run: Path, sampling: Sampling, level: int) -> Iterator[Stage]:
         """Yield the sets of samples of one sampler and grid.
 
         Args:
             row: The row.
             run: The folder of its run.
             sampling: The sampler and the grid.
+            level: That of the stages.
         """
         for steps in sampling.steps if sampling.steps != STEPS else self.steps:
             out = self.out / "samples" / row / f"{sampling.sampler}-{sampling.grid}-{steps}.npz"
-            yield self.command("sample", run, out, out, self.n, steps, self.sampling_options(sampling))
+            yield self.command("sample", run, out, out, self.n, steps, self.sampling_options(sampling), level)
 
     def sedd(self, row: str, run: Path) -> Iterator[Stage]:
         """Yield audits and repairs of an unconstrained score.
@@ -197,7 +201,7 @@ class Job:
             run: The folder of its run.
         """
         last = max(self.steps)
-        yield self.audit(row, run, "audit", self.audited, last)
+        yield self.audit(row, run, "audit", self.audited, last, level=1)
         for steps in sorted(self.steps, reverse=True):
             folder = self.out / "repair" / f"{row}-{steps}"
             options = ["--measure", "none", "--audited", "1", "--batch-size", str(min(self.micro_batch, self.n))]
@@ -205,17 +209,16 @@ class Job:
             target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"
             yield Stage(f"samples of {folder}", target, lambda source=folder, target=target: copy_samples(source, target))
         yield self.audit(row, run, f"audit-{DIAGNOSED}", DIAGNOSED, last)
-        for steps in sorted(self.steps)[:-1]:
-            yield self.audit(row, run, f"audit-steps-{steps}", self.audited, steps)
         states = saved_steps(run / "state")
         for step in (states[0], states[len(states) // 2 - 1]) if len(states) == text.STATES else ():
             exported = self.out / "states" / f"{row}-{step}"
-            yield Stage(
-                f"export of state {step}", exported / "config.json", lambda s=step, e=exported: discard(export_state(run, s, e))
-            )
+            export = functools.partial(export_state, run, step, exported)
+            yield Stage(f"export of state {step}", exported / "config.json", export, level=2)
             yield self.audit(row, exported, f"audit-state-{step}", self.audited, last)
+        for steps in sorted(self.steps)[:-1]:
+            yield self.audit(row, run, f"audit-steps-{steps}", self.audited, steps)
 
-    def audit(self, row: str, checkpoint: Path, name: str, n: int, steps: int) -> Stage:
+    def audit(self, row: str, checkpoint: Path, name: str, n: int, steps: int, level: int = 2) -> Stage:
         """Return the stage of an audit.
 
         Args:
@@ -224,11 +227,14 @@ class Job:
             name: The name of the audit.
             n: Number of samples.
             steps: Number of steps.
+            level: That of the stage.
         """
         folder = self.out / "audits" / f"{row}-{name}"
-        return self.command("audit", checkpoint, folder, folder / "audit.json", n, steps, ["--batch-size", "32"])
+        return self.command("audit", checkpoint, folder, folder / "audit.json", n, steps, ["--batch-size", "32"], level)
 
-    def command(self, word: str, checkpoint: Path, out: Path, result: Path, n: int, steps: int, options: list[str]) -> Stage:
+    def command(
+        self, word: str, checkpoint: Path, out: Path, result: Path, n: int, steps: int, options: list[str], level: int = 1
+    ) -> Stage:
         """Return the stage of a command of m2s.
 
         Args:
@@ -239,21 +245,23 @@ class Job:
             n: Number of samples.
             steps: Number of steps.
             options: Further options.
+            level: That of the stage.
         """
         size = min(self.micro_batch, n)
         words = [word, str(checkpoint), "--out", str(out), "--n", str(n), "--steps", str(steps), "--micro-batch", str(size)]
         words += options
 
-        return command_stage(words, out, result)
+        return command_stage(words, out, result, level)
 
 
-def command_stage(words: list[str], out: Path, result: Path) -> Stage:
+def command_stage(words: list[str], out: Path, result: Path, level: int = 1) -> Stage:
     """Return the stage of a command of m2s.
 
     Args:
         words: The command.
         out: What it writes.
         result: The file that it writes last.
+        level: That of the stage.
     """
 
     def run() -> None:
@@ -261,7 +269,7 @@ def command_stage(words: list[str], out: Path, result: Path) -> Stage:
         with recorded_command(["m2s", *words]):
             run_m2s(words)
 
-    return Stage(" ".join(["m2s", *words]), result, run)
+    return Stage(" ".join(["m2s", *words]), result, run, level)
 
 
 def copy_samples(repair: Path, target: Path) -> None:
@@ -277,12 +285,8 @@ def copy_samples(repair: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def discard(_: object) -> None:
-    """Ignore a result."""
-
-
 def work(options: argparse.Namespace, started: float, imports: float) -> bool:
-    """Compute everything that is missing, row by row.
+    """Compute everything that is missing: all rows, then their stages by level.
 
     Args:
         options: Command line options.
@@ -295,7 +299,7 @@ def work(options: argparse.Namespace, started: float, imports: float) -> bool:
     entry = text.ENTRIES[options.entry]
     temperatures = tuple(options.temperatures)
     job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch, temperatures)
-    failed = []
+    failed, trained = [], []
     for row in options.rows:
         words = [
             str(options.out),
@@ -313,11 +317,14 @@ def work(options: argparse.Namespace, started: float, imports: float) -> bool:
             code = text.main([*words, "--results", str(options.out / "no-results")])
         if code:
             failed.append(row)
-            continue
-        entries = job.entries(row, options.data if options.leaderboard else None)
-        failed += run_stages([*entries, *job.stages(row)], started)
-        if options.weights:
-            save_weights(options.out, row)
+        else:
+            trained.append(row)
+    data = options.data if options.leaderboard else None
+    stages = [stage for row in trained for stage in (*job.entries(row, data), *job.stages(row))]
+    for level in range(1, options.level + 1):
+        failed += run_stages((stage for stage in stages if stage.level == level), started)
+    for row in trained if options.weights else ():
+        save_weights(options.out, row)
     if failed:
         print(f"failed: {'; '.join(failed)}", file=sys.stderr)
     return not failed
@@ -441,6 +448,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", action="store_true", help="also write the averaged weights in bf16, OUT/weights/ROW")
     parser.add_argument(
         "--leaderboard", action="store_true", help="also verify each row as an entry of the leaderboard, seconds included"
+    )
+    parser.add_argument(
+        "--level",
+        type=int,
+        default=LEVELS,
+        choices=range(1, LEVELS + 1),
+        help="leave out stages above it (%(default)s)",
     )
     parser.add_argument("--n", type=int, default=1024, help="samples of a set, and pairs of a repair (%(default)s)")
     parser.add_argument("--audited", type=int, default=128, help="samples of an audit (%(default)s)")

@@ -157,6 +157,29 @@ def test_seconds_of_training_become_steps(text, monkeypatch, capsys):
     assert "belongs to the entries" in capsys.readouterr().err
 
 
+def test_speeds_of_earlier_tables_replace_the_short_run(text, capsys):
+    """A row's speed is the median over rows of its method and optimizer on this device; other rows need the short run."""
+    here = text.provenance("cpu")["device"]
+    rows = [
+        ("m2s train owt-fast --method mdlm", 64 * 20.0, here),
+        ("m2s train owt --method mdlm --optimizer.kind muon", 64 * 30.0, here),
+        ("m2s train owt --method mdlm --optimizer.kind muon", 64 * 90.0, "another device"),
+        ("m2s train owt --method mdlm", 64 * 90.0, here),  # AdamW
+        ("m2s train owt --method md4 --optimizer.kind muon", 64 * 90.0, here),
+    ]
+    found = [dict(zip(("train", "tokens_per_second", "device"), one, strict=True)) for one in rows]
+    Path("speeds.json").write_text(json.dumps({"rows": [*found, {"row": "failed", "error": "x"}]}))
+    given = ["out", "--entry", "methods", "--rows", "mdlm,gidd-0", "--budget", "0.5", "--speeds", "speeds.json", *COMMON]
+    assert text.main(given) == 0
+    assert row("mdlm")["budget"]["tokens_per_second"] == 64 * 25 and row("mdlm")["budget"]["steps"] == 12
+    assert row("mdlm")["tokens"] == 12 * 64
+    probed = {name: json.loads(Path(f"out/budgets/{name}.json").read_text())["probe_seconds"] for name in ("mdlm", "gidd-0")}
+    assert probed["mdlm"] < 0.1 < probed["gidd-0"]
+    Path("speeds.json").write_text("[]")
+    assert text.main(["new", *given[1:]]) == 2
+    assert "speeds.json is no result file" in capsys.readouterr().err and not Path("new").exists()
+
+
 def test_speed_of_a_run_with_two_halves(text):
     """The harmonic mean of the halves is all tokens over all seconds, whatever compilation and validation take."""
     seconds = [9.0, *[2.0] * 5, 7.0, *[2.0] * 4, *[1.0] * 4, 30.0, *[1.0] * 6]  # of intervals of 100 tokens

@@ -176,6 +176,33 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     assert read("out/clock/mdlm.json")["seconds"] == pytest.approx(seconds, abs=0.051)  # the third call trained nothing
 
 
+def test_important_stages_of_all_rows_are_first(job, monkeypatch):
+    """All rows are trained before any samples are drawn, and a call with --level 1 leaves out the later stages."""
+    done = []
+    train, draw = job.text.main, job.run_m2s
+
+    def recorded_train(words):
+        done.append(("train", words[words.index("--rows") + 1]))
+        return train(words)
+
+    def recorded_draw(words):
+        done.append((words[0], Path(words[1]).name))
+        draw(words)
+
+    monkeypatch.setattr(job.text, "main", recorded_train)
+    monkeypatch.setattr(job, "run_m2s", recorded_draw)
+    given = ["out", "--rows", "m2s-offset,sedd", *COMMON, *TEXT]
+    assert job.main(["out", "--level", "1", *given[1:]]) == 0
+    trained, first = [("train", "m2s-offset"), ("train", "sedd")], [("sample", "m2s-offset")] * 2
+    assert done == [*trained, *first, ("audit", "sedd"), *[("repair", "sedd")] * 2]
+    done.clear()
+    assert job.main(given) == 0
+    states = [path.name for path in sorted(Path("out/states").iterdir(), key=lambda one: int(one.name[5:]))]
+    audits = [("audit", "sedd"), *(("audit", name) for name in states), ("audit", "sedd")]
+    others = [*[("sample", "m2s-offset")] * (3 * 2 + 1), *[("sample", "sedd")] * 2]
+    assert done == [*trained, *audits, *others]
+
+
 def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
     draw = job.run_m2s
 

@@ -1,0 +1,80 @@
+"""The speed of text runs: tokens per second of a log, and of rows that earlier tables have measured."""
+
+import itertools
+import json
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from m2s.errors import UserError
+from m2s.presets import PRESETS
+
+Key = tuple[str, str]  # method and optimizer
+
+
+def rates(records: list[dict[str, Any]]) -> list[float]:
+    """Return the tokens per second of each interval of the log.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
+    pairs = [(b["tokens"] - a["tokens"], b["seconds"] - a["seconds"]) for a, b in itertools.pairwise(records)]
+    return [tokens / seconds for tokens, seconds in pairs if seconds > 0]  # the clock restarts when a run resumes
+
+
+def speed(records: list[dict[str, Any]]) -> float | None:
+    """Return the median of tokens per second over the intervals of the log; None without intervals.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
+    found = rates(records)
+    return statistics.median(found) if found else None
+
+
+def speed_of_halves(records: list[dict[str, Any]]) -> float:
+    """Return the tokens per second of a run whose two halves may differ in speed: the harmonic mean of their medians.
+
+    Medians leave out the intervals with compilation and validations, where these are few.
+
+    Args:
+        records: Lines of the log with `tokens` and `seconds`.
+    """
+    found = rates(records) or [records[-1]["tokens"] / records[-1]["seconds"]]
+    middle = len(found) // 2
+    return statistics.harmonic_mean([statistics.median(half) for half in (found[:middle], found[middle:]) if half])
+
+
+def measured_speeds(paths: Sequence[Path], device: str) -> dict[Key, float]:
+    """Return the median tokens per second of finished rows, by method and optimizer.
+
+    Args:
+        paths: Files that experiments/text.py wrote with `--table`.
+        device: Only rows of this device, as results name it.
+
+    Raises:
+        UserError: A file cannot be read.
+    """
+    found: dict[Key, list[float]] = {}
+    for path in paths:
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no result file of text.py --table ({type(error).__name__}: {error})") from error
+        for row in rows:
+            if row.get("device") == device and row.get("tokens_per_second"):
+                found.setdefault(key(row["train"]), []).append(row["tokens_per_second"])
+    return {one: statistics.median(values) for one, values in found.items()}
+
+
+def key(train: str) -> Key:
+    """Return the method and the optimizer of a row.
+
+    Args:
+        train: Its command, `m2s train PRESET --method ...`.
+    """
+    words = shlex.split(train)
+    options = {word: following for word, following in itertools.pairwise(words) if word.startswith("--")}
+    return options["--method"], options.get("--optimizer.kind", PRESETS[words[2]].optimizer.kind)
