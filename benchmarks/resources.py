@@ -49,6 +49,7 @@ class Kernel:
 
 LOSS = "*fp32 *bf16 *fp64 *i32 *i32 *fp64 *fp64 i32 i32/16 i32/16 i32/16 i32"
 DRAW = f"*fp32 i32/16 *i64 *fp64 *fp64 *fp64 i32 *i64 {'i32 ' * 8}*i64 *fp64 *fp64 *fp64 i32 i32"
+ANALYTIC = "*fp32 i32/16 *i64 *fp64 *fp64 i32 *i64 *fp64 i32"
 PROJECT = "*fp32 *fp32 *i32 *i64 *fp64 i32 i32/16 i32 i32"
 CLASSIFY = "*fp32 *i64 *fp64 *i64 *fp64 i32 i32/16 i32 i64 i64"
 NORM = f"*fp32 *bf16 *bf16 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 {'i32 ' * 4}fp32"
@@ -72,6 +73,13 @@ for operation, block, warps in (
 for label, routes, other in (("draw", "none", False), ("step of bayes", "bayes", False), ("step of euler", "euler", True)):
     constants = {"ROUTES": routes, "OTHER": other, "TILES": 32, "LINES": 8, "BLOCK": 256}
     KERNELS[label] = Kernel("reverse_step", "_draw", DRAW, constants, 4)
+for label, log, mask in (
+    ("analytic step", True, False),
+    ("analytic step, mask", True, True),
+    ("analytic step, posteriors", False, False),
+):
+    constants = {"LOG": log, "MASK": mask, "TILES": 32, "LINES": 8, "BLOCK": 256}
+    KERNELS[label] = Kernel("analytic_step", "_draw", ANALYTIC, constants, 4)
 for label, log in (("project, scores", False), ("project, log-scores, mask", True)):
     constants = {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
     KERNELS[label] = Kernel("project", "_project", PROJECT, constants, 16)

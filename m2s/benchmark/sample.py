@@ -1,5 +1,10 @@
-"""Part "sample": one step of `m2s.sample` (network, last layer, draw), against the network and the last layer alone."""
+"""One step of `m2s.sample` (network, last layer, draw), against the network and the last layer alone.
 
+Part "sample" takes Bayes steps of a posterior. Parts "sample-score" and "sample-projected" take analytic steps of an
+unconstrained score, as it is and projected.
+"""
+
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,8 +20,8 @@ from m2s.ops.backend import Backend
 from m2s.samplers.inference_model import InferenceModel
 
 BODY, GEMM = "network body", "head GEMM"
-FUSED = "m2s.sample, fused"
-STEPS: dict[str, Backend] = {FUSED: "fused", "m2s.sample, reference": "reference"}
+FUSED, REFERENCE = "m2s.sample, fused", "m2s.sample, reference"
+STEPS: dict[str, Backend] = {FUSED: "fused", REFERENCE: "reference"}
 ROUNDS = 3  # samples drawn by each form, alternately; each has `repeats` timed steps after its first
 MAX_OVER_NETWORK, MIN_SPEEDUP, MAX_GIB = 1.25, 5.0, 1.0
 
@@ -32,6 +37,48 @@ def measure(setting: Setting) -> dict[str, Any]:
     Returns:
         Times, memory, ratios and bars.
     """
+    return _measure(setting, m2s.Posterior, "bayes")
+
+
+@PARTS.register("sample-score")
+@torch.no_grad()
+def measure_score(setting: Setting) -> dict[str, Any]:
+    """Compare an analytic step of SEDD's head with the compiled network and the matrix product of the last layer.
+
+    Args:
+        setting: Sizes and device.
+
+    Returns:
+        Times, memory, ratios and bars.
+    """
+    return _measure(setting, m2s.LogScore, "analytic")
+
+
+@PARTS.register("sample-projected")
+@torch.no_grad()
+def measure_projected(setting: Setting) -> dict[str, Any]:
+    """Compare an analytic step of projected scores with the compiled network and the matrix product of the last layer.
+
+    Args:
+        setting: Sizes and device.
+
+    Returns:
+        Times, memory, ratios and bars.
+    """
+    return _measure(setting, lambda process: m2s.Projected(m2s.LogScore(process)), "analytic")
+
+
+def _measure(setting: Setting, head: Callable[[m2s.Process], m2s.heads.Head], sampler: str) -> dict[str, Any]:
+    """Compare a step of a sampler with the compiled network and the matrix product of the last layer.
+
+    Args:
+        setting: Sizes and device.
+        head: Makes the head of a process.
+        sampler: The name of the sampler.
+
+    Returns:
+        Times, memory, ratios and bars.
+    """
     device, comparison = setting.device, Comparison(setting)
     process = m2s.Uniform(setting.vocab, m2s.Linear())
     network, model = _network(setting, comparison)
@@ -43,10 +90,10 @@ def measure(setting: Setting) -> dict[str, Any]:
         watch = watches[name] = Stopwatch(device)
         tokens: Tensor = m2s.sample(
             network,
-            m2s.Posterior(process),
+            head(process),
             (setting.batch, setting.length),
             steps=setting.repeats + 1,
-            sampler="bayes",
+            sampler=sampler,
             micro_batch=setting.batch,
             callback=lambda _: watch.stamp(),
             device=device,
@@ -71,10 +118,11 @@ def measure(setting: Setting) -> dict[str, Any]:
     for name, milliseconds in times.items():
         comparison.results[name] |= summarize_times(milliseconds)
     return comparison.result(
-        f"one step of m2s.sample, bayes, {setting.batch} x {setting.length}, a DiT {setting.depth} x {setting.width} x "
-        f"{setting.heads}, {setting.vocab:,} tokens, {setting.arithmetic}",
-        {f"{name} / ({BODY} + {GEMM})": comparison.ratio(name, BODY, GEMM) for name in STEPS},
-        _bars(comparison),
+        f"one step of m2s.sample, {sampler}, {head(process)}, {setting.batch} x {setting.length}, "
+        f"a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.vocab:,} tokens, {setting.arithmetic}",
+        {f"{name} / ({BODY} + {GEMM})": comparison.ratio(name, BODY, GEMM) for name in STEPS}
+        | {f"{REFERENCE} / {FUSED}": comparison.ratio(REFERENCE, FUSED)},
+        _bars(comparison) if sampler == "bayes" else [],
         body_compiled=setting.why_unavailable("compiled") is None,
     )
 

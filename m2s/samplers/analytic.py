@@ -9,7 +9,7 @@ from torch import Tensor
 from m2s.conversions.reverse_step import analytic_weights
 from m2s.dtypes import to_float64
 from m2s.heads import Head
-from m2s.ops.categorical import draw_categorical
+from m2s.ops.analytic_step.naive import draw_from
 from m2s.ops.counter_noise import CounterNoise
 from m2s.samplers.base import Move, Plan, StepSampler
 from m2s.samplers.capabilities import Need, Preserves
@@ -38,13 +38,12 @@ class Analytic(StepSampler):
         return Plan(torch.cat([t, s[-1:]]), torch.cat([s, torch.zeros_like(s[-1:])]))
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
-        def draw(part: Prediction, s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            weights = self.weights(part, s)
-            negative = -weights.clamp(max=0).sum(-1, dtype=part.t.dtype)
-            return draw_categorical(weights.clamp(min=0), u), negative
-
         # Near t = 1 the prediction holds at 1 - t_min, which may be below s.
-        token, negative = prediction.map(draw, torch.minimum(to_float64(move.s), prediction.t), noise("token"))
+        s, u = torch.minimum(to_float64(move.s), prediction.t), noise("token")
+        if type(self) is Analytic and prediction.fuses_analytic_step:
+            token, negative = prediction.analytic_step(s, u)
+        else:
+            token, negative = prediction.map(lambda part, s, u: draw_from(self.weights(part, s), u), s, u)
         prediction.notes["negative_mass"] = negative
         return token
 

@@ -17,13 +17,16 @@ from m2s import validation
 from m2s.conversions.bridge import gather_at, safe_log, scatter_at
 from m2s.conversions.reverse_step import denoising_weights
 from m2s.dtypes import float64_dtype, to_float64
-from m2s.heads import Head, Posterior, leave_one_out_from_posterior, score_from_posterior
+from m2s.heads import Head, LogScore, Posterior, leave_one_out_from_posterior, score_from_posterior
 from m2s.ops import uses_triton
+from m2s.ops.analytic_step import draw_next_token
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.last_layer import Output, Unprojected
 from m2s.ops.last_layer_chunks import Layer
 from m2s.ops.reverse_step import Routes, TokenDraw, cpu, draw_token
 from m2s.ops.reverse_step.cpu import BLOCK
+from m2s.realizability import Projected
+from m2s.realizability.projection import project_log
 from m2s.samplers.logits_processor import LogitsProcessor, guided_logits, guided_step
 
 __all__ = ["LogitsProcessor", "Prediction", "TokenDraw"]
@@ -87,12 +90,13 @@ class Prediction:
     @property
     def fuses(self) -> bool:
         """Whether draws and steps run as one Triton kernel: the output is float32 logits of the posterior, up to an offset."""
-        if isinstance(self.output, Unprojected):
-            float32 = self.output.hidden.dtype != torch.float64
-        else:
-            float32 = self.output.dtype == torch.float32
-        plain = type(self.head) is Posterior and self.unconditional is None and not self.logits_processor.sharpens
-        return float32 and plain and self.needs_one_draw and uses_triton(self.x_t)
+        return type(self.head) is Posterior and self.needs_one_draw and self._is_plain() and uses_triton(self.x_t)
+
+    @property
+    def fuses_analytic_step(self) -> bool:
+        """Whether an analytic step runs as a Triton kernel: the output is float32 log-scores, perhaps to be projected."""
+        head = self.head.head if type(self.head) is Projected else self.head
+        return type(head) is LogScore and self.process.rank_one is not None and self._is_plain() and uses_triton(self.x_t)
 
     # -------------------------------------------------------------------------------------------------- parts of a prediction
 
@@ -304,7 +308,46 @@ class Prediction:
         token, leave = self._by_rows(take)
         return token, leave
 
+    def analytic_step(
+        self, s: Float[Tensor, "*b"], u: Float[Tensor, "*site"]
+    ) -> tuple[Int[Tensor, "*site"], Float[Tensor, "*site"]]:
+        """Take a step of SEDD's analytic sampler by a kernel (`fuses_analytic_step`).
+
+        Args:
+            s: Time at the end of the step, at most t, [B].
+            u: Uniforms in [0, 1), [*site].
+
+        Returns:
+            The next tokens, and the negative mass that is dropped, both [*site].
+        """
+        process, projects = self.process.rank_one, isinstance(self.head, Projected)
+        head = self.head.head if isinstance(self.head, Projected) else self.head
+        assert process is not None and isinstance(head, LogScore)
+        k, u = self.x_t.reshape(-1), u.reshape(-1)
+        s, t = (validation.align("s", value, self.x_t).expand(self.x_t.shape).reshape(-1) for value in (s, self.t))
+        shift = None if head.scale == "none" else head.shift(k, t)
+
+        def draw(rows: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+            if not projects:
+                here = None if shift is None else shift[at]
+                return draw_next_token(rows, k[at], s[at], t[at], u[at], process, shift=here)
+            if shift is not None:
+                rows = rows - shift[at].to(rows.dtype).unsqueeze(-1)
+            posterior = project_log(rows, k[at], t[at], process)
+            return draw_next_token(posterior, k[at], s[at], t[at], u[at], process, posterior=True)
+
+        token, negative = self._by_rows(draw)
+        return token, negative
+
     # ---------------------------------------------------------------------------------------------------------------- private
+
+    def _is_plain(self) -> bool:
+        """Whether the logits are float32, and neither guided nor sharpened."""
+        if isinstance(self.output, Unprojected):
+            float32 = self.output.hidden.dtype != torch.float64
+        else:
+            float32 = self.output.dtype == torch.float32
+        return float32 and self.unconditional is None and not self.logits_processor.sharpens
 
     def _map_outputs(self, function: Callable[[Tensor], Tensor]) -> tuple[Output, Output | None]:
         """Apply a function to the per-site tensor of both outputs, logits or hidden states."""

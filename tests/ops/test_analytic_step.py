@@ -1,0 +1,168 @@
+"""Steps of the analytic sampler: the kernel against the weights of `m2s.analytic_weights` and of the Bayes step in float64.
+
+Without a GPU the kernel runs in Triton's interpreter.
+"""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import m2s
+from m2s.ops import use_backend
+from m2s.ops.analytic_step import naive
+from m2s.samplers import Analytic, CounterNoise, Move, Prediction
+
+pytest.importorskip("triton")
+
+fused = importlib.import_module("m2s.ops.analytic_step.triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROCESSES = {
+    "uniform": lambda vocab: m2s.Uniform(vocab, m2s.Linear()),
+    "geometric": lambda vocab: m2s.Uniform(vocab, m2s.Geometric(sigma_min=1e-3, sigma_max=8.0)),  # noise is left at t = 0
+    "absorbing": lambda vocab: m2s.Absorbing(vocab, m2s.Linear()),
+    "hybrid": lambda vocab: m2s.Hybrid(vocab, 0.3),
+}
+NEAR = 1e-9
+SEED = (5 << 32) + 7
+
+
+def sites(process: m2s.Process, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Current tokens, ends and starts of steps: the first and last token, the mask, a step of length 0 and one to s = 0."""
+    x_t = torch.randint(process.states, (count,), device=DEVICE)
+    x_t[:3] = torch.tensor([0, process.vocab - 1, process.states - 1])
+    t = 0.02 + 0.95 * torch.rand(count, dtype=torch.float64, device=DEVICE)
+    s = t * torch.rand(count, dtype=torch.float64, device=DEVICE)
+    s[3], s[4] = t[3], 0.0
+    return x_t, s, t
+
+
+def padded(values: Tensor) -> Tensor:
+    """The values in float32 with further columns that nothing may read."""
+    return torch.nn.functional.pad(values.float(), (0, 5), value=torch.nan)
+
+
+def check_draws(tokens: Tensor, weights: Tensor, u: Tensor) -> None:
+    """A drawn token has a positive weight, and u lies in its interval of the cumulative distribution."""
+    positive = weights.clamp(min=0)
+    share = positive / positive.sum(-1, keepdim=True)
+    here = share.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    above = share.cumsum(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    assert (here > 0).all() and ((above - here - NEAR <= u) & (u <= above + NEAR)).all()
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize(("vocab", "count"), [(2, 12), (3, 24), (300, 16), (2500, 8)])
+def test_draws_from_the_positive_part_of_the_weights(name: str, vocab: int, count: int) -> None:
+    """Scores that no posterior has, with a shift: tokens and the negative mass."""
+    process = PROCESSES[name](vocab)
+    x_t, s, t = sites(process, count)
+    log_score = 2 * torch.randn(count, process.states, device=DEVICE)
+    shift = torch.randn(count, dtype=torch.float64, device=DEVICE)
+    u = torch.rand(count, dtype=torch.float64, device=DEVICE)
+    u[-2:] = torch.tensor([0.0, 1 - 2.0**-53])
+    weights = m2s.analytic_weights((log_score.double() - shift.unsqueeze(-1)).exp(), x_t, s, t, process)
+    tokens, negative = fused.draw_next_token(padded(log_score), x_t, s, t, u, process, False, shift)
+    check_draws(tokens, weights, u)
+    torch.testing.assert_close(negative, -weights.clamp(max=0).sum(-1), rtol=NEAR, atol=1e-12)
+    assert name == "absorbing" or (negative > 0).any()  # otherwise the second assertion says little
+    expected, mass = naive.draw_next_token(padded(log_score), x_t, s, t, u, process, False, shift)
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(negative, mass, rtol=NEAR, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize(("vocab", "count"), [(2, 12), (300, 16), (2500, 8)])
+def test_posteriors_take_the_bayes_step(name: str, vocab: int, count: int) -> None:
+    """The weights are those of `m2s.bayes_probabilities`, which sum to one, also where mu has zeros."""
+    process = PROCESSES[name](vocab)
+    x_t, s, t = sites(process, count)
+    posterior = torch.softmax(4 * torch.randn(count, vocab, device=DEVICE), -1)
+    posterior = torch.where(posterior < 1e-3 / vocab, 0, posterior)
+    posterior[5] = torch.nn.functional.one_hot(x_t[5].clamp(max=vocab - 1), vocab)  # certain of the current token
+    posterior = torch.nn.functional.pad(posterior, (0, process.states - vocab))
+    if process.mask is not None and name == "absorbing":  # an unmasked token is certainly clean
+        known = torch.nn.functional.one_hot(x_t, process.states).float()
+        posterior = torch.where((x_t != process.mask).unsqueeze(-1), known, posterior)
+    u = torch.rand(count, dtype=torch.float64, device=DEVICE)
+    exact = posterior.double() / posterior.double().sum(-1, keepdim=True)
+    weights = m2s.bayes_probabilities(exact, x_t, s, t, process)
+    tokens, negative = fused.draw_next_token(padded(posterior), x_t, s, t, u, process, True)
+    positive = weights / weights.sum(-1, keepdim=True)
+    here = positive.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    above = positive.cumsum(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    assert (here > 0).all() and ((above - here - 1e-6 <= u) & (u <= above + 1e-6)).all()  # the rows are float32
+    assert (negative == 0).all()
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_frequencies_are_the_weights(name: str) -> None:
+    """Evenly spaced uniform numbers: each token has its share of the positive weights, to one draw."""
+    process, count = PROCESSES[name](5), 4000
+    x_t = torch.full((count,), process.states - 1, device=DEVICE)
+    s, t = (torch.full((count,), value, dtype=torch.float64, device=DEVICE) for value in (0.4, 0.6))
+    log_score = torch.tensor([0.3, -2.0, 1.0, -4.0, 0.0, 0.5])[: process.states].to(DEVICE).expand(count, -1)
+    u = (torch.arange(count, dtype=torch.float64, device=DEVICE) + 0.5) / count
+    tokens, _ = fused.draw_next_token(padded(log_score), x_t, s, t, u, process, False)
+    weights = m2s.analytic_weights(log_score[:1].double().exp(), x_t[:1], s[:1], t[:1], process)[0].clamp(min=0)
+    counts = torch.bincount(tokens, minlength=process.states)
+    assert (counts - count * weights / weights.sum()).abs().max() <= 1
+
+
+HEADS: dict[str, Callable[[m2s.Process], m2s.heads.Head]] = {
+    "score": m2s.LogScore,
+    "projected": lambda process: m2s.Projected(m2s.LogScore(process)),
+}
+
+
+@pytest.mark.parametrize("unprojected", [False, True], ids=["logits", "hidden"])
+@pytest.mark.parametrize("head", [*HEADS, "scaled", "scaled-projected"])
+@pytest.mark.parametrize("name", ["uniform", "absorbing"])
+def test_the_sampler_draws_the_same_tokens_with_the_kernel(name: str, head: str, unprojected: bool) -> None:
+    process = PROCESSES[name](40)
+    if head.startswith("scaled"):
+        if name == "uniform":
+            pytest.skip("the scale is for masking noise")
+        scored = m2s.LogScore(process, scale="sigma")
+        chosen: m2s.heads.Head = m2s.Projected(scored) if head.endswith("projected") else scored
+    else:
+        chosen = HEADS[head](process)
+    x_t = torch.randint(process.states, (3, 20), device=DEVICE)
+    x_t[0] = process.states - 1
+    hidden, weight = torch.randn(3, 20, 6, device=DEVICE), torch.randn(48, 6, device=DEVICE)
+    output = m2s.Unprojected(hidden, weight) if unprojected else hidden @ weight.T
+    t = torch.tensor([0.999, 0.5, 0.02], dtype=torch.float64, device=DEVICE)
+    found = {}
+    for backend in ("reference", "fused"):
+        prediction = Prediction(chosen, output, x_t, t)
+        noise = CounterNoise(SEED, torch.arange(3, device=DEVICE), 20, 2)
+        with use_backend(backend):
+            tokens = Analytic().step(prediction, Move(t, 0.9 * t), noise)
+        found[backend] = tokens, prediction.notes["negative_mass"]
+    assert torch.equal(found["reference"][0], found["fused"][0])
+    # The projection is float32 with the kernel. On a projected score the reference has negative weights of rounding alone.
+    near = {"rtol": NEAR, "atol": 1e-12} if "projected" not in head else {"rtol": 0, "atol": 1e-6}
+    torch.testing.assert_close(*(mass for _, mass in found.values()), **near)
+
+
+def test_other_samplers_and_heads_do_not_use_the_kernel() -> None:
+    """A subclass may have other weights; sharpened and float64 predictions need K-vectors."""
+    process = m2s.Uniform(6, m2s.Linear())
+    x_t, t = torch.zeros(1, 4, dtype=torch.long, device=DEVICE), torch.tensor([0.5], device=DEVICE)
+    output = torch.randn(1, 4, 6, device=DEVICE)
+
+    class Twice(Analytic):
+        def unguided_weights(self, part: Prediction, s: Tensor) -> Tensor:
+            one = torch.zeros(*part.x_t.shape, 6, device=DEVICE)
+            return one.index_fill(-1, torch.tensor([5], device=DEVICE), 1.0)
+
+    noise = CounterNoise(SEED, torch.arange(1, device=DEVICE), 4, 0)
+    with use_backend("fused"):
+        tokens = Twice().step(Prediction(m2s.LogScore(process), output, x_t, t), Move(t, 0.5 * t), noise)
+        assert (tokens == 5).all()
+        assert Prediction(m2s.LogScore(process), output, x_t, t).fuses_analytic_step
+        assert not Prediction(m2s.LogScore(process), output.double(), x_t, t).fuses_analytic_step
+        assert not Prediction(m2s.FactorizedRate(process), output, x_t, t).fuses_analytic_step
+        assert not Prediction(m2s.Posterior(process), output, x_t, t).fuses_analytic_step
