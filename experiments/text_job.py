@@ -12,8 +12,9 @@ temperature, so there it is that of projected scores, and the row is called ROW-
 it. A stage is a command of m2s with one result that is not computed again. A call ends before `--seconds`. A stage that is
 interrupted resumes in the next call.
 
-With `--bundle` everything small of these rows is packed at the end of every call, also of one that ran out of time: rows,
-logs, samples and audits, in parts for one transfer (`experiments/transfer.py`). With `--weights` the averaged weights of the
+With `--bundle` everything small of these rows is packed after each row and each level, and at the end of every call, also of
+one that ran out of time: rows, logs, samples and audits, in parts for one transfer (`experiments/transfer.py`). Copy them away
+as soon as they appear. With `--weights` the averaged weights of the
 rows are written to OUT/weights in bf16. With `--leaderboard` each row is also verified as an entry of docs/leaderboard.md.
 Trials: `--n`, `--audited`, `--steps`, `--temperatures` and the options of text.py after `--`.
 """
@@ -51,6 +52,7 @@ TEMPERATURES = (0.7, 0.8, 0.9)
 PROJECTED = "-projected"  # rows whose samples are those of projected scores
 SCORES = ("sedd", "sedd-absorb", "neural-ctmc")  # methods whose heads have no posterior
 DIAGNOSED = 4  # trajectories of the paper's diagnostic
+FEWER = 4  # the audits of level 2 have this many times fewer samples than the main one
 MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
 LEVELS = 3  # of importance of stages
 RUN_FILES = ("train.json", "log.jsonl", "config.json")  # of a run that figures and reports read
@@ -204,7 +206,8 @@ class Job:
         yield self.audit(row, run, "audit", self.audited, last, level=1)
         for steps in sorted(self.steps, reverse=True):
             folder = self.out / "repair" / f"{row}-{steps}"
-            options = ["--measure", "none", "--audited", "1", "--batch-size", str(min(self.micro_batch, self.n))]
+            examined = "1" if steps == last else "0"  # batches: an audited one takes as long as ten others
+            options = ["--measure", "none", "--audited", examined, "--batch-size", str(min(self.micro_batch, self.n))]
             yield self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
             target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"
             yield Stage(f"samples of {folder}", target, lambda source=folder, target=target: copy_samples(source, target))
@@ -214,9 +217,9 @@ class Job:
             exported = self.out / "states" / f"{row}-{step}"
             export = functools.partial(export_state, run, step, exported)
             yield Stage(f"export of state {step}", exported / "config.json", export, level=2)
-            yield self.audit(row, exported, f"audit-state-{step}", self.audited, last)
+            yield self.audit(row, exported, f"audit-state-{step}", max(1, self.audited // FEWER), last)
         for steps in sorted(self.steps)[:-1]:
-            yield self.audit(row, run, f"audit-steps-{steps}", self.audited, steps)
+            yield self.audit(row, run, f"audit-steps-{steps}", max(1, self.audited // FEWER), steps)
 
     def audit(self, row: str, checkpoint: Path, name: str, n: int, steps: int, level: int = 2) -> Stage:
         """Return the stage of an audit.
@@ -319,10 +322,12 @@ def work(options: argparse.Namespace, started: float, imports: float) -> bool:
             failed.append(row)
         else:
             trained.append(row)
+        bundle_so_far(options)
     data = options.data if options.leaderboard else None
     stages = [stage for row in trained for stage in (*job.entries(row, data), *job.stages(row))]
     for level in range(1, options.level + 1):
         failed += run_stages((stage for stage in stages if stage.level == level), started)
+        bundle_so_far(options)
     for row in trained if options.weights else ():
         save_weights(options.out, row)
     if failed:
@@ -367,6 +372,19 @@ def save_weights(out: Path, row: str) -> None:
         checkpoint = m2s.load(out / "runs" / row)
         checkpoint.model.bfloat16()
         checkpoint.save(target)
+
+
+def bundle_so_far(options: argparse.Namespace) -> None:
+    """Pack what there is, where the call packs results. Results that do not fit are an error at the end of the call only.
+
+    Args:
+        options: Command line options.
+    """
+    if options.bundle:
+        try:
+            bundle(options.out, options.rows, options.bundle)
+        except UserError as error:
+            print(f"not packed: {error}", file=sys.stderr, flush=True)
 
 
 def bundle(out: Path, rows: list[str], target: Path) -> None:
@@ -457,7 +475,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="leave out stages above it (%(default)s)",
     )
     parser.add_argument("--n", type=int, default=1024, help="samples of a set, and pairs of a repair (%(default)s)")
-    parser.add_argument("--audited", type=int, default=128, help="samples of an audit (%(default)s)")
+    parser.add_argument("--audited", type=int, default=128, help="samples of the main audit (%(default)s)")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="numbers of sampling steps (16 32 64 128)")
     parser.add_argument(
         "--temperatures", type=float, nargs="*", default=TEMPERATURES, help="of the frontier, beside 1 (0.7 0.8 0.9)"

@@ -87,7 +87,7 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
         found = read(f"arrived/results/audits/sedd-{name}/audit.json")
         checkpoint = "out/runs/sedd" if step == steps else f"out/states/sedd-{step}"
         assert found["checkpoint"] == checkpoint and m2s.load(checkpoint).config["extra"]["step"] == step
-        assert found["overall"]["position_steps"] == 4 * 4 * 16
+        assert found["overall"]["position_steps"] == (4 if step == steps else 1) * 4 * 16
     score = ["--sampler", "analytic", "--grid", "linear"]
     for name, words in (  # a temperature sharpens a posterior: of a score that of the projected one
         ("sedd/analytic-linear-4", ["--steps", "4", *score]),
@@ -201,6 +201,24 @@ def test_important_stages_of_all_rows_are_first(job, monkeypatch):
     audits = [("audit", "sedd"), *(("audit", name) for name in states), ("audit", "sedd")]
     others = [*[("sample", "m2s-offset")] * (3 * 2 + 1), *[("sample", "sedd")] * 2]
     assert done == [*trained, *audits, *others]
+
+
+def test_results_are_packed_while_the_call_runs(job, monkeypatch, capsys):
+    """The first row is packed before the second one is trained. Results that do not fit do not end the call."""
+    train, seen = job.text.main, []
+
+    def recorded_train(words):
+        if Path("back").exists():
+            assert job.transfer.main(["join", "back", "so-far"]) == 0
+            seen.append(files(Path("so-far/results")))
+        return train(words)
+
+    monkeypatch.setattr(job.text, "main", recorded_train)
+    assert job.main(["out", "--rows", "mdlm,gidd-0", "--level", "1", *COMMON, *TEXT]) == 0
+    assert len(seen) == 1 and "mdlm.json" in seen[0] and not any(name.startswith("samples") for name in seen[0])
+    monkeypatch.setattr(job, "TOTAL_MIB", 0.001)
+    job.bundle_so_far(job.parse(["out", "--rows", "mdlm", *COMMON]))
+    assert "not packed" in capsys.readouterr().err
 
 
 def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
