@@ -335,7 +335,14 @@ def summarized() -> list[float]:
     return [float(number.rstrip("%").replace(",", "")) for text in linked for number in printed(text)]
 
 
+def projected_steps() -> list[float]:
+    """How many times as fast the best fused step is as the best step of the reference."""
+    steps = benchmark("analytic")["parts"]["sample-projected"]["contenders"]
+    return [steps["m2s.sample, reference"]["best_ms"] / steps["m2s.sample, fused"]["best_ms"]]
+
+
 DERIVED = {
+    "Sampling steps of scores at 50,257 tokens": projected_steps,
     "What was measured": summarized,
     "When projection helps": repaired,
     "A recipe for text: learning rates and options": rates_section,

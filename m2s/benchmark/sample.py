@@ -1,7 +1,7 @@
 """One step of `m2s.sample` (network, last layer, draw), against the network and the last layer alone.
 
-Part "sample" takes Bayes steps of a posterior. Parts "sample-score" and "sample-projected" take analytic steps of an
-unconstrained score, as it is and projected.
+"sample" takes Bayes steps of a posterior. "sample-score" and "sample-projected" take analytic steps of an unconstrained
+score, as it is and projected.
 """
 
 from collections.abc import Callable

@@ -366,3 +366,35 @@ def test_rounding_does_not_send_a_row_in_circles(seed: int, row: int, monkeypatc
     assert 3 < len(passes) < 12
     expected = m2s.project(score.double(), x_t, t, process)
     assert float((found.double() - expected).abs().sum()) < 1e-5 and abs(float(found.double().sum()) - 1) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        m2s.LogScore(m2s.Uniform(7, m2s.Linear())),
+        m2s.LogScore(m2s.Absorbing(7, m2s.LogLinear())),
+        m2s.LogScore(m2s.Absorbing(7, m2s.LogLinear()), scale="sigma"),
+        m2s.LogScore(m2s.Hybrid(7, 0.3)),
+        m2s.FactorizedRate(m2s.Uniform(7, m2s.Linear())),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("unprojected", [False, True], ids=["logits", "hidden"])
+def test_a_projected_head_projects_the_score_of_the_head(head: m2s.heads.Head, unprojected: bool) -> None:
+    """Whatever the output means, its scale included: the posterior, its logarithm and the score."""
+    torch.manual_seed(0)
+    process = head.process
+    x_t, t = torch.randint(process.states, (3, 5)), torch.tensor([0.1, 0.5, 0.9])
+    x_t[:, 0] = process.states - 1
+    hidden, weight = torch.randn(3, 5, 4), torch.randn(process.states, 4)
+    logits = hidden @ weight.T
+    output = m2s.Unprojected(hidden, weight) if unprojected else logits
+    expected = m2s.project(head.log_score(logits, x_t, t).exp(), x_t, t, process)
+    found = m2s.Projected(head)
+    torch.testing.assert_close(found.posterior(output, x_t, t), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.posterior_logits(output, x_t, t).exp(), expected[..., : process.vocab], rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(
+        found.log_score(output, x_t, t).exp(), m2s.score_from_posterior(expected, x_t, t, process), rtol=1e-4, atol=1e-5
+    )

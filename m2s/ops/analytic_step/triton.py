@@ -106,12 +106,12 @@ def _draw(
             here = (tile == i)[:, None]  # tile i of registers: a dynamic index is not possible
             sums = tl.where(here, positive[None, :], sums)
         sums = tl.reshape(sums, [TILES * LINES])
-        lost = tl.sum(negative, 0) - tl.minimum(weight_k, 0.0)
+        negative_mass = tl.sum(negative, 0) - tl.minimum(weight_k, 0.0)
         weight_k = tl.maximum(weight_k, 0.0)
         weight_mask = total * 0.0
         if MASK:
             weight_mask = slope * value_mask + level_mask
-            lost -= tl.where(masked, 0.0, tl.minimum(weight_mask, 0.0))
+            negative_mass -= tl.where(masked, 0.0, tl.minimum(weight_mask, 0.0))
             weight_mask = tl.where(masked, weight_k, tl.maximum(weight_mask, 0.0))
 
         # inverse CDF: first over blocks, then inside the block; the mask comes after all clean tokens
@@ -131,7 +131,7 @@ def _draw(
         if MASK:
             token = tl.where((weight_mask > 0) & (target >= clean), vocab, token)
         tl.store(tokens + row, token)
-        tl.store(dropped + row, lost * into)
+        tl.store(dropped + row, negative_mass * into)
 
 
 def _site_scalars(x_t: Tensor, s: Tensor, t: Tensor, process: RankOne, posterior: bool, shift: Tensor | None) -> Tensor:
