@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -219,6 +221,23 @@ def test_results_are_packed_while_the_call_runs(job, monkeypatch, capsys):
     monkeypatch.setattr(job, "TOTAL_MIB", 0.001)
     job.bundle_so_far(job.parse(["out", "--rows", "mdlm", *COMMON]))
     assert "not packed" in capsys.readouterr().err
+
+
+def test_the_script_of_a_whole_job_ends_in_time(job):
+    """Rows, then the stages of all levels, with results to copy; without judges. A job without time left starts nothing."""
+    Path("packed").rename("text")
+    words = ["bash", str(FOLDER / "text_job.sh"), str(Path.cwd()), "methods", "mdlm"]
+    environment = {**os.environ, "JUDGES": "", "PYTHON": sys.executable}
+    later = [*COMMON[2:-4], "--temperatures", "0.8", *TEXT]
+    done = subprocess.run([*words, "600", *later], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "the job ended" in done.stdout, done.stderr[-2000:]
+    assert job.transfer.main(["join", "back", "arrived"]) == 0
+    found = files(Path("arrived/results"))
+    assert {"mdlm.json", "samples/mdlm/ancestral-linear-4.npz", "samples/mdlm/ancestral-linear-2-T0.8.npz"} <= found
+    before = Path("out/mdlm.json").read_bytes()
+    assert 500 < int(Path("end").read_text()) - time.time() < 600
+    done = subprocess.run([*words, "5", *later], env=environment, capture_output=True, text=True, timeout=300)
+    assert "level" not in done.stdout and Path("out/mdlm.json").read_bytes() == before
 
 
 def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
