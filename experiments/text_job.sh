@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rows of a text entry on a machine that is lent for some minutes: training, samples, audits, judges, and results to copy away.
+# Rows of a text entry on a machine with a time limit: training, samples, audits, judges, and results to copy away.
 #
 #   bash experiments/text_job.sh FOLDER ENTRY ROWS SECONDS [OPTIONS OF text_job.py ...] [-- OPTIONS OF text.py ...]
 #   setsid nohup bash experiments/text_job.sh /data methods sedd,m2s-offset 1600 > /data/job.log 2>&1 < /dev/null &
