@@ -136,7 +136,10 @@ class Sampler(NamedSampler):
         """
         if prediction.needs_one_draw:
             return prediction.draw_token(noise("token")).token
-        token, negative = prediction.map(_denoise, noise("token"))
+        if prediction.fuses_analytic_step and prediction.process.mask is None:
+            token, negative = prediction.analytic_step(torch.zeros_like(prediction.t), noise("token"))
+        else:
+            token, negative = prediction.map(_denoise, noise("token"))
         prediction.notes["negative_mass"] = negative
         return token
 
