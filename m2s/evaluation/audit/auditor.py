@@ -151,8 +151,10 @@ class Audit:
         s = validation.align("s", torch.minimum(step.s.to(t), t), step.x_t).expand(step.x_t.shape)
         if self.process.rank_one is not None:
             sites = max(1, MAX_SCORES.get(step.x_t.device.type, MAX_SCORES["cpu"]) // self.process.states)
-            for at in counted.reshape(-1).nonzero().squeeze(-1).split(sites):
-                self._add(stats, _SiteFindings(*prediction[at].map(self._examine, s.reshape(-1)[at])))
+            parts = counted.reshape(-1).nonzero().squeeze(-1).split(sites)
+            found = [prediction[at].map(self._examine, s.reshape(-1)[at]) for at in parts]
+            # Added up once for all parts: every number that is read waits for the GPU.
+            self._add(stats, _SiteFindings(*(torch.cat(column) for column in zip(*found, strict=True))))
         else:
             # A transition matrix belongs to one sample, so all sites of a sample are examined and then selected.
             self._add(stats, _SiteFindings(*(value[counted] for value in prediction.map(self._examine, s))))
