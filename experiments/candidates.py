@@ -63,6 +63,9 @@ batch-8, batch-schedule: twice as many steps of half the size; in the schedule o
 qk-norm, uniform-t, importance-0.3: options of m2s that were measured once on text.
 
 Self-conditioning is not measured (experiments/PLAN.md).
+
+Repeats and control variates change the variance of the gradient and not its mean. So that variance is also measured directly,
+at two networks each with and without time: one that leaves the plateau and one at the end of a run.
 """
 
 import argparse
@@ -84,6 +87,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the import below, also whe
 import plateau
 
 import m2s
+from m2s.data.sequences import Sequences
 from m2s.data.source import Source
 from m2s.distributed import World
 from m2s.errors import UserError
@@ -97,7 +101,8 @@ from m2s.process import RankOne
 from m2s.process.chain import time_interval
 from m2s.provenance import command, provenance
 from m2s.training import loop
-from m2s.training.config import Config, replace
+from m2s.training.build import load_weights, make_objects
+from m2s.training.config import Config, replace, resolve
 from m2s.training.trainer import LocalBatch, Trainer
 
 RESULTS = Path(__file__).parent / "results" / "candidates.json"
@@ -105,6 +110,10 @@ BASELINE, SEEDS, STEPS = "owt-fast", (1, 2, 3), 300
 POINTS = (102_400, 204_800, 307_200)
 LOSS_LIMIT = math.log(plateau.VOCAB)  # nats per token, weighted by the density of t
 DRAWS, GRID = 4, 1024  # times drawn from p(t | x_0, x_t), and the number of times among which they are drawn
+VARIANCE = {"owt-fast": ("repeat-2", "repeat-4", "bias-control"), "time-free": ("time-free-averaged",)}
+"""The candidates with which the variance of the gradient is measured, by the candidate that trains the network."""
+TRAINED = (100, 300)  # steps of these networks
+GROUPS, BATCHES = 10, 12  # batches for the variance: the errors are those over groups
 
 
 class ClippedObjective(TrainingObjective):
@@ -432,6 +441,96 @@ def measure(method: str, name: str, seed: int, out: Path, steps: int | None = No
     return {**row, "trace": found, **provenance(torch.device("cpu"))}
 
 
+def gradient_variance(name: str, run: Path) -> dict[str, list[float]]:
+    """Return the variance of the gradient of a batch in each group of batches, of all parameters and of the last layer's bias.
+
+    Args:
+        name: The candidate.
+        run: The folder of a run that trained its network.
+    """
+    train_x, held_out = plateau.draw(plateau.EXAMPLES, 1), plateau.draw(plateau.HELD_OUT, 2)
+    first = 10_000  # steps with other noise than those of the training
+    config = resolve(replace(configure("m2s-offset", name, 1, run), "steps", first + GROUPS * BATCHES))
+    source = Sequences(train_x, plateau.VOCAB, validation_x=held_out)
+    model, head, description = make_objects(config, source)
+    load_weights(model, description, str(run))
+    unigram, world = plateau.unigram_logits(train_x), World.start("cpu")
+    found: dict[str, list[float]] = {"all": [], "bias": []}
+    with CandidateTrainer(CANDIDATES[name], unigram, config, source, world, model, head, description) as trainer:
+        for group in range(GROUPS):
+            gradients: dict[str, list[Tensor]] = {"all": [], "bias": []}
+            for one in range(BATCHES):
+                trainer.progress.step = first + group * BATCHES + one
+                batch = trainer.local_batch(trainer.progress.step)
+                assert batch is not None
+                trainer.gradient(batch)
+                bias = last_bias(model).grad
+                assert bias is not None
+                gradients["all"].append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+                gradients["bias"].append(bias.clone())
+            for part, values in gradients.items():
+                found[part].append(float(torch.stack(values).double().var(0).sum()))
+    return found
+
+
+def measure_variance(network: str, steps: int, folder: Path) -> dict[str, Any]:
+    """Train a network and return the variance of its gradient with each candidate.
+
+    Args:
+        network: The candidate that trains the network.
+        steps: Training steps.
+        folder: The folder of the run.
+    """
+    measure("m2s-offset", network, 1, folder, steps)
+    values = {name: gradient_variance(name, folder) for name in (network, *VARIANCE[network])}
+    return {"network": network, "steps": steps, "variance": values, **provenance(torch.device("cpu"))}
+
+
+def ratio_and_error(values: list[float], others: list[float]) -> tuple[float, float]:
+    """Return the ratio of two means over paired groups, and its jackknife error.
+
+    Args:
+        values: The values of the numerator, one for each group.
+        others: Those of the denominator.
+    """
+    count = len(values)
+    left = [(sum(values) - one) / (sum(others) - other) for one, other in zip(values, others, strict=True)]
+    return sum(values) / sum(others), math.sqrt((count - 1) / count) * math.dist(left, [statistics.fmean(left)] * count)
+
+
+def summarize_variance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the ratio of the variance of each candidate to that of the objective that trained the network.
+
+    Args:
+        rows: What `measure_variance` returned.
+    """
+    found = []
+    for row in rows:
+        for name in VARIANCE[row["network"]]:
+            mine, plain = row["variance"][name], row["variance"][row["network"]]
+            ratios = {
+                part: dict(zip(("ratio", "error"), ratio_and_error(mine[part], plain[part]), strict=True)) for part in mine
+            }
+            found.append({"network": row["network"], "steps": row["steps"], "candidate": name, **ratios})
+    return found
+
+
+def format_variance(summaries: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table of variances.
+
+    Args:
+        summaries: What `summarize_variance` returns.
+    """
+    heads = [f"{part} after {steps} steps" for part in ("all parameters", "bias") for steps in TRAINED]
+    lines = [f"| candidate | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for name in (name for names in VARIANCE.values() for name in names):
+        mine = {one["steps"]: one for one in summaries if one["candidate"] == name}
+        cells = [mine[steps][part] for part in ("all", "bias") for steps in TRAINED]
+        texts = [f"{cell['ratio']:.2f} ± {cell['error']:.2f}" for cell in cells]
+        lines.append(f"| `{name}` | {' | '.join(texts)} |")
+    return lines
+
+
 def nats_at(row: dict[str, Any], tokens: int) -> float:
     """Return the NELBO of a row at a validation, in nats per token.
 
@@ -461,10 +560,10 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for method, names in ROWS.items():
         base = [by_name[method, BASELINE, seed] for seed in SEEDS]
-        summaries = []
+        summaries: list[dict[str, Any]] = []
         for name in names:
             mine = [by_name[method, name, seed] for seed in SEEDS]
-            points = []
+            points: list[dict[str, Any]] = []
             for tokens in POINTS:
                 gaps = [nats_at(one, tokens) - nats_at(other, tokens) for one, other in zip(mine, base, strict=True)]
                 mean, error = mean_and_error(gaps)
@@ -505,6 +604,28 @@ def format_table(summaries: list[dict[str, Any]], method: str) -> list[str]:
     return [*lines, f"| pooled error | {' | '.join(pooled)} | |"]
 
 
+def write_table(rows: list[Path], variances: list[Path], results: Path) -> None:
+    """Write the result file and print the tables.
+
+    Args:
+        rows: The files of all rows.
+        variances: The files of all variances.
+        results: The result file.
+
+    Raises:
+        UserError: A file does not exist.
+    """
+    missing = [path for path in (*rows, *variances) if not path.exists()]
+    if missing:
+        raise UserError(f"{missing[0].parent} has no {missing[0].name}: compute the rows first, without --table")
+    found, spread = ([json.loads(path.read_text(encoding="utf-8")) for path in paths] for paths in (rows, variances))
+    summaries, ratios = summarize(found), summarize_variance(spread)
+    parts = {"summaries": summaries, "variance_ratios": ratios, "rows": found, "variance_rows": spread}
+    write_json(results, {"command": command(), **parts})
+    for lines in (*(format_table(summaries, method) for method in ROWS), format_variance(ratios)):
+        print("\n".join([*lines, ""]))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compute the rows that are not finished, or write the table; return the exit code.
 
@@ -517,25 +638,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="write the result file from the rows")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="the result file")
     options = parser.parse_args(arguments)
-    wanted = [(method, name, seed) for method, names in ROWS.items() for seed in SEEDS for name in names]
-    rows = {key: options.out / "-".join(map(str, (*key[:2], f"{key[2]}.json"))) for key in wanted}
+    out, wanted = options.out, [(method, name, seed) for method, names in ROWS.items() for seed in SEEDS for name in names]
+    rows = {key: out / "-".join(map(str, (*key[:2], f"{key[2]}.json"))) for key in wanted}
+    variances = {(name, steps): out / f"variance-{name}-{steps}.json" for name in VARIANCE for steps in TRAINED}
     try:
         if options.table:
-            missing = [path.name for path in rows.values() if not path.exists()]
-            if missing:
-                raise UserError(f"{options.out} has no {missing[0]}: compute the rows first, without --table")
-            found = [json.loads(path.read_text(encoding="utf-8")) for path in rows.values()]
-            summaries = summarize(found)
-            write_json(options.results, {"command": command(), "summaries": summaries, "rows": found})
-            for method in ROWS:
-                print("\n".join([*format_table(summaries, method), ""]))
+            write_table([*rows.values()], [*variances.values()], options.results)
             return 0
-        output_folder(options.out)
+        output_folder(out)
         for (method, name, seed), path in rows.items():
             if not path.exists():
-                row = measure(method, name, seed, options.out / "runs" / path.stem, options.steps)
+                row = measure(method, name, seed, out / "runs" / path.stem, options.steps)
                 write_json(path, row)
                 print(f"{path.stem}: NELBO {row['trace']['nats'][-1]:.3f}, {row['core_seconds']:.0f} s", flush=True)
+        for (name, steps), path in variances.items():
+            if not path.exists():
+                write_json(path, measure_variance(name, options.steps or steps, out / "runs" / path.stem))
         return 0
     except UserError as error:
         print(f"candidates.py: {error}", file=sys.stderr)

@@ -165,7 +165,7 @@ def configure(recipe: str, seed: int, out: Path, steps: int) -> Config:
     return config
 
 
-def trace(config: Config, train_x: Tensor, held_out: Tensor) -> dict[str, list[float]]:
+def trace(config: Config, train_x: Tensor, held_out: Tensor) -> dict[str, Any]:
     """Train, and return the tokens trained on and the NELBO in nats per token at each validation.
 
     Args:

@@ -181,7 +181,7 @@ def test_the_clipped_objective_is_the_plain_one_below_the_limit(monkeypatch):
 def test_the_unigram_bias_gives_the_unigram_distribution_at_the_last_time():
     config = resolve(candidates.configure("m2s-offset", "unigram-bias", 1, Path("run")))
     source = m2s.data.Sequences(candidates.plateau.draw(64, 1), candidates.plateau.VOCAB)
-    model, head, _ = candidates.loop.make_objects(config, source)
+    model, head, _ = candidates.make_objects(config, source)
     counts = torch.bincount(candidates.plateau.draw(64, 1).flatten(), minlength=candidates.plateau.VOCAB) + 1.0
     candidates.start_at_unigram(model, candidates.plateau.unigram_logits(candidates.plateau.draw(64, 1)))
     x_t, t = torch.randint(candidates.plateau.VOCAB, (2, 5)), torch.ones(2)
@@ -250,15 +250,47 @@ def test_differences_are_paired_and_a_win_needs_both_errors(monkeypatch):
     assert lines[4].startswith("| `repeat-2` | -0.100 ± 0.231 |")
 
 
+def test_ratios_of_variances_have_a_jackknife_error():
+    """For equal denominators the jackknife error is the standard error of the mean."""
+    ratio, error = candidates.ratio_and_error([1.0, 2.0, 3.0, 6.0], [2.0] * 4)
+    assert ratio == pytest.approx(1.5) and error == pytest.approx(torch.tensor([0.5, 1, 1.5, 3]).std().item() / 2)
+
+
+def test_the_variance_of_the_bias_falls_with_its_control(tmp_path, monkeypatch):
+    """A network without context that has learned the unigram distribution: the control is its own gradient."""
+    monkeypatch.setattr(candidates, "GROUPS", 1)
+    monkeypatch.setattr(candidates, "BATCHES", 3)
+    monkeypatch.setitem(candidates.VARIANCE, "unigram-bias", ("bias-control",))
+    monkeypatch.setitem(candidates.CANDIDATES["unigram-bias"].settings, "optimizer.lr", 1e-9)
+    row = candidates.measure_variance("unigram-bias", 1, tmp_path / "run")
+    plain, control = (row["variance"][name] for name in ("unigram-bias", "bias-control"))
+    assert control["bias"][0] < 1e-6 * plain["bias"][0]
+    assert control["all"][0] < plain["all"][0]
+
+
 def test_rows_and_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(candidates, "ROWS", {"m2s-offset": (candidates.BASELINE, "loss-clip"), "mdlm": (candidates.BASELINE,)})
+    monkeypatch.setattr(candidates, "VARIANCE", {candidates.BASELINE: ("repeat-2",)})
     out, results = tmp_path / "out", tmp_path / "candidates.json"
     assert candidates.main([str(out), "--table", "--results", str(results)]) == 2
     assert "m2s-offset-owt-fast-1.json" in capsys.readouterr().err and not results.exists()
+
+    def made_variance(network, steps, folder):
+        values = {"all": [1.0, 2.0], "bias": [1.0, 1.0]}
+        return {
+            "network": network,
+            "steps": steps,
+            "variance": {network: values, "repeat-2": {"all": [2.0, 4.0], "bias": [3, 3]}},
+        }
+
     monkeypatch.setattr(candidates, "measure", lambda method, name, seed, run, steps: made_row(method, name, seed, seed))
+    monkeypatch.setattr(candidates, "measure_variance", made_variance)
     assert candidates.main([str(out)]) == 0
-    monkeypatch.setattr(candidates, "measure", lambda *_: pytest.fail("a finished row was computed again"))
+    for name in ("measure", "measure_variance"):
+        monkeypatch.setattr(candidates, name, lambda *_: pytest.fail("a finished row was computed again"))
     assert candidates.main([str(out)]) == 0
     assert candidates.main([str(out), "--table", "--results", str(results)]) == 0
     found = json.loads(results.read_text())
     assert len(found["rows"]) == 9 and [one["candidate"] for one in found["summaries"]] == ["owt-fast", "loss-clip", "owt-fast"]
+    assert [one["all"]["ratio"] for one in found["variance_ratios"]] == [2, 2]
+    assert "| `repeat-2` | 2.00 ± 0.00 | 2.00 ± 0.00 | 3.00 ± 0.00 | 3.00 ± 0.00 |" in capsys.readouterr().out
