@@ -113,6 +113,7 @@ DRAWS, GRID = 4, 1024  # times drawn from p(t | x_0, x_t), and the number of tim
 VARIANCE = {"owt-fast": ("repeat-2", "repeat-4", "bias-control"), "time-free": ("time-free-averaged",)}
 """The candidates with which the variance of the gradient is measured, by the candidate that trains the network."""
 TRAINED = (100, 300)  # steps of these networks
+TIMED = 25  # training steps of each candidate in the comparison of their times
 GROUPS, BATCHES = 10, 12  # batches for the variance: the errors are those over groups
 
 
@@ -441,6 +442,24 @@ def measure(method: str, name: str, seed: int, out: Path, steps: int | None = No
     return {**row, "trace": found, **provenance(torch.device("cpu"))}
 
 
+def make_trainer(name: str, steps: int, run: Path | None = None) -> CandidateTrainer:
+    """Return a trainer of `m2s-offset` with a candidate, outside of `train`.
+
+    Args:
+        name: The candidate.
+        steps: The steps for which it has batches.
+        run: The folder of a run whose weights it has; None: it has initial weights.
+    """
+    train_x, held_out = plateau.draw(plateau.EXAMPLES, 1), plateau.draw(plateau.HELD_OUT, 2)
+    config = resolve(replace(configure("m2s-offset", name, 1, Path("run")), "steps", steps))
+    source = Sequences(train_x, plateau.VOCAB, validation_x=held_out)
+    model, head, description = make_objects(config, source)
+    if run is not None:
+        load_weights(model, description, str(run))
+    parts = (config, source, World.start("cpu"), model, head, description)
+    return CandidateTrainer(CANDIDATES[name], plateau.unigram_logits(train_x), *parts)
+
+
 def gradient_variance(name: str, run: Path) -> dict[str, list[float]]:
     """Return the variance of the gradient of a batch in each group of batches, of all parameters and of the last layer's bias.
 
@@ -448,15 +467,9 @@ def gradient_variance(name: str, run: Path) -> dict[str, list[float]]:
         name: The candidate.
         run: The folder of a run that trained its network.
     """
-    train_x, held_out = plateau.draw(plateau.EXAMPLES, 1), plateau.draw(plateau.HELD_OUT, 2)
     first = 10_000  # steps with other noise than those of the training
-    config = resolve(replace(configure("m2s-offset", name, 1, run), "steps", first + GROUPS * BATCHES))
-    source = Sequences(train_x, plateau.VOCAB, validation_x=held_out)
-    model, head, description = make_objects(config, source)
-    load_weights(model, description, str(run))
-    unigram, world = plateau.unigram_logits(train_x), World.start("cpu")
     found: dict[str, list[float]] = {"all": [], "bias": []}
-    with CandidateTrainer(CANDIDATES[name], unigram, config, source, world, model, head, description) as trainer:
+    with make_trainer(name, first + GROUPS * BATCHES, run) as trainer:
         for group in range(GROUPS):
             gradients: dict[str, list[Tensor]] = {"all": [], "bias": []}
             for one in range(BATCHES):
@@ -464,9 +477,9 @@ def gradient_variance(name: str, run: Path) -> dict[str, list[float]]:
                 batch = trainer.local_batch(trainer.progress.step)
                 assert batch is not None
                 trainer.gradient(batch)
-                bias = last_bias(model).grad
+                bias = last_bias(trainer.model).grad
                 assert bias is not None
-                gradients["all"].append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+                gradients["all"].append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
                 gradients["bias"].append(bias.clone())
             for part, values in gradients.items():
                 found[part].append(float(torch.stack(values).double().var(0).sum()))
@@ -484,6 +497,29 @@ def measure_variance(network: str, steps: int, folder: Path) -> dict[str, Any]:
     measure("m2s-offset", network, 1, folder, steps)
     values = {name: gradient_variance(name, folder) for name in (network, *VARIANCE[network])}
     return {"network": network, "steps": steps, "variance": values, **provenance(torch.device("cpu"))}
+
+
+def measure_cost() -> dict[str, Any]:
+    """Return the seconds of training steps of each candidate, one after the other in turn, per token of the batch.
+
+    `batch-schedule` is left out: its steps have two sizes.
+    """
+    names = [name for name, candidate in CANDIDATES.items() if not candidate.sizes]
+    trainers = {name: make_trainer(name, TIMED) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for step in range(TIMED):
+        for name, trainer in trainers.items():
+            begin = time.process_time()
+            batch = trainer.local_batch(step)
+            assert batch is not None
+            losses, weights = trainer.gradient(batch)
+            norm = trainer.gradient_norm()
+            trainer.update_weights(norm, torch.stack([losses.sum() / weights, norm.double()]))()
+            trainer.progress.step += 1
+            seconds[name].append((time.process_time() - begin) / batch.batch.x_0.numel())
+    for trainer in trainers.values():
+        trainer.close()
+    return {"seconds_per_token": seconds, **provenance(torch.device("cpu"))}
 
 
 def ratio_and_error(values: list[float], others: list[float]) -> tuple[float, float]:
@@ -551,7 +587,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each method and candidate the differences to the baseline at all points, and the ratio of the times.
+    """Return for each method and candidate the differences to the baseline at all points.
 
     Args:
         rows: All rows.
@@ -569,8 +605,7 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 mean, error = mean_and_error(gaps)
                 nats = statistics.fmean(nats_at(one, tokens) for one in mine)
                 points.append({"tokens": tokens, "nats": nats, "difference": mean, "error": error})
-            ratio = statistics.fmean(a["core_seconds"] / b["core_seconds"] for a, b in zip(mine, base, strict=True))
-            summaries.append({"method": method, "candidate": name, "points": points, "seconds_ratio": ratio})
+            summaries.append({"method": method, "candidate": name, "points": points})
         for at in range(len(POINTS)):
             errors = [summary["points"][at]["error"] for summary in summaries if summary["candidate"] != BASELINE]
             pooled = math.sqrt(statistics.fmean(error**2 for error in errors)) if errors else 0.0
@@ -582,48 +617,70 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def format_table(summaries: list[dict[str, Any]], method: str) -> list[str]:
+def time_ratios(cost: dict[str, Any]) -> dict[str, float]:
+    """Return the ratio of the median time per token of each candidate to that of the baseline.
+
+    Args:
+        cost: What `measure_cost` returned.
+    """
+    medians = {name: statistics.median(values) for name, values in cost["seconds_per_token"].items()}
+    return {name: median / medians[BASELINE] for name, median in medians.items()}
+
+
+def format_table(summaries: list[dict[str, Any]], method: str, ratios: dict[str, float]) -> list[str]:
     """Return the lines of the table of a method.
 
     Args:
         summaries: What `summarize` returns.
         method: The method.
+        ratios: The ratios of times, which were measured with `m2s-offset`.
     """
     mine = [summary for summary in summaries if summary["method"] == method]
-    lines = [
-        f"| `{method}` | {' | '.join(f'{tokens:,} tokens' for tokens in POINTS)} | time |",
-        "|---" * (len(POINTS) + 2) + "|",
-    ]
+    timed = method == "m2s-offset"
+    heads = [f"`{method}`", *(f"{tokens:,} tokens" for tokens in POINTS), *(["time"] if timed else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for summary in mine:
+        name = summary["candidate"]
         cells = [f"{point['difference']:+.3f} ± {point['error']:.3f}" for point in summary["points"]]
         cells = [f"**{cell}**" if point["wins"] else cell for cell, point in zip(cells, summary["points"], strict=True)]
-        if summary["candidate"] == BASELINE:
+        if name == BASELINE:
             cells = [f"{point['nats']:.3f}" for point in summary["points"]]
-        lines.append(f"| `{summary['candidate']}` | {' | '.join(cells)} | {summary['seconds_ratio']:.2f} |")
+        cells += [f"{ratios[name]:.2f}" if name in ratios else "-"] if timed else []
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
     pooled = [f"{point['pooled_error']:.3f}" for point in mine[0]["points"]]
-    return [*lines, f"| pooled error | {' | '.join(pooled)} | |"]
+    return [*lines, f"| pooled error | {' | '.join(pooled)} |{' |' if timed else ''}"]
 
 
-def write_table(rows: list[Path], variances: list[Path], results: Path) -> None:
+def write_table(rows: list[Path], variances: list[Path], cost: Path, results: Path) -> None:
     """Write the result file and print the tables.
 
     Args:
         rows: The files of all rows.
         variances: The files of all variances.
+        cost: The file of the times.
         results: The result file.
 
     Raises:
         UserError: A file does not exist.
     """
-    missing = [path for path in (*rows, *variances) if not path.exists()]
+    missing = [path for path in (*rows, *variances, cost) if not path.exists()]
     if missing:
         raise UserError(f"{missing[0].parent} has no {missing[0].name}: compute the rows first, without --table")
-    found, spread = ([json.loads(path.read_text(encoding="utf-8")) for path in paths] for paths in (rows, variances))
-    summaries, ratios = summarize(found), summarize_variance(spread)
-    parts = {"summaries": summaries, "variance_ratios": ratios, "rows": found, "variance_rows": spread}
-    write_json(results, {"command": command(), **parts})
-    for lines in (*(format_table(summaries, method) for method in ROWS), format_variance(ratios)):
+    found, spread, costs = ([read(path) for path in paths] for paths in (rows, variances, [cost]))
+    summaries, variance_ratios, ratios = summarize(found), summarize_variance(spread), time_ratios(costs[0])
+    parts = {"summaries": summaries, "variance_ratios": variance_ratios, "time_ratios": ratios}
+    write_json(results, {"command": command(), **parts, "rows": found, "variance_rows": spread, "cost": costs[0]})
+    for lines in (*(format_table(summaries, method, ratios) for method in ROWS), format_variance(variance_ratios)):
         print("\n".join([*lines, ""]))
+
+
+def read(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        path: The file.
+    """
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -640,10 +697,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out, wanted = options.out, [(method, name, seed) for method, names in ROWS.items() for seed in SEEDS for name in names]
     rows = {key: out / "-".join(map(str, (*key[:2], f"{key[2]}.json"))) for key in wanted}
+    cost = out / "cost.json"
     variances = {(name, steps): out / f"variance-{name}-{steps}.json" for name in VARIANCE for steps in TRAINED}
     try:
         if options.table:
-            write_table([*rows.values()], [*variances.values()], options.results)
+            write_table([*rows.values()], [*variances.values()], cost, options.results)
             return 0
         output_folder(out)
         for (method, name, seed), path in rows.items():
@@ -654,6 +712,8 @@ def main(arguments: list[str] | None = None) -> int:
         for (name, steps), path in variances.items():
             if not path.exists():
                 write_json(path, measure_variance(name, options.steps or steps, out / "runs" / path.stem))
+        if not cost.exists():
+            write_json(cost, measure_cost())
         return 0
     except UserError as error:
         print(f"candidates.py: {error}", file=sys.stderr)

@@ -244,10 +244,12 @@ def test_differences_are_paired_and_a_win_needs_both_errors(monkeypatch):
     assert point["difference"] == pytest.approx(-1) and point["error"] == pytest.approx(0.1 / math.sqrt(3))
     assert point["pooled_error"] == pytest.approx(pooled)
     assert point["wins"] and not repeat["points"][0]["wins"] and not base["points"][0]["wins"]
-    assert tied["seconds_ratio"] == pytest.approx((10 / 11 + 10.9 / 12 + 12.1 / 13) / 3)
-    lines = candidates.format_table([base, tied, repeat], "m2s-offset")
+    ratios = candidates.time_ratios({"seconds_per_token": {candidates.BASELINE: [1.0, 2.0, 6.0], "tied": [4.0, 3.0, 2.0]}})
+    lines = candidates.format_table([base, tied, repeat], "m2s-offset", ratios)
     assert lines[2].startswith("| `owt-fast` | 2.000 |") and lines[3].startswith("| `tied` | **-1.000 ± 0.058** |")
     assert lines[4].startswith("| `repeat-2` | -0.100 ± 0.231 |")
+    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["1.00", "1.50", "-", ""]
+    assert len({line.count("|") for line in lines}) == 1
 
 
 def test_ratios_of_variances_have_a_jackknife_error():
@@ -268,6 +270,15 @@ def test_the_variance_of_the_bias_falls_with_its_control(tmp_path, monkeypatch):
     assert control["all"][0] < plain["all"][0]
 
 
+def test_each_candidate_is_timed_in_turn(monkeypatch):
+    monkeypatch.setattr(candidates, "TIMED", 2)
+    monkeypatch.setattr(
+        candidates, "CANDIDATES", {name: candidates.CANDIDATES[name] for name in ("owt-fast", "repeat-2", "batch-8")}
+    )
+    found = candidates.measure_cost()["seconds_per_token"]
+    assert [len(values) for values in found.values()] == [2, 2, 2] and min(min(values) for values in found.values()) > 0
+
+
 def test_rows_and_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(candidates, "ROWS", {"m2s-offset": (candidates.BASELINE, "loss-clip"), "mdlm": (candidates.BASELINE,)})
     monkeypatch.setattr(candidates, "VARIANCE", {candidates.BASELINE: ("repeat-2",)})
@@ -285,12 +296,15 @@ def test_rows_and_table(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(candidates, "measure", lambda method, name, seed, run, steps: made_row(method, name, seed, seed))
     monkeypatch.setattr(candidates, "measure_variance", made_variance)
+    monkeypatch.setattr(
+        candidates, "measure_cost", lambda: {"seconds_per_token": {candidates.BASELINE: [1.0], "loss-clip": [2.0]}}
+    )
     assert candidates.main([str(out)]) == 0
-    for name in ("measure", "measure_variance"):
+    for name in ("measure", "measure_variance", "measure_cost"):
         monkeypatch.setattr(candidates, name, lambda *_: pytest.fail("a finished row was computed again"))
     assert candidates.main([str(out)]) == 0
     assert candidates.main([str(out), "--table", "--results", str(results)]) == 0
     found = json.loads(results.read_text())
     assert len(found["rows"]) == 9 and [one["candidate"] for one in found["summaries"]] == ["owt-fast", "loss-clip", "owt-fast"]
-    assert [one["all"]["ratio"] for one in found["variance_ratios"]] == [2, 2]
+    assert [one["all"]["ratio"] for one in found["variance_ratios"]] == [2, 2] and found["time_ratios"]["loss-clip"] == 2
     assert "| `repeat-2` | 2.00 ± 0.00 | 2.00 ± 0.00 | 3.00 ± 0.00 | 3.00 ± 0.00 |" in capsys.readouterr().out
