@@ -56,9 +56,10 @@ tied, embedding-0.02: one matrix for embedding and last layer, with the smaller 
 beta2-0.9, beta2-0.99: of AdamW, for embeddings, biases, modulation and last layer. Muon has the other matrices and no beta2.
     The warmup has 50 steps, so that averages over 10, 20 or 100 steps differ mostly at the start.
 
-batch-8, batch-schedule: twice as many steps of half the size; in the schedule only for the first 102,400 tokens. The length of
-    a step does not depend on that of the gradient, so the way per token doubles, and so does the noise. Early gradients agree,
-    so that small batches are cheap early and cost later.
+batch-8, batch-schedule, lr-6e-3: twice as many steps of half the size; in the schedule only for the first 102,400 tokens. The
+    length of a step does not depend on that of the gradient, so the way per token doubles, and so does the noise. Early
+    gradients agree, so that small batches are cheap early and cost later. `lr-6e-3` has the same way per token with the large
+    batches.
 
 qk-norm, uniform-t, importance-0.3: options of m2s that were measured once on text.
 
@@ -342,6 +343,7 @@ CANDIDATES = {
     "qk-norm": Candidate({"network.qk_norm": True}),
     "batch-8": Candidate({**SMALL, "steps": 2 * STEPS, "optimizer.warmup": 100}),
     "batch-schedule": Candidate({"steps": STEPS + 100, "optimizer.warmup": 100}, sizes=((0, 8), (200, 16))),
+    "lr-6e-3": Candidate({"optimizer.lr": 6e-3}),
     "beta2-0.9": Candidate({"optimizer.beta2": 0.9}),
     "beta2-0.99": Candidate({"optimizer.beta2": 0.99}),
     "tied": Candidate({"network.embedding_std": 0.02}, prepare=tie),
@@ -349,8 +351,12 @@ CANDIDATES = {
     "uniform-t": Candidate({"importance": None}),
     "importance-0.3": Candidate({"importance": 0.3}),
 }
-ROWS: dict[str, tuple[str, ...]] = {"m2s-offset": tuple(CANDIDATES)}
-"""The candidates of each method, the baseline first. Other methods have those that won with the first one."""
+ROWS: dict[str, tuple[str, ...]] = {
+    "m2s-offset": tuple(CANDIDATES),
+    "mdlm": (BASELINE, "batch-schedule"),
+    "sedd": (BASELINE, "batch-schedule"),
+}
+"""The candidates of each method, the baseline first. `mdlm` and `sedd` have the one that won at all points."""
 
 
 class CandidateTrainer(Trainer):
