@@ -1,6 +1,6 @@
 """Compare candidates for the recipe of text with `owt-fast`, on the Markov source of experiments/plateau.py.
 
-    python experiments/candidates.py out/candidates            # 45 minutes of one core; finished rows are skipped
+    python experiments/candidates.py out/candidates            # 50 minutes of one core; finished rows are skipped
     python experiments/candidates.py out/candidates --table    # writes experiments/results/candidates.json
 
 A row is one training run of a candidate: that of `owt-fast` in experiments/plateau.py with one change. Rows of a seed have the
