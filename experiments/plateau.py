@@ -100,6 +100,16 @@ def unigram_entropy(train_x: Tensor, held_out: Tensor) -> float:
     return float(-(counts / counts.sum()).log()[held_out].mean())
 
 
+def unigram_logits(train_x: Tensor) -> Tensor:
+    """Return the logarithms of the smoothed frequencies of the training tokens, [VOCAB].
+
+    Args:
+        train_x: Training sequences.
+    """
+    counts = torch.bincount(train_x.flatten(), minlength=VOCAB).float() + 1
+    return (counts / counts.sum()).log()
+
+
 def unigram_nelbo(head: m2s.heads.Head, run: RunConfig, train_x: Tensor, held_out: Tensor) -> float:
     """Return the NELBO of a network without context on the noise of the validations of a run, in nats per token.
 
@@ -112,8 +122,7 @@ def unigram_nelbo(head: m2s.heads.Head, run: RunConfig, train_x: Tensor, held_ou
         train_x: Training sequences.
         held_out: Held-out sequences, which are one call of the network.
     """
-    counts = torch.bincount(train_x.flatten(), minlength=VOCAB).float() + 1
-    logits = (counts / counts.sum()).log()
+    logits = unigram_logits(train_x)
     generator = torch.Generator().manual_seed(derived_seed(run.seed, "validation", 0))
     passes, t_min = run.validation_passes, run.t_min
     found = m2s.elbo(lambda x_t, t: logits.expand(*x_t.shape, VOCAB), head, held_out, passes, t_min, generator=generator)
@@ -156,6 +165,22 @@ def configure(recipe: str, seed: int, out: Path, steps: int) -> Config:
     return config
 
 
+def trace(config: Config, train_x: Tensor, held_out: Tensor) -> dict[str, Any]:
+    """Train, and return the tokens trained on and the NELBO in nats per token at each validation.
+
+    Args:
+        config: The configuration of the row.
+        train_x: Training sequences.
+        held_out: Held-out sequences.
+    """
+    train(config, Sequences(train_x, VOCAB, validation_x=held_out), quiet=True)
+    records = [json.loads(line) for line in (config.run.out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    tokens = {record["step"]: record["tokens"] for record in records if "tokens" in record}
+    found = [record for record in records if "validation_bits" in record]
+    nats = [record["validation_bits"] * math.log(2) for record in found]
+    return {"tokens": [tokens[record["step"]] for record in found], "nats": nats}
+
+
 def measure(recipe: str, seed: int, out: Path, steps: int) -> dict[str, Any]:
     """Train one row and return it.
 
@@ -167,19 +192,15 @@ def measure(recipe: str, seed: int, out: Path, steps: int) -> dict[str, Any]:
     """
     train_x, held_out = draw(EXAMPLES, 1), draw(HELD_OUT, 2)
     config = configure(recipe, seed, out, steps)
-    train(config, Sequences(train_x, VOCAB, validation_x=held_out), quiet=True)
-    records = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [record for record in records if "validation_bits" in record]
-    tokens = [record["step"] * config.run.batch * LENGTH for record in found]
-    nats = [record["validation_bits"] * math.log(2) for record in found]
+    found = trace(config, train_x, held_out)
     unigram = unigram_nelbo(m2s.load(out).head, config.run, train_x, held_out)
     return {
         "recipe": recipe,
         "seed": seed,
         "unigram_nats": unigram_entropy(train_x, held_out),
         "unigram_nelbo_nats": unigram,
-        "tokens_to_leave": crossing(tokens, nats, unigram - BELOW),
-        "trace": {"tokens": tokens, "nats": nats},
+        "tokens_to_leave": crossing(found["tokens"], found["nats"], unigram - BELOW),
+        "trace": found,
         **provenance(torch.device("cpu")),
     }
 

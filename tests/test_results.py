@@ -306,9 +306,9 @@ def rates_section() -> list[float]:
     return [*gaps, before["m2s-offset-0.1"], before["m2s-0.1"], 1 - muon / adamw, *steps, steps[0] - steps[1]]
 
 
-def repair_script() -> Any:
-    """experiments/repair.py as a module."""
-    spec = importlib.util.spec_from_file_location("repair_tables", ROOT / "experiments" / "repair.py")
+def script(name: str) -> Any:
+    """A program of experiments/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_tables", ROOT / "experiments" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -318,7 +318,7 @@ def repair_script() -> Any:
 @functools.cache
 def repair_tables() -> list[str]:
     """The lines of the tables of experiments/repair.py."""
-    module, rows = repair_script(), experiment("repair")["rows"]
+    module, rows = script("repair"), experiment("repair")["rows"]
     tables = (module.format_distances, module.format_parts, module.format_means, module.format_errors)
     return [line for table in tables for line in table(rows)]
 
@@ -327,6 +327,29 @@ def repaired() -> list[float]:
     """Means and errors over seeds."""
     found = [one for line in repair_tables() for one in re.findall(r"(\d+\.\d+(?:e-\d+)?)(%?)", line)]
     return [float(number) / (100 if percent else 1) for number, percent in found]
+
+
+@functools.cache
+def candidate_tables() -> list[str]:
+    """The lines of the tables of experiments/candidates.py."""
+    module, found = script("candidates"), experiment("candidates")
+    tables = [module.format_table(found["summaries"], method, found["time_ratios"]) for method in module.ROWS]
+    return [line for table in [*tables, module.format_variance(found["variance_ratios"])] for line in table]
+
+
+def last_gaps(name: str) -> list[float]:
+    """Differences of the runs of a candidate to those of the baseline at the end, with `m2s-offset`."""
+    rows = [row for row in experiment("candidates")["rows"] if row["method"] == "m2s-offset"]
+    nats = {(row["candidate"], row["seed"]): row["trace"]["nats"][-1] for row in rows}
+    return [nats[name, seed] - nats["owt-fast", seed] for seed in (1, 2, 3)]
+
+
+def candidates() -> list[float]:
+    """Differences without their sign, which is not part of a printed number, and the gain of QK-norm on text."""
+    found = [abs(float(one)) for line in candidate_tables() for one in re.findall(r"-?\d+\.\d+", line)]
+    text = text_rates()
+    on_text = [nelbo(text[f"m2s-offset-3e-3{suffix}"])["nats"]["value"] for suffix in ("", "-qk-norm")]
+    return [*found, *map(abs, last_gaps("bias-control")), on_text[0] - on_text[1]]
 
 
 def summarized() -> list[float]:
@@ -345,6 +368,7 @@ DERIVED = {
     "Sampling steps of scores at 50,257 tokens": projected_steps,
     "What was measured": summarized,
     "When projection helps": repaired,
+    "Candidates on a CPU": candidates,
     "A recipe for text: learning rates and options": rates_section,
     "A recipe for text: Muon": text_optimizer,
     "Speed before and after the renovation": renovated,
@@ -566,6 +590,28 @@ def test_rows_of_the_plateau() -> None:
     ratio = statistics.median(tokens["owt"]) / statistics.median(tokens["owt-fast"])
     assert ratio >= 2 and f"needs {ratio:.2f} times as many tokens" in page
     assert max(tokens["owt-fast"]) < min(tokens["owt"])  # "leaves before the fastest of `owt`"
+
+
+def test_rows_of_the_candidates() -> None:
+    module, page, found = script("candidates"), section("Candidates on a CPU"), experiment("candidates")
+    has_rows(page, *candidate_tables())
+    assert module.summarize(found["rows"]) == found["summaries"]
+    assert module.summarize_variance(found["variance_rows"]) == found["variance_ratios"]
+    assert module.time_ratios(found["cost"]) == found["time_ratios"]
+    plateau = {row["seed"]: row["trace"] for row in experiment("plateau")["rows"] if row["recipe"] == module.BASELINE}
+    for row in found["rows"]:  # "the runs of `owt-fast` from there"
+        if (row["method"], row["candidate"]) == ("m2s-offset", module.BASELINE):
+            assert row["trace"]["nats"] == pytest.approx(plateau[row["seed"]]["nats"], rel=1e-6)
+    points = {(one["method"], one["candidate"]): one["points"] for one in found["summaries"]}
+    assert [key[1] for key, values in points.items() if all(point["wins"] for point in values)] == ["batch-schedule"]
+    worse = [
+        name
+        for (_, name), (first, *_) in points.items()
+        if first["difference"] > 2 * max(first["error"], first["pooled_error"])
+    ]
+    assert {"loss-clip", "no-clip", "repeat-4", "uniform-t"} < {*worse}  # "worse by more than two errors" at the first point
+    variances = next(row["variance"]["owt-fast"] for row in found["variance_rows"] if row["network"] == "owt-fast")
+    assert sum(variances["bias"]) < 0.002 * sum(variances["all"])  # "less than two thousandths"
 
 
 @pytest.mark.parametrize("name", ["kernels", "kernels-projection", "steps"])
