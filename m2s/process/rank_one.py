@@ -67,9 +67,14 @@ class RankOne(Process):
         return self
 
     @property
+    def masking_schedule(self) -> Schedule | None:
+        """The schedule of alpha_t if a replaced token always becomes the mask; else None."""
+        return None
+
+    @property
     def is_pure_mask(self) -> bool:
         """Whether a replaced token always becomes the mask, so that an unmasked token is certainly clean."""
-        return False
+        return self.masking_schedule is not None
 
     @abstractmethod
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
