@@ -151,7 +151,7 @@ class GenPPL:
         from m2s.cli.sampling_args import load_checkpoint
         from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub import builtin, formats
-        from m2s.hub.checkpoint import read_config
+        from m2s.hub.description import read_config
         from m2s.hub.folder import CONFIG
         from m2s.remote import locate
 
