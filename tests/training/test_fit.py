@@ -196,7 +196,7 @@ def test_nothing_is_printed_without_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither the time per step, which is known after some steps, nor that a run resumes."""
-    monkeypatch.setattr("m2s.training.estimate.Pace.SECONDS", 0.0)
+    monkeypatch.setattr("m2s.training.step_time.Pace.SECONDS", 0.0)
     fit(steps=8, out=tmp_path / "run")
     fit(steps=8, out=tmp_path / "run")
     assert capsys.readouterr() == ("", "")
