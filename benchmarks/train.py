@@ -76,7 +76,7 @@ def summarize(part: dict[str, Any], options: argparse.Namespace) -> dict[str, An
         Times, memory, tokens per second, ratios, the clock, and MFU for the owt network, each by form.
     """
     length = DATA[options.network][1]
-    found = {key: {name: one[key] for name, one in part["contenders"].items() if key in one} for key in (*BY_FORM, "mfu")}
+    found = {key: {name: one[key] for name, one in part["contenders"].items()} for key in (*BY_FORM, "mfu")}
     numbers: dict[str, Any] = {
         "what": f"one training step of the {options.network} preset's network, {options.batch} x {length} tokens",
         **{key: found[key] for key in BY_FORM},
@@ -85,7 +85,7 @@ def summarize(part: dict[str, Any], options: argparse.Namespace) -> dict[str, An
         "times_less_memory": part["bars"][1]["measured"],
         "clock": part["clock"],
     }
-    if found["mfu"]:
+    if part["operations_a_token"] is not None:
         numbers |= {key: part[key] for key in ("operations_a_token", "matrix_rate")} | {"mfu": found["mfu"]}
     return numbers
 

@@ -19,6 +19,7 @@ from m2s.benchmark.train import (
     MakeStep,
     RandomTokens,
     Step,
+    add_token_rates,
     configuration,
     matrix_rate,
     operations_per_token,
@@ -119,11 +120,8 @@ def compare(
     del model
     models.clear()
     release()
-    rate = None if operations is None else matrix_rate(setting.device, 8192 if setting.device.type == "cuda" else 256)
-    for result in comparison.results.values():
-        result["tokens_per_second"] = config.run.batch * source.length / result["median_ms"] * 1e3
-        if operations is not None and rate is not None:
-            result["mfu"] = result["tokens_per_second"] * operations / rate
+    rate = matrix_rate(setting.device, 8192 if setting.device.type == "cuda" else 256)
+    add_token_rates(comparison, config.run.batch * source.length, operations, rate)
     speed, memory = comparison.ratio("plain", "m2s"), comparison.memory_ratio("plain", "m2s")
     bars = [
         comparison.bar("times faster than the plain loop", speed, at_least=MIN_SPEEDUP, judged=judged),
