@@ -246,6 +246,24 @@ def mixing_vector(process: RankOne, site: SiteCoefficients | Mixing) -> Float[Te
     return clean if process.mask is None else torch.cat([clean, site.mask.unsqueeze(-1)], -1)
 
 
+def time_of_mask_probability(process: RankOne, probability: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return the time at which a token is masked with a given probability, by bisection.
+
+    Args:
+        process: A process with a mask.
+        probability: Probabilities m_t(mask), [*n].
+
+    Returns:
+        Times, [*n]; 1 where no time has so many masks.
+    """
+    low, high = torch.zeros_like(probability), torch.ones_like(probability)
+    for _ in range(60):  # to the last bit of float64
+        middle = (low + high) / 2
+        late = process.mixing(middle).mask > probability
+        low, high = torch.where(late, low, middle), torch.where(late, middle, high)
+    return (low + high) / 2
+
+
 class Scheduled(RankOne):
     """A rank-one process whose replaced tokens always have the same distribution pi: m_t = (1 - alpha_t) pi.
 
