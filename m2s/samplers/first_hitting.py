@@ -18,8 +18,8 @@ from m2s.samplers.prediction import Prediction
 class FirstHitting(Sampler):
     """With n masks left, the next one is revealed at beta(tau) = beta(t) u^(1/n), at a random site, by a draw from mu.
 
-    With as many steps as there are sites to fill, there is no discretization error. With fewer, several sites are revealed at
-    the last of their times. More steps than sites are not taken.
+    With as many steps as there are sites to fill, there is no discretization error. With fewer steps, a step reveals several
+    sites, at the time of the last of them. There are never more steps than sites.
     """
 
     name = "first_hitting"

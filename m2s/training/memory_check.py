@@ -69,7 +69,7 @@ def check_memory(config: Config, source: Source, world: World) -> Estimate:
         option=option,
         value=value,
         reason=reason,
-        hint=f"{advice(config, source, world)}. --on-low-memory warn starts all the same",
+        hint=f"{advice(config, source, world)}. --on-low-memory warn starts anyway",
     )
 
 

@@ -231,7 +231,7 @@ def test_errors_come_before_anything_is_written(given: dict, message: str, tmp_p
 
 def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("m2s.training.estimate.available_memory", lambda device: 2**20)
-    with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts all the same') as raised:
+    with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts anyway') as raised:
         fit(batch=512)
     assert "--" not in str(raised.value)
 

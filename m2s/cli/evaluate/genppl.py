@@ -103,8 +103,8 @@ class GenPPL:
         read = [read_samples(path, protocol, tokenizer or recorded_tokenizer(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
             raise UserError(
-                f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
-                "draw as many, or give --limit"
+                f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need the same "
+                "number from each: draw the same number, or give --limit"
             )
         judge = load_judge(self.judge or protocol.default_judge, self.device, self.dtype)
         scores = {path: score(samples, judge, self.batch_size) for path, samples in zip(files, read, strict=True)}
