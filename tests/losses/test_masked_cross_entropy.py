@@ -10,11 +10,33 @@ import torch
 from scipy.special import beta, betainc
 
 import m2s
-from m2s.evaluation.likelihood import ESTIMATORS, World
+from m2s.evaluation.likelihood import ESTIMATORS, World, supported
 from m2s.losses import any_order
+from m2s.process import Mixing, RankOne
 
 K, LENGTH = 5, 3
 EPS = 1e-3
+
+
+class Masks(RankOne):
+    """A process of a plugin that only masks, with alpha_t = 1 - t."""
+
+    vocab, states, mask = K, K + 1, K
+    masking_schedule = m2s.Linear()
+
+    def alpha(self, t):
+        return 1 - t
+
+    def mixing(self, t):
+        return Mixing(torch.zeros_like(t), t)
+
+    def mixing_rate(self, t):
+        return Mixing(torch.zeros_like(t), 1 / (1 - t))
+
+    def step(self, s, t):
+        return (1 - t) / (1 - s), Mixing(torch.zeros_like(t), (t - s) / (1 - s))
+
+
 # -alpha' and 1 - alpha by hand
 RATES: dict[str, tuple[m2s.Process, Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "absorbing-linear": (m2s.Absorbing(K, m2s.Linear()), np.ones_like, lambda t: t),
@@ -25,6 +47,7 @@ RATES: dict[str, tuple[m2s.Process, Callable[[np.ndarray], np.ndarray], Callable
         lambda t: np.sin(math.pi / 2 * t),
     ),
     "hybrid-0": (m2s.Hybrid(K, p_uniform=0.0), np.ones_like, lambda t: t),
+    "plugin": (Masks(), np.ones_like, lambda t: t),
 }
 
 
@@ -128,3 +151,11 @@ def test_other_heads_and_processes_raise(loss: Callable[..., torch.Tensor], head
     x = torch.zeros(1, 2, dtype=torch.long)
     with pytest.raises(TypeError, match=r"the masked objective is for m2s\.Posterior over m2s\.Absorbing"):
         loss(head, torch.zeros(1, 2, head.process.states), x, x, torch.tensor([0.5]))
+
+
+def test_a_plugin_declares_that_it_only_masks() -> None:
+    """Samplers for masks and estimators ask for the same capability as the loss."""
+    head = m2s.Posterior(Masks())
+    assert Masks().is_pure_mask and "md4" in supported(head)
+    drawn = m2s.sample(lambda x_t, t, condition=None: torch.zeros(*x_t.shape, K + 1), head, (4, LENGTH), 4, "first_hitting")
+    assert drawn.shape == (4, LENGTH) and int(drawn.max()) < K
