@@ -11,7 +11,7 @@ of a trainer, and in no call of another.
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -100,14 +100,27 @@ def make_without(setting: Setting, source: Source, *operations: str) -> tuple[St
     Returns:
         A function that takes one training step and returns its loss, and the network.
     """
-    with without(*operations):
-        step, model = trainer(configuration(setting, "fused"), source)
+    return inside(partial(without, *operations), partial(trainer, configuration(setting, "fused"), source))
 
-    def replaced() -> float:
-        with without(*operations):
+
+def inside(context: Callable[[], AbstractContextManager[None]], make: MakeStep) -> tuple[Step, torch.nn.Module]:
+    """Set up a trainer that is built, and takes every step, inside a context.
+
+    Args:
+        context: Returns the context.
+        make: Sets up the trainer.
+
+    Returns:
+        A function that takes one training step and returns its loss, and the network.
+    """
+    with context():
+        step, model = make()
+
+    def step_inside() -> float:
+        with context():
             return step()
 
-    return replaced, model
+    return step_inside, model
 
 
 @PARTS.register("ablation")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from m2s.benchmark.ablation import BASELINE, REPEATED, SMALL, saved_share
+from m2s.benchmark.ablation import BASELINE, REPEATED, SMALL, inside, saved_share
 from m2s.benchmark.comparison import Comparison, release
 from m2s.benchmark.images import TRAINED, Case, configuration, is_small, random_images
 from m2s.benchmark.registry import PARTS
@@ -67,14 +67,8 @@ def make_without(setting: Setting, case: Case, replacement: Replacement | None) 
     Returns:
         A function that takes one training step and returns its loss, and the network.
     """
-    with _replaced(replacement):
-        step, model = trainer(configuration(setting, case), random_images(setting, case))
-
-    def replaced() -> float:
-        with _replaced(replacement):
-            return step()
-
-    return replaced, model
+    make = partial(trainer, configuration(setting, case), random_images(setting, case))
+    return inside(partial(_replaced, replacement), make)
 
 
 @PARTS.register("image-ablation")

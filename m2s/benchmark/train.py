@@ -95,9 +95,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     size = 8192 if device.type == "cuda" else 256
     rate = matrix_rate(device, size)
     sustained = matrix_rate(device, size, SUSTAINED_SECONDS) if device.type == "cuda" else None
-    for result in comparison.results.values():
-        result["tokens_per_second"] = setting.batch * setting.length / result["median_ms"] * 1e3
-        result["mfu"] = None if operations is None else result["tokens_per_second"] * operations / rate
+    add_token_rates(comparison, setting.batch * setting.length, operations, rate)
     return comparison.result(
         f"one training step of a DiT {setting.depth} x {setting.width} x {setting.heads}, {setting.batch} x {setting.length} "
         f"tokens, method {setting.method}",
@@ -204,6 +202,20 @@ def trainer(config: Config, source: Source) -> tuple[Step, torch.nn.Module]:
         return result.loss
 
     return step, model
+
+
+def add_token_rates(comparison: Comparison, tokens: int, operations: int | None, rate: float) -> None:
+    """Add tokens per second and MFU to the results of training steps.
+
+    Args:
+        comparison: The measured steps.
+        tokens: Tokens of a step.
+        operations: Operations per token; None: MFU is None.
+        rate: Operations per second of a matrix product, from `matrix_rate`.
+    """
+    for result in comparison.results.values():
+        result["tokens_per_second"] = tokens / result["median_ms"] * 1e3
+        result["mfu"] = None if operations is None else result["tokens_per_second"] * operations / rate
 
 
 def operations_per_token(model: torch.nn.Module, length: int) -> int:

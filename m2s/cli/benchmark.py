@@ -28,8 +28,8 @@ class Benchmark:
     (compiled, Liger, Apple's CCE), with errors against float64. projection: against fifty bisection passes and one read and
     write. classify: the classes of scores. reverse-step: a sampler's step on hidden states. train: a complete training step, in
     tokens per second and MFU. ablation: the training step without one kernel at a time. sample: a complete step of m2s.sample.
-    images: training and sampling steps of U-Nets, in images per second. image-ablation: the former without one change at a
-    time.
+    plain-loop: a training step against a plain eager loop. images: training and sampling steps of U-Nets, in images per second.
+    image-ablation: the former without one change at a time.
 
     What a machine does not have is skipped, with a line that says so. Targets are checked on a GPU at the default sizes.
 

@@ -139,7 +139,7 @@ class Compare:
             ):
                 raise UserError(
                     f"{place} is no model of images of {list(reference.shape)} in {reference.levels} levels, as "
-                    f"{reference.name} has them: compare like with like"
+                    f"{reference.name} has them: leave it out, or give the data of its images"
                 )
             arms.append(_Arm(name, place, checkpoint, False))
             if not checkpoint.head.has_posterior:

@@ -221,7 +221,8 @@ class List:
 @dataclass(frozen=True)
 @help_from_source
 class MakeAdversaries:
-    """Make samples of text without a model, which a good metric does not rank first. m2s evaluate text measures them.
+    """Make baseline samples of text without a model, to test metrics: a good metric does not rank them first. m2s evaluate
+    text measures them.
 
     unigram: independent tokens with the frequencies of the training text. bigram: a Markov chain with its transitions.
     shuffled: held-out text with the tokens of each window in random order. repeated: one sentence of held-out text, repeated;

@@ -192,7 +192,7 @@ class Repair(AuditArgs):
         if (list(reference.shape), reference.levels) != (list(data.get("shape", ())), data.get("levels")):
             raise UserError(
                 f"{self.checkpoint} makes images of {data.get('shape')} in {data.get('levels')} levels, but {reference.name} "
-                f"has {list(reference.shape)} in {reference.levels}: compare like with like"
+                f"has {list(reference.shape)} in {reference.levels}: give data of the same size and levels"
             )
         least = 2 if self.few else max(protocol.samples or 0, network.width + 1)
         if self.n < least:

@@ -92,7 +92,7 @@ class Reproduce:
         device = resolve_device(self.device)
         checkpoint = self._load(entry, device)
         if reason := ESTIMATORS[entry.estimator].unsupported(checkpoint.head):
-            raise UserError(f"the figure is of another kind of model than {checkpoint.head}: {reason}. {_needs(entry)}")
+            raise UserError(f"the published number is not for models such as {checkpoint.head}: {reason}. {_needs(entry)}")
         length = checkpoint.length or entry.length
         rows, left_out = self._rows(entry, checkpoint, length)
         self._evaluate(entry, checkpoint, rows, left_out, device)

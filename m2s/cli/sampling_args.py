@@ -73,7 +73,7 @@ class SamplingArgs:
     """Precision of the network's body: auto is bf16 on a GPU, as in training, and float32 elsewhere. Logits are always
     float32."""
     compile: bool = False
-    """Compile the network with torch.compile. It takes half a minute at the start, which pays for many samples."""
+    """Compile the network with torch.compile. It takes half a minute at the start: useful for many samples."""
     kernels: Backend = "auto"
     """Kernels of the last layer and the draw at a large vocabulary: fused (Triton) or reference (PyTorch). auto is fused on a
     GPU where triton is installed."""

@@ -154,7 +154,7 @@ def paired_bootstrap(
         ValueError: The sets have different sizes, or an argument is out of range.
     """
     if len(first) != len(second):
-        raise ValueError(f"there are {len(first)} and {len(second)} sequences, but pairs need as many of both")
+        raise ValueError(f"there are {len(first)} and {len(second)} sequences, but pairs need the same number of both")
     width = first.shape[1]
     both = np.concatenate([first, second], axis=1)
     return bootstrap(both, lambda sums: statistic(sums[..., :width]) - statistic(sums[..., width:]), resamples, seed, level)

@@ -108,7 +108,7 @@ class Harness(LM):
         return repr(self.text_tokenizer)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Estimate log p(continuation | context) from below.
+        """Estimate a lower bound on log p(continuation | context).
 
         Args:
             requests: Requests with args (context, continuation).
@@ -123,7 +123,7 @@ class Harness(LM):
         return [(-each, self._is_greedy(pair)) for each, pair in zip(nats, pairs, strict=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Estimate log p(document) from below, for perplexities.
+        """Estimate a lower bound on log p(document), for perplexities.
 
         A long document is cut into windows, in which every token is predicted once (`windows`).
 

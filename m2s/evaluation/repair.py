@@ -69,7 +69,8 @@ def fid_difference(
     """
     if unprojected.shape != projected.shape or len(unprojected) < 2:
         raise ValueError(
-            f"features have shapes {list(unprojected.shape)} and {list(projected.shape)}: pairs need as many of both, >= 2"
+            f"features have shapes {list(unprojected.shape)} and {list(projected.shape)}, but both must be "
+            "the same [n, D] with n at least 2"
         )
     if resamples < 100:
         raise ValueError(f"resamples is {resamples}, but an interval needs at least 100")

@@ -20,7 +20,7 @@ LACKS = {
 
 
 def missing(head: "Head", capability: str) -> TypeError:
-    """Return the error of a head that is asked for something that it declares not to have.
+    """Return the error for a capability that a head declares not to have.
 
     Args:
         head: The head.
@@ -145,7 +145,8 @@ class Head(ABC):
 
     @property
     def softmax_is_leave_one_out(self) -> bool:
-        """Whether the softmax of the output is the leave-one-out distribution nu, so that float32 covers its range."""
+        """Whether the softmax of the output is the leave-one-out distribution nu. Losses from transition matrices are then
+        computed in float32, and otherwise in float64."""
         return False
 
     def network_input(self, x: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:

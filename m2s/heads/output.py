@@ -53,9 +53,10 @@ def logits(output: Output, x_t: Tensor, states: int) -> Float[Tensor, "*site {st
 
 
 def check_model(model: object, process: Process) -> None:
-    """Check that a model is a network, and that it has an input and an output for every state where it says how many it has.
+    """Check that a model is a network, and that it has an input and an output for every state.
 
-    A network of `m2s.models` says it as `config.states`, another one may have a table `embedding`.
+    The number of its states is `config.states` of a network of `m2s.models`, or the number of rows of a table `embedding`. A
+    network without either is not checked.
 
     Args:
         model: The network.
@@ -135,8 +136,9 @@ def call_model(
             raise
         tokens, time = (str(value.dtype).removeprefix("torch.") for value in (x_t, t))
         raise TypeError(
-            f"the network failed at dtypes that do not fit ({error}): it is given x_t in {tokens} and t in {time}, whatever "
-            "its weights are in; cast t inside, t.to(weight.dtype), or keep the weights in float32 and use torch.autocast"
+            f"the network failed on the dtypes of its inputs ({error}): m2s calls it with x_t in {tokens} and t in {time}, "
+            "whatever the dtype of its weights. Cast t in its forward, t.to(weight.dtype), or keep the weights in float32 and "
+            "use torch.autocast"
         ) from error
     if not isinstance(output, Unprojected):
         validation.tensor("the network's output", output)

@@ -30,8 +30,10 @@ from m2s.data import tokenizer as tokenizers
 from m2s.errors import UserError
 from m2s.heads import Head
 from m2s.heads.output import hide_padding
-from m2s.hub.checkpoint import MODEL, MODEL_TYPE, Checkpoint, describe, load
+from m2s.hub.checkpoint import Checkpoint, describe, load
 from m2s.hub.config import from_dict, network_from_dict
+from m2s.hub.description import MODEL_TYPE
+from m2s.hub.folder import MODEL
 from m2s.ops.last_layer import Unprojected
 
 CONTENTS = ("format", "m2s", "model", "head", "data", "tokenizer", "extra")  # of config.json

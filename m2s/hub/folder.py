@@ -21,6 +21,7 @@ from m2s.io import create_file, fsync, replace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 NEW = ".new"
+MODEL = "model."  # prefix of the names of the network's tensors
 CHECKSUMS = "sha256"  # the key of the checksums in config.json
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.heads import Head
-from m2s.losses.masked_cross_entropy import absorbing
+from m2s.losses.masked_cross_entropy import masking_schedule
+from m2s.losses.nll import nll_of_tokens
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
 
@@ -27,7 +28,7 @@ def any_order(
     the integral of the NELBO.
 
     Args:
-        head: A posterior head over `m2s.Absorbing`, with a network that does not see the time.
+        head: A head with a posterior, over a process that only masks, with a network that does not see the time.
         output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
         x_0: Clean tokens [*site].
         x_t: Noisy tokens [*site].
@@ -37,13 +38,12 @@ def any_order(
         Nats per position [B, L].
 
     Raises:
-        TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.
+        TypeError: The head has no posterior, or the process has other noise than masks.
     """
-    process = absorbing(head)
-    check_pair(process, x_0, x_t, t)
-    masked = x_t.long().eq(process.vocab)
-    values = head.posterior_logits(output, x_t, t)
-    nll = torch.nn.functional.cross_entropy(values.flatten(0, -2), x_0.long().flatten(), reduction="none").reshape(x_0.shape)
+    schedule = masking_schedule(head)
+    check_pair(head.process, x_0, x_t, t)
+    masked = head.process.is_mask(x_t)
+    nll = nll_of_tokens(head.posterior_logits(output, x_t, t), x_0)
     count = masked.sum(-1, keepdim=True).clamp(min=1)
-    weight = validation.align("t", -process.schedule.alpha_prime(to_float64(t)), x_t) * (x_t.shape[-1] + 1) / count
+    weight = validation.align("t", -schedule.alpha_prime(to_float64(t)), x_t) * (x_t.shape[-1] + 1) / count
     return torch.where(masked, weight.to(nll.dtype) * nll, 0)

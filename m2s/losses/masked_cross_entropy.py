@@ -8,9 +8,10 @@ from m2s import validation
 from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, Posterior
+from m2s.losses.nll import nll_of_tokens
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
-from m2s.process import Absorbing
+from m2s.process import Absorbing, Schedule
 
 
 def masked_cross_entropy(
@@ -19,7 +20,7 @@ def masked_cross_entropy(
     """Compute (-alpha' / (1 - alpha)) (-log mu_{x_0}) at masked sites, 0 elsewhere.
 
     Args:
-        head: A head with a posterior, over `m2s.Absorbing`.
+        head: A head with a posterior, over a process that only masks: `m2s.Absorbing`, or `m2s.Hybrid` with `p_uniform=0`.
         output: Output of the network at (x_t, t), [*site, >= states] or `m2s.Unprojected`.
         x_0: Clean tokens [*site].
         x_t: Noisy tokens [*site].
@@ -29,37 +30,35 @@ def masked_cross_entropy(
         Nats per position [*site].
 
     Raises:
-        TypeError: The head has no posterior, or the process is not `m2s.Absorbing`.
+        TypeError: The head has no posterior, or the process has other noise than masks.
 
     Example:
         >>> head = m2s.Posterior(m2s.Absorbing(256, m2s.Linear()))
         >>> x_t = head.process.corrupt(x_0, t)
         >>> loss = m2s.masked_cross_entropy(head, model(x_t, t), x_0, x_t, t).sum(-1).mean()
     """
-    process = absorbing(head)
-    check_pair(process, x_0, x_t, t)
-    values = head.posterior_logits(output, x_t, t)
-    nll = torch.nn.functional.cross_entropy(
-        values.reshape(-1, process.vocab), x_0.reshape(-1).long(), reduction="none"
-    ).reshape(x_0.shape)
-    schedule = process.schedule
+    schedule = masking_schedule(head)
+    check_pair(head.process, x_0, x_t, t)
+    nll = nll_of_tokens(head.posterior_logits(output, x_t, t), x_0)
     weight = validation.align("t", (-schedule.alpha_prime(to_float64(t)) / schedule.beta(to_float64(t))).to(nll.dtype), x_t)
-    return torch.where(x_t.long().eq(process.vocab), weight * nll, 0)
+    return torch.where(head.process.is_mask(x_t), weight * nll, 0)
 
 
-def absorbing(head: Head) -> Absorbing:
-    """Return the process of a head for which the masked cross entropy is defined.
+def masking_schedule(head: Head) -> Schedule:
+    """Return the schedule of a head for which the masked cross entropy is defined.
 
     Args:
-        head: A head with a posterior, over `m2s.Absorbing`.
+        head: A head with a posterior, over a process that only masks.
 
     Returns:
-        The process.
+        The schedule of its process.
 
     Raises:
-        TypeError: The head has no posterior, or its process is not `m2s.Absorbing`.
+        TypeError: The head has no posterior, or the process has other noise than masks.
     """
     validation.instance("head", head, Head, "a head such as m2s.Posterior(process)")
-    if not (head.has_posterior and isinstance(head.process, Absorbing)):
+    rank_one = head.process.rank_one
+    schedule = None if rank_one is None else rank_one.masking_schedule
+    if schedule is None or not head.has_posterior:
         raise UnsupportedError("the masked objective", head, Posterior, Absorbing)
-    return head.process
+    return schedule

@@ -7,6 +7,7 @@ from torch import Tensor
 from m2s import validation
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, NextToken
+from m2s.losses.nll import nll_of_tokens
 from m2s.ops.last_layer import Output
 from m2s.ops.linear_loss import RowLossSpec
 
@@ -29,8 +30,7 @@ def next_token_nll(
     logits = _head(head).posterior_logits(output, x_t, t)
     validation.tokens("x_0", x_0, head.process.vocab)
     validation.same_shape("x_0", x_0, "x_t", x_t)
-    flat = torch.nn.functional.cross_entropy(logits.flatten(0, -2), x_0.long().flatten(), reduction="none")
-    return flat.reshape(x_0.shape)
+    return nll_of_tokens(logits, x_0)
 
 
 def next_token_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec:

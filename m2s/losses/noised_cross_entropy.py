@@ -9,6 +9,7 @@ from m2s.dtypes import to_float64
 from m2s.errors import UnsupportedError
 from m2s.heads import Head, Posterior
 from m2s.heads.output import padded_logits
+from m2s.losses.nll import nll_of_tokens
 from m2s.losses.score_entropy import check_pair
 from m2s.ops.last_layer import Output
 from m2s.ops.linear_loss import RowLossSpec
@@ -41,9 +42,7 @@ def noised_cross_entropy(
     process = _process(head)
     check_pair(process, x_0, x_t, t)
     values = padded_logits(output, x_t, process.states)[..., : process.vocab]
-    nll = torch.nn.functional.cross_entropy(
-        values.reshape(-1, process.vocab), x_0.reshape(-1).long(), reduction="none"
-    ).reshape(x_0.shape)
+    nll = nll_of_tokens(values, x_0)
     return nll * _weight(process, x_0, x_t, t).to(nll.dtype)
 
 

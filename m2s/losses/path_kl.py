@@ -78,5 +78,5 @@ def path_kl_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec
 def _factorized(head: Head) -> FactorizedRate:
     """Return the head, or raise TypeError where the loss is not defined for it."""
     if not isinstance(head, FactorizedRate):
-        raise UnsupportedError("the loss of paths", head, FactorizedRate, hint="use score-entropy")
+        raise UnsupportedError("the path KL of Neural CTMC", head, FactorizedRate, hint="use score-entropy")
     return head

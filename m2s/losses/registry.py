@@ -18,7 +18,7 @@ from m2s.losses.any_order import any_order
 from m2s.losses.ct_elbo import ct_elbo
 from m2s.losses.d3pm import chain, chain_kl, d3pm
 from m2s.losses.gidd import gidd, gidd_clipped, gidd_clipped_rows, gidd_rows
-from m2s.losses.masked_cross_entropy import absorbing, masked_cross_entropy
+from m2s.losses.masked_cross_entropy import masked_cross_entropy, masking_schedule
 from m2s.losses.next_token import next_token_nll, next_token_rows, zero_integral
 from m2s.losses.noised_cross_entropy import noised_cross_entropy, noised_rows
 from m2s.losses.path_kl import path_kl, path_kl_rows
@@ -106,7 +106,7 @@ def has_fused_form(loss: Loss, head: Head) -> bool:
 
 def _masked_rows(head: Head, x_0: Tensor, x_t: Tensor, t: Tensor) -> RowLossSpec | None:
     """The fused form of score entropy, which masked cross entropy is under an absorbing mask (Theorem 4.6)."""
-    absorbing(head)
+    masking_schedule(head)
     return row_loss_spec(head, x_0, x_t, t)
 
 

@@ -64,8 +64,8 @@ class ProcessConfig:
     eps: float = 1e-3
     """log-linear: alpha at t = 1."""
     rescale: AutoFloat = None
-    """linear, cosine: eps of alpha = eps + (1 - 2 eps) alpha~, which falls from 1 - eps to eps in place of from 1 to 0 (MD4's
-    released code: 1e-4). By default there is no rescaling."""
+    """linear, cosine: eps of alpha = eps + (1 - 2 eps) alpha~, which decreases from 1 - eps to eps
+    instead of from 1 to 0 (MD4's released code: 1e-4). By default there is no rescaling."""
     sigma_min: float = 1e-3
     """geometric: total noise at t = 0."""
     sigma_max: float = 7.0
@@ -92,7 +92,7 @@ class HeadConfig:
     """The meaning of the network's output. ordinal: a posterior over ordered levels, from a mean and a scale."""
     offset: Literal["auto", "none", "exact"] = "auto"
     """posterior, ordinal: none: the output is the posterior (the paper). exact: the output is the leave-one-out distribution,
-    which does not know the token of its position."""
+    the prediction without the token at that position."""
     scale: Literal["auto", "none", "sigma"] = "auto"
     """log-score over an absorbing mask: sigma subtracts log(expm1 sigma) + log K from the output, as SEDD's release does."""
     curriculum: Literal["auto", "none", "duo"] = "auto"

@@ -494,7 +494,7 @@ class DiT(Pretrained):
         if x_t.ndim != 2:
             raise ValueError(f"x_t has shape {list(x_t.shape)}, but it must be [samples, positions]")
         if (cache is None) != (at is None):
-            raise ValueError("cache and at go together: the keys and values so far, and which sites x_t holds")
+            raise ValueError("give cache and at together: the keys and values so far, and the sites that x_t holds")
         length = x_t.shape[1] if cache is None else cache.shape[-2]
         self._check_length(length)
         c = self.condition(x_t, t, condition)

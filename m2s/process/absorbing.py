@@ -27,8 +27,8 @@ class Absorbing(Scheduled):
         self.states, self.mask = vocab + 1, vocab
 
     @property
-    def is_pure_mask(self) -> bool:
-        return True
+    def masking_schedule(self) -> Schedule:
+        return self.schedule
 
     def _spread(self, mass: Tensor) -> Mixing:
         return Mixing(torch.zeros_like(mass), mass)

@@ -7,6 +7,7 @@ from torch import Tensor
 from m2s import validation
 from m2s.errors import UserError
 from m2s.process.rank_one import Mixing, RankOne
+from m2s.process.schedule import Linear, Schedule
 
 
 class Hybrid(RankOne):
@@ -38,10 +39,11 @@ class Hybrid(RankOne):
         self.vocab, self.states, self.mask = vocab, vocab + 1, vocab
         self.p_uniform = p_uniform
         self._b = 2 * p_uniform / (1 - p_uniform)
+        self._masking_schedule = Linear() if p_uniform == 0 else None
 
     @property
-    def is_pure_mask(self) -> bool:
-        return self.p_uniform == 0
+    def masking_schedule(self) -> Schedule | None:
+        return self._masking_schedule
 
     def _c(self, t: Tensor) -> Tensor:
         """Return c = B sqrt(t(1-t))."""

@@ -67,9 +67,14 @@ class RankOne(Process):
         return self
 
     @property
+    def masking_schedule(self) -> Schedule | None:
+        """The schedule of alpha_t if a replaced token always becomes the mask; else None."""
+        return None
+
+    @property
     def is_pure_mask(self) -> bool:
         """Whether a replaced token always becomes the mask, so that an unmasked token is certainly clean."""
-        return False
+        return self.masking_schedule is not None
 
     @abstractmethod
     def alpha(self, t: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -239,6 +244,24 @@ def mixing_vector(process: RankOne, site: SiteCoefficients | Mixing) -> Float[Te
     """
     clean = site.clean.unsqueeze(-1).expand(*site.clean.shape, process.vocab)
     return clean if process.mask is None else torch.cat([clean, site.mask.unsqueeze(-1)], -1)
+
+
+def time_of_mask_probability(process: RankOne, probability: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return the time at which a token is masked with a given probability, by bisection.
+
+    Args:
+        process: A process with a mask.
+        probability: Probabilities m_t(mask), [*n].
+
+    Returns:
+        Times, [*n]; 1 where no time has so many masks.
+    """
+    low, high = torch.zeros_like(probability), torch.ones_like(probability)
+    for _ in range(60):  # to the last bit of float64
+        middle = (low + high) / 2
+        late = process.mixing(middle).mask > probability
+        low, high = torch.where(late, low, middle), torch.where(late, middle, high)
+    return (low + high) / 2
 
 
 class Scheduled(RankOne):

@@ -29,7 +29,7 @@ class Analytic(StepSampler):
     preserves_marginal = Preserves.ONE_SITE
     excludes_t_one = True
     end: float = 1e-5
-    """Time at which the grid ends. One more call of the network, the denoiser, goes from there to 0."""
+    """Time at which the grid ends. One more call of the network, the denoiser, makes the step from there to 0."""
 
     def plan(self, steps: int, grid: str, free: Int[Tensor, "B"], head: Head, noise: CounterNoise) -> Plan:
         """Scale the grid to [end, 1] and add one call for the denoiser. Linear: linspace(1, 1e-5), as released."""

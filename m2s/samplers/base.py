@@ -147,7 +147,7 @@ class Sampler(NamedSampler):
         """Return the times of all network calls.
 
         Args:
-            steps: The number of steps that was asked for. A finite chain has at most as many as the chain.
+            steps: The requested number of steps. For a finite chain, the plan has at most the number of its steps.
             grid: A name in `GRIDS`.
             free: The number of sites of each sample that are not clamped, [B].
             head: The head.

@@ -21,8 +21,9 @@ from m2s.samplers.prediction import Prediction
 class Bayes(StepSampler):
     """Draw from p(y) = sum_z mu_z P_s(y|z) P_{t|s}(k|y) / P_t(k|z) (`m2s.bayes_probabilities`); at s = 0 from mu.
 
-    For a rank-one process p is a mixture of three routes, with N = sum_z mu_z / P_t(k|z): go to a draw z ~ mu with weight
-    q(k) alpha_s / m_t(k), jump by the mixing distribution at s with weight q(k) (1 - alpha_s) N, or stay.
+    For a rank-one process p is a mixture of three routes, with N = sum_z mu_z / P_t(k|z): move to a
+    draw z ~ mu with weight q(k) alpha_s / m_t(k), to a draw from the mixing distribution at s with weight
+    q(k) (1 - alpha_s) N, or keep k.
     """
 
     name = "bayes"

@@ -41,7 +41,7 @@ class EntropyBound(Sampler):
     needs: ClassVar[tuple[Need, ...]] = (Need.POSTERIOR,)
     preserves_marginal = Preserves.NOTHING
     bound: float = 0.1
-    """The largest sum of entropies of accepted sites without the greatest one, in nats."""
+    """Upper bound on the sum of the entropies of the accepted sites without the largest one, in nats."""
 
     def __post_init__(self) -> None:
         if not validation.is_number(self.bound) or self.bound < 0:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from m2s.heads import Head
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import RankOne
+from m2s.process.rank_one import time_of_mask_probability
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.capabilities import Need, Preserves
 from m2s.samplers.prediction import Prediction
@@ -18,8 +18,8 @@ from m2s.samplers.prediction import Prediction
 class FirstHitting(Sampler):
     """With n masks left, the next one is revealed at beta(tau) = beta(t) u^(1/n), at a random site, by a draw from mu.
 
-    With as many steps as there are sites to fill, there is no discretization error. With fewer, several sites are revealed at
-    the last of their times. More steps than sites are not taken.
+    With as many steps as there are sites to fill, there is no discretization error. With fewer steps, a step reveals several
+    sites, at the time of the last of them. There are never more steps than sites.
     """
 
     name = "first_hitting"
@@ -38,7 +38,7 @@ class FirstHitting(Sampler):
         calls = free.clamp(min=1, max=steps)
         numbers = torch.arange(max(1, min(steps, most)) + 1, device=free.device).unsqueeze(-1)
         done = torch.minimum(numbers, calls) * free // calls  # sites that are filled before each call, spread evenly
-        times = reveal_time(process, torch.stack(log_beta).gather(0, done[1:]).exp())
+        times = time_of_mask_probability(process, torch.stack(log_beta).gather(0, done[1:]).exp())
         return Plan(times, times, done.diff(dim=0))
 
     def step(self, prediction: Prediction, move: Move, noise: CounterNoise) -> Int[Tensor, "B L"]:
@@ -76,21 +76,3 @@ def by_rank(order: Float[Tensor, "B L"], ties: Float[Tensor, "B L"] | None = Non
         return order.argsort(dim=-1, stable=True)
     shuffled = ties.argsort(dim=-1, stable=True)
     return shuffled.gather(-1, order.gather(-1, shuffled).argsort(dim=-1, stable=True))
-
-
-def reveal_time(process: RankOne, beta: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Return the time at which a token is masked with probability `beta`, by bisection.
-
-    Args:
-        process: A process with a mask.
-        beta: Probabilities 1 - alpha_t, [*n].
-
-    Returns:
-        Times, [*n].
-    """
-    low, high = torch.zeros_like(beta), torch.ones_like(beta)
-    for _ in range(60):  # to the last bit of float64
-        middle = (low + high) / 2
-        late = process.mixing(middle).mask > beta
-        low, high = torch.where(late, low, middle), torch.where(late, middle, high)
-    return (low + high) / 2

@@ -40,7 +40,7 @@ class ForwardBackward(Sampler):
     leap: float = 0.003
     """Length of one leap of the corrector in units of time: the authors' 1.5 steps of 1/500."""
     entry: float = 0.1
-    """The corrector runs at times up to this one."""
+    """The largest time at which the corrector runs."""
 
     def __post_init__(self) -> None:
         validation.positive_int("corrections", self.corrections)

@@ -245,7 +245,7 @@ def sample_with_options(
     device: torch.device | str | None = None,
     progress: bool = False,
 ) -> Any:
-    """Draw samples with options that have been built, and therefore checked, before.
+    """Draw samples with options that are already validated.
 
     Args:
         model: The network; see `sample`.

@@ -38,9 +38,9 @@ class Psi(StepSampler):
     kappa: float = 0.95
     """Weight of the Bayes step, in [0, 1]; the rest is the corrector."""
     low: float = 0.1
-    """The corrector is used at times t from this one on."""
+    """The smallest time at which the corrector is used."""
     high: float = 0.5
-    """The corrector is used at times t up to this one."""
+    """The largest time at which the corrector is used."""
 
     def __post_init__(self) -> None:
         for name in ("kappa", "low", "high"):

@@ -63,7 +63,7 @@ class NetworkConfig:
     layers: AutoInt = None
     """unet: residual blocks at each resolution."""
     multipliers: Annotated[tuple[int, ...], tyro.conf.arg(metavar="INT ...")] = ()
-    """unet: features of each resolution in units of width."""
+    """unet: channels at each resolution, as multiples of width."""
     input: Literal["embedding", "level"] = "embedding"
     """unet: the input of a position is an embedding of its token, or its gray level."""
     groups: AutoInt = None
@@ -78,7 +78,7 @@ class NetworkConfig:
     """Whether the network sees the time. auto: yes, except for methods that leave it out (RADD)."""
     clock: Literal["auto", "time", "sigma"] = "auto"
     """dit: the input of the time features: t itself, or the total noise sigma(t) of the run's schedule (SEDD). auto: as in the
-    checkpoint of --init, so that its features keep their meaning; time without a checkpoint."""
+    checkpoint of --init; without one, time."""
     labels: bool = False
     """Condition the network on the labels of the data, where there are any. Its samples can then be guided."""
     label_dropout: float = 0.1
@@ -135,7 +135,8 @@ class OptimizerConfig:
     clip: float = 1.0
     """The largest norm of the gradient; 0: no clipping."""
     ema: float = 0.9999
-    """Decay of the averaged weights, which are validated and published; min(ema, (1 + n)/(10 + n)) after n steps."""
+    """Decay of the averaged weights (EMA), which are validated and saved as the checkpoint. After n steps it is
+    min(ema, (1 + n)/(10 + n))."""
 
 
 @dataclass(frozen=True)
@@ -177,19 +178,19 @@ class RunConfig:
     validation_samples: int = 256
     """Held-out examples of each evaluation."""
     validation_passes: int = 1
-    """Times drawn for each of them."""
+    """Times drawn for each of these examples."""
     save_every: int = 1000
     """Steps between states from which the run can resume."""
     keep: int = 2
-    """How many of these states stay on the disk."""
+    """The number of these states that are kept; older ones are deleted."""
     on_nan: Literal["stop", "skip"] = "stop"
     """When a loss or gradient is not finite: stop with a saved state, or skip that step."""
     on_low_memory: Literal["stop", "warn"] = "stop"
-    """Where the estimated memory of a step exceeds the available memory: stop before the first step, or start all the same."""
+    """Where the estimated memory of a step exceeds the available memory: stop before the first step, or start anyway."""
     device: str = AUTO
     """cpu or cuda. auto: cuda where there is a GPU."""
     other_data: bool = False
-    """Resume a run although the data is not that of its earlier starts. Length and vocabulary must be the same."""
+    """Resume a run on other data than it was trained on so far. Length and vocabulary must be the same."""
     tensorboard: bool = False
     """Also write the log for TensorBoard (pip install tensorboard)."""
     wandb: bool = False

@@ -26,10 +26,11 @@ from m2s.io import write_json
 from m2s.ops import probe_triton, use_backend, why_unavailable
 from m2s.training.build import make_objects, open_data
 from m2s.training.config import Config, RunConfig, resolve
-from m2s.training.estimate import Pace, check_memory, describe_estimate
 from m2s.training.log import Log
+from m2s.training.memory_check import check_memory, describe_estimate
 from m2s.training.run_folder import RunFolder
 from m2s.training.save import resume, save
+from m2s.training.step_time import Pace
 from m2s.training.trainer import LocalBatch, Trainer, copy_to_host, learning_rate
 from m2s.training.validate import validate
 

@@ -61,7 +61,6 @@ MODULES = (
     "m2s.training.export",
     "m2s.hub.auto_model",
     "m2s.hub.builtin",
-    "m2s.hub.diffusers",
     "m2s.evaluation.bootstrap",
     "m2s.evaluation.comparison",
     "m2s.evaluation.fid",

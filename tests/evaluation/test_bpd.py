@@ -458,9 +458,9 @@ def test_a_difference_on_the_same_noise_has_smaller_errors_and_the_right_value()
     assert found.rows_error < 0.3 * first.rows_error
     none = one.minus(one).estimate("nelbo")
     assert none.value == none.error == none.rows_error == 0
-    with pytest.raises(ValueError, match="the same rows, with as many passes"):
+    with pytest.raises(ValueError, match="the same examples, with the same number of passes"):
         one.minus(dataset_nelbo(lambda x_t, t: tables[0][x_t], head, x_0, passes=5, seed=0))
-    with pytest.raises(ValueError, match="the same rows"):
+    with pytest.raises(ValueError, match="the same examples"):
         one.minus(dataset_nelbo(lambda x_t, t: tables[0][x_t], head, x_0[:50], passes=6, seed=0))
 
 

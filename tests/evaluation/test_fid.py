@@ -473,7 +473,10 @@ DIGITS = np.zeros((40, 64), np.int32)
         (["samples.npz", "--against", "digits:test"], "Online: curl .*pytorch-fid.*6726825d.pth .*Offline: .*--inception"),
         (["samples.npz", "--against", "digits:test", "--inception", "nowhere.pt"], "nowhere.pt is no file"),
         (["samples.npz", "--against", "digits:test", "--inception", "maps.pt"], "does not map images"),
-        (["samples.npz", "--against", "digits:test", "--inception", "wild.pt"], "wild.pt fails on images 0 and on"),
+        (
+            ["samples.npz", "--against", "digits:test", "--inception", "wild.pt"],
+            "wild.pt fails in the batch that starts at image 0",
+        ),
         (["nowhere.npz", "--against", "digits:test", "--inception", "net.pt"], "there is no file nowhere.npz"),
         (["runs", "--against", "digits:test", "--inception", "net.pt"], "there is no file runs"),
         (["mnist:dev", "--against", "digits:test", "--inception", "net.pt"], "there is no file mnist:dev"),
@@ -487,7 +490,10 @@ DIGITS = np.zeros((40, 64), np.int32)
         (["float.npz", "--against", "digits:test", "--inception", "net.pt"], "float64 tokens"),
         (["mask.npz", "--against", "digits:test", "--inception", "net.pt"], r"tokens\[3, 5\] is 17, .* 0..16: .* vocabulary"),
         (["negative.npz", "--against", "digits:test", "--inception", "net.pt"], r"tokens\[0, 1\] is -1"),
-        (["binary.npz", "--against", "digits:test", "--inception", "net.pt"], "in 17 levels: compare like with like"),
+        (
+            ["binary.npz", "--against", "digits:test", "--inception", "net.pt"],
+            "17 levels: give images of the same size",
+        ),
         (["one.npz", "--against", "digits:test", "--inception", "net.pt"], "has 1 images, too few .* at least 13"),
         (["empty.npz", "--against", "digits:test", "--inception", "net.pt", "--few"], "has 0 images, too few .* at least 2"),
     ],

@@ -300,6 +300,16 @@ def test_masking_is_the_same_in_both_processes() -> None:
     assert missing[0] == missing[1]
 
 
+@pytest.mark.parametrize("process", [m2s.Absorbing(2, m2s.Linear()), m2s.Hybrid(2, p_uniform=0.0)], ids=str)
+def test_a_uniform_number_of_zero_is_a_time(process: m2s.Process) -> None:
+    """The smallest random number is 0. Times are in (0, 1), so that a loss accepts them and its weight is finite."""
+    head, zero = m2s.Posterior(process), torch.zeros(1, dtype=torch.float64)
+    for term in ESTIMATORS["md4"].build(head, OPTIONS)[:1]:
+        t, _ = term.levels.draw(process, zero, torch.tensor([2]))
+        x = torch.tensor([[0, 2]])
+        assert 0 < t < 1 and term.value(head, torch.zeros(1, 2, 3), torch.tensor([[0, 1]]), x, t).isfinite().all()
+
+
 def test_counterexamples() -> None:
     """exp(-b) sums to more than 1 where terms are dropped: such numbers are the bound of no distribution at all."""
     kraft = {each.estimator: each.kraft for each in tight("uniform")}

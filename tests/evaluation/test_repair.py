@@ -207,7 +207,7 @@ def test_a_difference_of_fids_resamples_pairs():
     assert (moved["low"], moved["high"]) == pytest.approx(np.quantile(exact, [0.025, 0.975]), rel=1e-6)
     with pytest.raises(ValueError, match="at least 100"):
         fid_difference(base, base, reference, resamples=10)
-    with pytest.raises(ValueError, match="as many of both"):
+    with pytest.raises(ValueError, match="both must be the same"):
         fid_difference(base, base[:5], reference)
 
 
@@ -269,7 +269,7 @@ def test_bad_input_is_one_line_and_writes_nothing(images, text, tmp_path, monkey
         ((images, *out, "--measure", "genppl"), "has no tokenizer"),
         ((text, *out, "--judge", str(tmp_path / "nobody")), "(--measure none does without)"),
         ((text, *out, "--protocol", "mnist-5k"), "paper, sedd, mdlm"),
-        ((text, *out, "--measure", "fid", "--against", "digits:test", *inception), "compare like with like"),
+        ((text, *out, "--measure", "fid", "--against", "digits:test", *inception), "give data of the same size and levels"),
         ((images, "--out", str(tmp_path / "taken"), "--measure", "none"), "--overwrite"),
     ):
         assert said in error_line(capsys, tmp_path, *arguments)

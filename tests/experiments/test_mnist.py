@@ -17,7 +17,7 @@ from m2s.evaluation import inception
 from m2s.evaluation.fid import Statistics, frechet
 from m2s.report.methods import plot_sample_sheet
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "mnist.py"
+FOLDER = Path(__file__).parents[2] / "experiments"
 LIMIT, STEPS, SIDE = 8, 4, 8
 COMMON = ["--limit", str(LIMIT), "--steps", str(STEPS), "--inception", "net.pt"]
 
@@ -32,7 +32,10 @@ class Averages(torch.nn.Module):
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
     """The experiment as a module, in an empty folder, with simple features, small images and few sampling steps."""
-    spec = importlib.util.spec_from_file_location("mnist_experiment", SCRIPT)
+    monkeypatch.syspath_prepend(FOLDER)  # where a script finds its siblings
+    for name in ("mnist_measure", "mnist_rows", "mnist_table"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    spec = importlib.util.spec_from_file_location("mnist_experiment", FOLDER / "mnist.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -46,8 +49,15 @@ def mnist(tmp_path, monkeypatch):
     arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
     small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
     monkeypatch.setitem(DATASETS._entries, "mnist", small)
-    monkeypatch.setattr(module, "SAMPLING_STEPS", (2, 3))
+    for name in ("mnist_measure", "mnist_table"):
+        monkeypatch.setattr(f"{name}.SAMPLING_STEPS", (2, 3))
     return module
+
+
+@pytest.fixture
+def measure(mnist):
+    """The measurements of the experiment as a module."""
+    return sys.modules["mnist_measure"]
 
 
 def row(name: str, seed: int = 1) -> dict:
@@ -63,7 +73,7 @@ def feature_statistics(images: torch.Tensor) -> Statistics:
     return found
 
 
-def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
+def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, measure, monkeypatch, capsys):
     assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
     ours, ar = row("m2s-offset"), row("ar")
     assert ours["settings"] == ar["settings"]
@@ -87,7 +97,7 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
 
     # A second call changes nothing, and the table needs the files of the rows only.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    monkeypatch.setattr(mnist, "train", None)
+    monkeypatch.setattr(measure, "train", None)
     assert mnist.main(["out", "--methods", "m2s-offset,ar", *COMMON]) == 0
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
     for path in ("net.pt", "out/runs/ar-seed1/model.safetensors"):
@@ -100,14 +110,14 @@ def test_rows_and_table_hold_nelbo_fid_and_speed(mnist, monkeypatch, capsys):
         f"| `m2s-offset` | {value['value']:.4f} ± {value['rows_error']:.4f} | {ours['samples'][0]['fid']:.2f} |"
     )
     assert f"{ar['samples'][0]['fid']:.2f} ({SIDE * SIDE} steps)" in lines[3]
-    assert {line.count("|") for line in lines[:4]} == {len(mnist.SAMPLING_STEPS) + 7}
+    assert {line.count("|") for line in lines[:4]} == {len(measure.SAMPLING_STEPS) + 7}
     assert "causal transformer" in lines[-1] and "`ar`" in lines[-1]
     assert json.loads(Path("out/mnist.json").read_text())["rows"] == [ours, ar]
     assert all(Path(f"out/{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("mnist", "mnist-samples"))
 
 
-def test_failed_row_is_recorded_and_repeated_and_others_continue(mnist, monkeypatch, capsys):
-    real = mnist.train
+def test_failed_row_is_recorded_and_repeated_and_others_continue(mnist, measure, monkeypatch, capsys):
+    real = measure.train
     tried = []
 
     def train(config, source):
@@ -116,7 +126,7 @@ def test_failed_row_is_recorded_and_repeated_and_others_continue(mnist, monkeypa
             raise torch.OutOfMemoryError("no memory for it")
         return real(config, source)
 
-    monkeypatch.setattr(mnist, "train", train)
+    monkeypatch.setattr(measure, "train", train)
     assert mnist.main(["out", "--methods", "sedd,md4", *COMMON]) == 1
     assert row("sedd")["error"] == "OutOfMemoryError: no memory for it" and "nelbo" in row("md4")
     assert mnist.main(["out", "--table"]) == 0
@@ -170,7 +180,7 @@ def test_rows_of_one_table_need_the_same_settings(mnist, capsys):
     assert "was made with validate_every 2, not None" in capsys.readouterr().err
 
 
-def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
+def test_rows_are_imported_from_a_table(mnist, measure, monkeypatch, capsys):
     """Imported rows replace failed ones, finished rows of the folder stay, and a row without samples has no picture."""
     assert mnist.main(["first", "--methods", "sedd,md4", *COMMON]) == 0
     assert mnist.main(["first", "--table"]) == 0
@@ -179,7 +189,7 @@ def test_rows_are_imported_from_a_table(mnist, monkeypatch, capsys):
     Path("out/md4-seed1.json").write_text(json.dumps(mine))
     failed = {"method": "sedd", "settings": mine["settings"], "error": "x"}
     Path("out/sedd-seed1.json").write_text(json.dumps(failed))
-    monkeypatch.setattr(mnist, "train", None)
+    monkeypatch.setattr(measure, "train", None)
     assert mnist.main(["out", "--rows", "first/mnist.json", "--methods", "sedd,md4", *COMMON]) == 0
     assert "all rows are finished" in capsys.readouterr().out
     assert row("md4") == mine and row("sedd") == json.loads(Path("first/sedd-seed1.json").read_text())
@@ -263,11 +273,11 @@ def test_validations_on_the_way_are_those_of_the_trainer(mnist, capsys):
         assert line == f"| {step} | {bits[0]:.4f} | {bits[1]:.4f} |"
 
 
-def test_speed_leaves_validations_out(mnist, monkeypatch):
+def test_speed_leaves_validations_out(measure, monkeypatch):
     """A clock that counts 1 s for each training batch and 100 s for each batch of a validation."""
     now = [0.0]
-    monkeypatch.setattr(mnist.time, "monotonic", lambda: now[0])
-    source = mnist.TimedSource(m2s.data.load("mnist"), torch.device("cpu"), 40, lambda: None)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+    source = measure.TimedSource(m2s.data.load("mnist"), torch.device("cpu"), 40, lambda: None)
     for step in range(1, 41):
         now[0] += 1
         source.train(torch.arange(4))
@@ -291,7 +301,7 @@ def test_missing_or_damaged_inception_weights_are_an_error_before_the_first_row(
     assert "net.pt" in capsys.readouterr().err and not Path("out").exists()
 
 
-def test_a_row_that_fails_after_training_is_evaluated_later(mnist, monkeypatch, capsys):
+def test_a_row_that_fails_after_training_is_evaluated_later(mnist, measure, monkeypatch, capsys):
     """It keeps its training run, which is not repeated."""
 
     def fail(*_):
@@ -299,7 +309,7 @@ def test_a_row_that_fails_after_training_is_evaluated_later(mnist, monkeypatch, 
 
     trace = ["--validate-every", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr(mnist, "statistics", fail)
+        patch.setattr(measure, "statistics", fail)
         assert mnist.main(["out", "--methods", "md4", *trace, *COMMON]) == 1
     assert "md4-seed1 failed" in capsys.readouterr().err
     assert mnist.main(["out", "--table"]) == 0
@@ -314,10 +324,10 @@ def test_a_row_that_fails_after_training_is_evaluated_later(mnist, monkeypatch, 
     assert Path("out/runs/md4-seed1/model.safetensors").read_bytes() == before and "fid" in row("md4")["samples"][0]
 
 
-def test_warmup_is_a_tenth_of_the_steps_and_at_most_that_of_the_preset(mnist):
+def test_warmup_is_a_tenth_of_the_steps_and_at_most_that_of_the_preset(measure):
     images = m2s.data.load("mnist")
     for steps, warmup in ((3000, 300), (5000, 500), (11_700, 500)):
         settings = {"updates": steps, "batch": 256, "test_images": 32}
-        experiment = mnist.Experiment(Path("out"), images, torch.device("cpu"), None, settings, None)
-        config = experiment.config(mnist.RowKey("m2s", 2), Path("out/runs/m2s-seed2"))
+        experiment = measure.Experiment(Path("out"), images, torch.device("cpu"), None, settings, None)
+        config = experiment.config(measure.RowKey("m2s", 2), Path("out/runs/m2s-seed2"))
         assert (config.optimizer.warmup, config.run.seed, config.run.steps) == (warmup, 2, steps)

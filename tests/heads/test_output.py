@@ -86,14 +86,15 @@ def test_error_for_weights_in_another_dtype_than_the_time(call: str, dtype: torc
         CALLS[call](Timed(nn.Linear(1, 5), 5).to(dtype))
         return
     with pytest.raises(
-        TypeError, match=r"given x_t in int64 and t in float32, .* cast t inside, t\.to\(weight\.dtype\), .*autocast"
+        TypeError,
+        match=r"calls it with x_t in int64 and t in float32, .* Cast t in its forward, t\.to\(weight\.dtype\), .*autocast",
     ):
         CALLS[call](Timed(nn.Linear(1, 5), 5).to(dtype))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_dtype_error_is_found_in_every_kind_of_layer(layer: str) -> None:
-    with pytest.raises(TypeError, match=r"dtypes that do not fit .* t in float32") as error:
+    with pytest.raises(TypeError, match=r"on the dtypes of its inputs .* t in float32") as error:
         CALLS["Objective"](Timed(LAYERS[layer](), 5).bfloat16())
     assert isinstance(error.value.__cause__, RuntimeError | ValueError)
     CALLS["Objective"](Timed(LAYERS[layer](), 5))
@@ -102,7 +103,7 @@ def test_dtype_error_is_found_in_every_kind_of_layer(layer: str) -> None:
 def test_other_errors_of_a_network_are_unchanged() -> None:
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied"):
         CALLS["Objective"](Timed(nn.Linear(2, 5), 5))
-    with pytest.raises(TypeError, match="given x_t in int64"):  # tokens in a layer for numbers
+    with pytest.raises(TypeError, match="calls it with x_t in int64"):  # tokens in a layer for numbers
         CALLS["Objective"](Timed(nn.Linear(1, 5), 5, reads=True))
 
 
@@ -137,5 +138,5 @@ def test_wording_of_an_error_does_not_make_it_a_dtype_error(error: Exception, dt
 def test_dtype_error_of_a_function_around_a_network() -> None:
     """The network may be any callable; the failing layer is found inside."""
     net = Timed(nn.Linear(1, 5), 5).bfloat16()
-    with pytest.raises(TypeError, match="dtypes that do not fit"):
+    with pytest.raises(TypeError, match="on the dtypes of its inputs"):
         CALLS["Objective"](lambda x_t, t, condition=None: net(x_t, t))

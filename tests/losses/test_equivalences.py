@@ -87,6 +87,7 @@ def test_losses_for_hybrid_noise_are_equal(p_uniform):
     same(gidd(head, output, x_0, x_t, t), wanted)
     if p_uniform == 0:  # MDLM with alpha = 1 - t
         same(m2s.masked_cross_entropy(m2s.Posterior(m2s.Absorbing(VOCAB, m2s.Linear())), output, x_0, x_t, t), wanted)
+        same(m2s.masked_cross_entropy(head, output, x_0, x_t, t), wanted)
 
 
 def test_gidd_clips_its_weight():

@@ -31,7 +31,7 @@ EXACT = functools.partial(m2s.Posterior, offset="exact")
 RANK_ONE = list(PROCESSES)
 HEADS = {  # by the name of the loss: kinds of heads, and processes
     "score-entropy": ([m2s.Posterior, EXACT, m2s.LogScore, m2s.FactorizedRate], RANK_ONE),
-    "masked": ([m2s.Posterior], ["absorbing"]),
+    "masked": ([m2s.Posterior], ["absorbing", "masks"]),
     "noised": ([EXACT], ["uniform", "log-linear"]),
     "gidd": ([m2s.Posterior, EXACT], RANK_ONE),
     "gidd-clipped": ([EXACT], RANK_ONE),

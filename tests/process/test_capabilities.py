@@ -84,3 +84,12 @@ def test_a_step_to_zero_removes_all_noise(make: type) -> None:
 def test_a_pure_mask_leaves_unmasked_tokens_clean() -> None:
     assert m2s.Absorbing(4, m2s.Linear()).is_pure_mask and m2s.Hybrid(4, 0.0).is_pure_mask
     assert not m2s.Uniform(4, m2s.Linear()).is_pure_mask and not m2s.Hybrid(4, 0.2).is_pure_mask
+
+
+@pytest.mark.parametrize("process", [m2s.Absorbing(4, m2s.Cosine()), m2s.Hybrid(4, 0.0)], ids=str)
+def test_the_schedule_of_a_pure_mask_is_that_of_the_process(process: m2s.Absorbing | m2s.Hybrid) -> None:
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+    schedule = process.masking_schedule
+    torch.testing.assert_close(schedule.alpha(t), process.alpha(t), rtol=1e-15, atol=0)
+    torch.testing.assert_close(schedule.beta(t), process.mixing(t).mask, rtol=1e-15, atol=0)
+    torch.testing.assert_close(schedule.sigma_prime(t), process.mixing_rate(t).mask, rtol=1e-15, atol=0)

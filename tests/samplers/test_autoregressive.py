@@ -386,7 +386,7 @@ def test_a_cache_has_the_dtype_of_the_computation() -> None:
     with pytest.raises(ValueError, match="has 5 sites, but the network was made for at most 4"):
         model.new_cache(1, 5)
     for given in ({"cache": cache}, {"at": x_t}):
-        with pytest.raises(ValueError, match="cache and at go together"):
+        with pytest.raises(ValueError, match="give cache and at together"):
             model(x_t, None, None, **given)
 
 

@@ -15,10 +15,13 @@ from m2s.methods import METHODS
 from m2s.models import build
 from m2s.presets import PRESETS
 from m2s.training import estimate as module
-from m2s.training import resolve, train
+from m2s.training import resolve, step_trace, train
 from m2s.training.build import describe_network
 from m2s.training.config import replace
-from m2s.training.estimate import Pace, advice, check_memory, divisors, estimate, format_bytes, format_seconds, trace_step
+from m2s.training.estimate import estimate
+from m2s.training.memory_check import advice, check_memory, describe_estimate, divisors, format_bytes
+from m2s.training.step_time import Pace, format_seconds
+from m2s.training.step_trace import trace_step
 from small_runs import InMemorySource, random_rows, small
 
 ROOT = Path(__file__).parents[2]
@@ -115,9 +118,9 @@ def test_network_that_reads_values_is_estimated_without_activations(monkeypatch)
     def fail(*_: object) -> None:
         raise RuntimeError("no values")
 
-    monkeypatch.setattr(module, "_trace_activations", fail)
+    monkeypatch.setattr(step_trace, "_trace_activations", fail)
     found = estimate(preset("digits", network__width=12), data(17, 64, (8, 8)), CPU)
-    assert found.activations == 0 and "cannot be traced" in module.describe_estimate(found, preset("digits"), CPU.device)
+    assert found.activations == 0 and "cannot be traced" in describe_estimate(found, preset("digits"), CPU.device)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_the_advice_fits(available, gib):
 def test_the_advice_names_the_least_time(available, monkeypatch):
     """The matrix products of all steps, at a speed of a teraflop per second."""
     available(8 * GIB)
-    monkeypatch.setattr("m2s.training.estimate.matrix_speed", lambda device, bf16: 1e12)
+    monkeypatch.setattr("m2s.training.memory_check.matrix_speed", lambda device, bf16: 1e12)
     config = preset("owt", network__size="tiny", data__length=512, steps=100)
     found = estimate(config, OWT, CPU)
     text = advice(config, OWT, CPU)
@@ -225,9 +228,9 @@ def test_advice_for_a_batch_that_fits_in_no_micro_batches(available):
         check_memory(config, OWT, CPU)
     advised = "give a smaller --batch: the 1,000,000,000 examples of a step alone take about 7703.9 GiB. --on-low-memory"
     assert advised in str(raised.value)
-    assert " of 1 example; batch 7703.9 GiB)" in module.describe_estimate(found, config, CPU.device)
+    assert " of 1 example; batch 7703.9 GiB)" in describe_estimate(found, config, CPU.device)
     four = estimate(preset("owt", batch=4), OWT, dataclasses.replace(CPU, size=4))
-    assert four.batch == 8272 and "batch" not in module.describe_estimate(four, config, CPU.device)
+    assert four.batch == 8272 and "batch" not in describe_estimate(four, config, CPU.device)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])

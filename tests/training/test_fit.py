@@ -196,7 +196,7 @@ def test_nothing_is_printed_without_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither the time per step, which is known after some steps, nor that a run resumes."""
-    monkeypatch.setattr("m2s.training.estimate.Pace.SECONDS", 0.0)
+    monkeypatch.setattr("m2s.training.step_time.Pace.SECONDS", 0.0)
     fit(steps=8, out=tmp_path / "run")
     fit(steps=8, out=tmp_path / "run")
     assert capsys.readouterr() == ("", "")
@@ -231,7 +231,7 @@ def test_errors_come_before_anything_is_written(given: dict, message: str, tmp_p
 
 def test_advice_names_arguments_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("m2s.training.estimate.available_memory", lambda device: 2**20)
-    with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts all the same') as raised:
+    with pytest.raises(UserError, match=r'options=."on_low_memory": "warn". starts anyway') as raised:
         fit(batch=512)
     assert "--" not in str(raised.value)
 

@@ -103,8 +103,8 @@ class GenPPL:
         read = [read_samples(path, protocol, tokenizer or recorded_tokenizer(path), self.limit) for path in files]
         if self.against is not None and len({len(samples) for samples in read}) > 1:
             raise UserError(
-                f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need as many of each: "
-                "draw as many, or give --limit"
+                f"the files give {', '.join(str(len(samples)) for samples in read)} samples, but pairs need the same "
+                "number from each: draw the same number, or give --limit"
             )
         judge = load_judge(self.judge or protocol.default_judge, self.device, self.dtype)
         scores = {path: score(samples, judge, self.batch_size) for path, samples in zip(files, read, strict=True)}
@@ -151,7 +151,7 @@ class GenPPL:
         from m2s.cli.sampling_args import load_checkpoint
         from m2s.data.tokenizer import KEPT, from_dict, make_tokenizer
         from m2s.hub import builtin, formats
-        from m2s.hub.checkpoint import read_config
+        from m2s.hub.description import read_config
         from m2s.hub.folder import CONFIG
         from m2s.remote import locate
 

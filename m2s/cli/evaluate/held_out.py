@@ -252,7 +252,7 @@ def trained_on(checkpoint: str) -> "DataConfig":
     path = builtin.locate(checkpoint) / RECORD
     if not path.is_file():
         raise UserError(
-            f"{checkpoint} does not say what it was trained on, for it holds no {RECORD}: give --data, such as "
+            f"{checkpoint} does not say what it was trained on, because it has no {RECORD}: give --data, such as "
             f"{', '.join(image_sets())} or a text"
         )
     record = read_json(path, "give --data")

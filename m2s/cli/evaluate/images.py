@@ -94,7 +94,7 @@ def read(name: str, reference: ImageTokens) -> ImageTokens:
         if (images.shape, images.levels) != (reference.shape, reference.levels):
             raise UserError(
                 f"{name} has images of {list(images.shape)} in {images.levels} levels, but {reference.name} has "
-                f"{list(reference.shape)} in {reference.levels}: compare like with like"
+                f"{list(reference.shape)} in {reference.levels}: give images of the same size and levels"
             )
         return images
     tokens = read_tokens(Path(name), reference)
@@ -102,7 +102,7 @@ def read(name: str, reference: ImageTokens) -> ImageTokens:
     if isinstance(data, dict) and (data.get("shape"), data.get("levels")) != (list(reference.shape), reference.levels):
         raise UserError(
             f"{name} says that it holds {data}, but {reference.name} has images of {list(reference.shape)} in "
-            f"{reference.levels} levels: compare like with like"
+            f"{reference.levels} levels: give images of the same size and levels"
         )
     return ImageTokens(name, tokens, reference.shape, reference.levels)
 

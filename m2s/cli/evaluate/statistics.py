@@ -64,6 +64,8 @@ def _compute(images: ImageTokens, network: "Network", batch_size: int | None) ->
             try:
                 found.update(batch, rows[(rows >= first) & (rows < first + len(batch))] - first)
             except ValueError as error:
-                raise UserError(f"{network.path} fails on images {first} and on of {images.name}: {error}") from error
+                raise UserError(
+                    f"{network.path} fails in the batch that starts at image {first} of {images.name}: {error}"
+                ) from error
             progress.update(len(batch))
     return found

@@ -1,4 +1,4 @@
-"""Audit of scores: is there a posterior behind every score that a sampler uses? Counted at every site and step of real runs.
+"""Audit of scores: does every score that a sampler uses have a posterior? It is counted at every site and step.
 
     found = m2s.audit(model, head, shape=(128, 512))
     print(found)                              # the fractions of the four classes

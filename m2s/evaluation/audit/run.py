@@ -33,9 +33,7 @@ def check_auditable(head: Head) -> None:
     validation.instance("head", head, Head, "a head such as m2s.LogScore(process)")
     process = head.process
     if head.exact:
-        raise TypeError(
-            f"{head} corrupts nothing, and so has no scores to audit: audit another kind of model, such as one of sedd"
-        )
+        raise TypeError(f"{head} has no noise, so there are no scores to audit: audit a diffusion model, such as one of sedd")
     if process.chain is not None:
         raise TypeError(
             f"{head} is for a finite chain, which has no rates and so no scores to audit: "

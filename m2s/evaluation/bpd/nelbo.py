@@ -97,7 +97,7 @@ class DatasetNelbo:
         passes, count = timed.t.shape
         for each in (self, other):
             if (len(each.prior), each.length) != (count, self.length) or not (each.exact or len(each.t) == passes):
-                raise ValueError("a difference needs NELBOs of the same rows, with as many passes")
+                raise ValueError("a difference needs NELBOs of the same examples, with the same number of passes")
         if not (self.exact or other.exact or self.seed == other.seed):
             raise ValueError(
                 f"a difference needs NELBOs on the same noise, but the seeds are {self.seed} and {other.seed}: "

@@ -11,6 +11,7 @@ from torch import Tensor
 from m2s.evaluation.likelihood.base import Estimator, Options, Term, needs_masks, no_terms_missing
 from m2s.evaluation.likelihood.masks import MaskCount, MaskShare
 from m2s.heads import Head
+from m2s.losses.nll import nll_of_tokens
 from m2s.ops.last_layer import Output
 
 DREAM_LOW = 1e-3  # sampling_eps
@@ -29,9 +30,7 @@ def cross_entropy_at_masks(head: Head, output: Output, x_0: Tensor, x_t: Tensor,
     Returns:
         Nats per position, [*site].
     """
-    log_mu = torch.log_softmax(head.posterior_logits(output, x_t, t), -1)
-    nats = -log_mu.gather(-1, x_0.long().unsqueeze(-1)).squeeze(-1)
-    return torch.where(head.process.is_mask(x_t), nats, 0)
+    return torch.where(head.process.is_mask(x_t), nll_of_tokens(head.posterior_logits(output, x_t, t), x_0), 0)
 
 
 def _counts(head: Head, options: Options) -> list[Term]:

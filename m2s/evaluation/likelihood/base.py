@@ -98,8 +98,8 @@ class Estimator:
         title: What it is, in a few words.
         source: The publication.
         build: Returns its terms for a head and options.
-        missing: Returns what it lacks for an upper bound on the NLL; nothing: it is one.
-        unsupported: Returns why a head cannot be evaluated; an empty string: it can.
+        missing: Returns the names of what it lacks for an upper bound on the NLL; an empty tuple if it is an upper bound.
+        unsupported: Returns why a head cannot be evaluated; an empty string if it can.
         reverse: The reverse process whose NLL it bounds: in continuous time with the last step of the head or a uniform draw,
             over shares of masks, in T steps, or one mask at a time.
         note: What a user should know.

@@ -17,6 +17,7 @@ from torch import Tensor
 from m2s.dtypes import to_float64
 from m2s.losses.noise import corrupt_by_counter
 from m2s.process import Process
+from m2s.validation import SMALLEST
 
 ORDER, PANEL = 8, 2.0  # nodes of Gauss-Legendre in a panel, and its width in logit(t)
 OPEN = 1e-11  # an integral that starts at 0 or ends at 1 is cut here in quadrature
@@ -132,7 +133,8 @@ class Times(Levels):
 
     def draw(self, process: Process, u: Float[Tensor, "B"], sizes: Int[Tensor, "B"]) -> tuple[Tensor, Tensor]:
         if self.importance is None:
-            t = (self.low + (self.high - self.low) * u).clamp(max=self.high - 1e-12)
+            # u can be 0, and losses take times in (0, 1)
+            t = (self.low + (self.high - self.low) * u).clamp(max(self.low, SMALLEST), self.high - 1e-12)
             return t, torch.full_like(t, self._scale * (self.high - self.low))
         start = self.low + self.importance
         log_range = math.log((self.high + self.importance) / start)

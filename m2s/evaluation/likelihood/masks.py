@@ -11,6 +11,7 @@ from m2s.evaluation.likelihood.levels import OPEN, POSITION, Levels, Times
 from m2s.losses.noise import TOUCHED
 from m2s.ops.counter_noise import CounterNoise
 from m2s.process import Process
+from m2s.process.rank_one import time_of_mask_probability
 
 
 @dataclass(frozen=True)
@@ -107,19 +108,14 @@ class MaskCount(Levels):
 
 
 def time_of_mask_share(process: Process, share: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
-    """Return the time at which a token is masked with a probability, by bisection.
+    """Return the time at which a token is masked with a given probability.
 
     Args:
-        process: A process with a mask.
+        process: A rank-one process with a mask.
         share: Probabilities of the mask, [B].
 
     Returns:
         Times, [B]; 1 where no time has so many masks.
     """
     assert process.rank_one is not None
-    low, high = torch.zeros_like(share), torch.ones_like(share)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = process.rank_one.mixing(middle).mask < share
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return high
+    return time_of_mask_probability(process.rank_one, share)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from m2s.evaluation.likelihood.base import Estimator, Options, Term, needs_masks, needs_prior
 from m2s.evaluation.likelihood.levels import Point, Times
-from m2s.evaluation.likelihood.mdlm import masked_cross_entropy
 from m2s.heads import Head
+from m2s.losses.masked_cross_entropy import masked_cross_entropy
 from m2s.ops.last_layer import Output
 
 

@@ -62,9 +62,9 @@ class Draws:
         return float(each.mean() + quantile * each.std() / math.sqrt(len(each)))
 
     def drop(self, reference: "Draws") -> tuple[float, float]:
-        """Return how much less than another estimator this one is, in nats per sequence, and its standard error.
+        """Return by how many nats per sequence this estimate is below another one, and the standard error of the difference.
 
-        Terms of one name draw the same noise where they draw it alike, so that the difference has less noise than its parts.
+        Terms with the same name and the same levels have the same noise, so that the difference varies less than its parts.
 
         Args:
             reference: The draws of the other estimator for the same sequences.

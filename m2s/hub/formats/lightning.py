@@ -133,7 +133,7 @@ def _choices(settings: Settings) -> _Choices:
     parameterization = settings.get(f"{section}parameterization", None)
     uniform = settings.get("diffusion", None) == "uniform" or str(settings.get("algo.name", "")).startswith(("duo", "distill"))
     if uniform and settings.get(f"{section}subs_masking", False):
-        raise ValueError("subs_masking is set for uniform noise, where m2s has no token that is never predicted")
+        raise ValueError("subs_masking is set for uniform noise: m2s supports it for masking noise only")
     kinds = {"mean": True, "d3pm": True} if uniform else {"subs": False, "sedd": False, "score": False}
     if parameterization not in kinds:
         raise ValueError(f"parameterization is {parameterization!r}, and only {SUPPORTED}")

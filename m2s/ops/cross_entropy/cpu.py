@@ -4,17 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
-def prepare(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tokens and row scalars unchanged: this backend needs no other layout.
-
-    Args:
-        inputs: x_t `[N]`, x_0 `[N]` and row scalars `[1, N]`.
-
-    Returns:
-        The same tensors.
-    """
-    return inputs
+from m2s.ops.row_blocks import prepare as prepare
 
 
 def row_losses(

@@ -20,20 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.ops.row_blocks import block_rows
+from m2s.ops.row_blocks import prepare as prepare
 from m2s.ops.score_entropy.cpu import bregman, differences
 from m2s.process import SiteCoefficients
-
-
-def prepare(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tokens and row scalars unchanged: this backend needs no other layout.
-
-    Args:
-        inputs: x_t `[N]`, x_0 `[N]` and row scalars `[5, N]`.
-
-    Returns:
-        The same tensors.
-    """
-    return inputs
 
 
 def row_losses(

@@ -34,6 +34,7 @@ from m2s.ops.posterior_entropy.cpu_passes import (
     excess,
     materialize,
 )
+from m2s.ops.row_blocks import prepare as prepare
 from m2s.ops.score_entropy.cpu import differentiable_score_entropy
 from m2s.process import SiteCoefficients
 from m2s.transforms import is_transformed
@@ -323,18 +324,6 @@ def row_scalars(offset: Tensor, site: SiteCoefficients) -> Float[Tensor, "7 N"]:
         `[7, N]`: offset, alpha, m(k), P(k|k), m(clean), m(mask), n(k).
     """
     return torch.stack([value.reshape(-1) for value in torch.broadcast_tensors(offset, *site)])
-
-
-def prepare(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tokens and row scalars unchanged: this backend needs no other layout.
-
-    Args:
-        inputs: x_t `[N]`, x_0 `[N]` and row scalars `[7, N]`.
-
-    Returns:
-        The same tensors.
-    """
-    return inputs
 
 
 def row_losses(

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.ops.row_blocks import block_rows
+from m2s.ops.row_blocks import prepare as prepare
 from m2s.process import SiteCoefficients
 from m2s.transforms import is_transformed
 
@@ -95,18 +96,6 @@ def _split(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A float64 scalar as a sum of two numbers of `dtype`, so that subtracting it keeps all digits."""
     high = value.to(dtype)
     return high, (value - high.to(value.dtype)).to(dtype)
-
-
-def prepare(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return tokens and row scalars unchanged: this backend needs no other layout.
-
-    Args:
-        inputs: x_t `[N]`, x_0 `[N]` and row scalars `[5, N]`.
-
-    Returns:
-        The same tensors.
-    """
-    return inputs
 
 
 def row_losses(

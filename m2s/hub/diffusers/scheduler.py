@@ -1,40 +1,22 @@
-"""`M2SScheduler`: the samplers of m2s under the contract of diffusers' discrete schedulers.
+"""`M2SScheduler`: one step of a sampler of m2s for each call of the network that a pipeline makes."""
 
-diffusers is optional, and this module is imported only by those who use it. A pipeline calls the network and asks the
-scheduler for the next tokens:
-
-    scheduler = M2SScheduler.of(head, sampler="psi")
-    scheduler.set_timesteps(32)
-    x = scheduler.sample_prior((4, 128), generator)
-    for timestep in scheduler.timesteps:
-        output = model(x, scheduler.network_time(timestep, len(x)))
-        x = scheduler.step(output, timestep, x, generator=generator).prev_sample
-"""
-
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-try:
-    from diffusers.configuration_utils import ConfigMixin, register_to_config
-    from diffusers.schedulers.scheduling_utils import SchedulerMixin
-    from diffusers.utils import BaseOutput
-except ImportError as error:
-    raise ImportError(
-        "M2SScheduler needs diffusers of version 0.42 or newer: pip install 'm2s-diffusion[diffusers]'"
-    ) from error
-
 from m2s import validation
 from m2s.errors import UserError, UserTypeError
-from m2s.heads import Head, Posterior
+from m2s.heads import Head
 from m2s.hub.config import from_dict, to_dict
-from m2s.models.mask_at import MaskAt, move_entry
+from m2s.hub.diffusers.output import M2SSchedulerOutput
+from m2s.hub.diffusers.temperature import Temperatures
+from m2s.hub.diffusers.token_ids import from_pipeline, to_pipeline
 from m2s.ops.categorical import draw_categorical
 from m2s.ops.counter_noise import CounterNoise
-from m2s.process import Linear, Uniform
 from m2s.rng import draw_seed
 from m2s.samplers.base import Move, Plan, Sampler
 from m2s.samplers.capabilities import default_sampler
@@ -51,28 +33,6 @@ CHOICES = {
     "lowest_current_prob": "current_probability",
     "lowest_maxprob": "greatest_probability",
 }
-
-
-@dataclass
-class M2SSchedulerOutput(BaseOutput):
-    """The output of one step, with the fields that diffusers' pipelines read.
-
-    Args:
-        prev_sample: Tokens after the step, [B, L].
-        sampled_tokens: The same tokens.
-        sampled_probs: Their posterior probabilities, [B, L]; 0 for a mask.
-        pred_logits: The network's output, for self-conditioning; divided by the temperature that the configuration has, as in
-            diffusers' `EntropyBoundScheduler`.
-        transfer_index: True where a token changed, [B, L].
-        editing_transfer_index: True where a token that was not the mask changed, [B, L].
-    """
-
-    prev_sample: Tensor
-    sampled_tokens: Tensor
-    sampled_probs: Tensor
-    pred_logits: Tensor
-    transfer_index: Tensor
-    editing_transfer_index: Tensor
 
 
 class M2SScheduler(SchedulerMixin, ConfigMixin):
@@ -242,12 +202,12 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
         Returns:
             The tokens after the step, and more.
         """
-        index = int(timestep)
-        x, logits = self._from_pipeline(sample, model_output, mask_token_id)
+        index, temperatures, greedy = int(timestep), self._temperatures, sampling_method == "greedy"
+        x, logits = from_pipeline(self.head.process, sample, model_output, mask_token_id)
         free = None if prompt_mask is None else ~prompt_mask.to(x.device).expand(x.shape)
         noise = self._noise(generator, x.shape, x.device, index + 1)
         plan = self._plan_at(index, x, free, noise)
-        processor = self._processor(index, 0.0 if sampling_method == "greedy" else temperature, top_k, top_p)
+        processor = temperatures.processor(self.head, index, 0.0 if greedy else temperature, top_k, top_p)
         if index < len(plan.t):
             move = Move(plan.t[index], plan.s[index], None if plan.reveal is None else plan.reveal[index])
             prediction = self._prediction(logits, x, move.t, processor, free)
@@ -259,7 +219,7 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
         changed, masked = new != x, prediction.masked
         known = self.head.has_posterior
         probability = prediction.probability(new) if known else torch.full(x.shape, torch.nan, device=x.device)
-        tokens, shaped = self._to_pipeline(new, mask_token_id), self._shaped(model_output, index)
+        tokens, shaped = to_pipeline(self.head.process, new, mask_token_id), temperatures.scaled(model_output, index)
         if not return_dict:
             return tokens, tokens, probability, shaped
         return M2SSchedulerOutput(tokens, tokens, probability, shaped, changed, changed & ~masked)
@@ -358,99 +318,18 @@ class M2SScheduler(SchedulerMixin, ConfigMixin):
         excludes = self.sampler.excludes_t_one or self.head.excludes_t_one
         return Prediction(self.head, output, x, t.clamp(max=1 - self.config.t_min) if excludes else t, processor, None, free)
 
-    def _processor(self, index: int, temperature: float, top_k: int | None, top_p: float | None) -> LogitsProcessor:
-        """Temperature, top-k and top-p of a step."""
-        temperature = self._annealed(index) if self.config.first_temperature is not None else temperature
-        if temperature < 0:
-            raise UserError(option="temperature", value=temperature, expected="at least 0")
-        greedy = temperature == 0
-        processor = LogitsProcessor(1.0 if greedy else temperature, 1 if greedy else top_k, top_p or 1.0, self.config.on)
-        if processor.sharpens and not self.head.has_posterior:
-            reason = "an unconstrained score has no posterior to sharpen"
-            raise UserTypeError(
-                option="temperature", value=temperature, reason=reason, hint="give 1, or use m2s.Projected(head)"
-            )
-        return processor
-
-    def _annealed(self, index: int) -> float:
-        """The temperature of a step, where the configuration has it."""
-        first, last = self.config.first_temperature, self.config.last_temperature
-        return float(last + (first - last) * (self.num_inference_steps - index) / self.num_inference_steps)
-
-    def _shaped(self, output: Tensor, index: int) -> Tensor:
-        """The logits of the distribution that a temperature of the configuration gives; else those of the network."""
-        if self.config.first_temperature is None or self.config.on != "posterior" or self._annealed(index) <= 0:
-            return output
-        return output / self._annealed(index)
+    @property
+    def _temperatures(self) -> Temperatures:
+        """The temperature of each step."""
+        config = self.config
+        return Temperatures(config.first_temperature, config.last_temperature, self.num_inference_steps, config.on)
 
     def _noise(self, generator: torch.Generator | None, shape: Any, device: torch.device, step: int) -> CounterNoise:
         """The uniforms of a step: a function of a seed that is drawn from the generator, and of sample and site."""
         seed = draw_seed() if generator is None else _seed_of(generator)
         return CounterNoise(seed, torch.arange(shape[0], device=device), shape[1], step)
 
-    def _from_pipeline(self, sample: Tensor, output: Tensor, mask: int | None) -> tuple[Tensor, Tensor]:
-        """Tokens and logits with the mask as the last state of the process."""
-        process = self.head.process
-        if mask is None or mask == process.mask:
-            return sample.long(), output
-        if process.mask is None:
-            raise UserError(option="mask_token_id", value=mask, reason=f"the process {process} has no mask")
-        return self._adapter(mask).from_network(sample), move_entry(output, -1, mask, process.vocab)
-
-    def _to_pipeline(self, tokens: Tensor, mask: int | None) -> Tensor:
-        """Tokens in the ids of the network."""
-        return tokens if mask is None or mask == self.head.process.mask else self._adapter(mask).to_network(tokens)
-
-    def _adapter(self, mask: int) -> MaskAt:
-        """Converts ids; its network is not used."""
-        return MaskAt(torch.nn.Identity(), mask, self.head.process.vocab)
-
 
 def _seed_of(generator: torch.Generator) -> int:
     """A seed that is drawn from a generator."""
     return int(torch.randint(2**53, (), generator=generator, device=generator.device))
-
-
-def from_diffusers(scheduler: Any, vocab: int) -> M2SScheduler:
-    """Return the `M2SScheduler` that takes the same steps as a scheduler of diffusers.
-
-    `DiscreteDDIMScheduler` is the Bayes step of uniform noise with alpha = 1 - t on a linear grid: the network's output is the
-    logits of the posterior mu. Its corrector is a Gibbs move. `EntropyBoundScheduler` is the sampler `entropy_bound`. The last
-    step differs from the latter's: here every token is drawn, and none is noise afterwards. The head and the sampler can also
-    be given to `m2s.sample`, for a network that is called as model(x_t, t).
-
-    Args:
-        scheduler: The scheduler, or its configuration with `_class_name`.
-        vocab: The number of tokens of the network.
-
-    Returns:
-        A scheduler with `head`, `sampler` and the same number of steps.
-
-    Raises:
-        UserTypeError: The scheduler has no equivalent here.
-
-    Example:
-        >>> same = from_diffusers(pipeline.scheduler, vocab=262_144)
-        >>> tokens = m2s.sample(model, same.head, (4, 256), same.num_inference_steps, same.sampler, "linear")
-    """
-    config = dict(getattr(scheduler, "config", scheduler))
-    kind = config.get("_class_name") or type(scheduler).__name__
-    head = Posterior(Uniform(vocab, Linear()))
-    if kind == "DiscreteDDIMScheduler":
-        kept = ("num_inference_steps", "corrector_steps", "corrector_k", "corrector_selection", "corrector_selection_tau")
-        return M2SScheduler.of(head, sampler="bayes", **{name: config[name] for name in kept if name in config})
-    if kind == "EntropyBoundScheduler":
-        return M2SScheduler.of(
-            head,
-            sampler="entropy_bound",
-            sampler_options={"bound": config["entropy_bound"]},
-            first_temperature=config["t_max"],
-            last_temperature=config["t_min"],
-            num_inference_steps=config["num_inference_steps"],
-        )
-    raise UserTypeError(
-        option="scheduler",
-        value=kind,
-        expected="DiscreteDDIMScheduler or EntropyBoundScheduler",
-        hint="for BlockRefinementScheduler the nearest sampler is 'confidence', which has no threshold",
-    )
