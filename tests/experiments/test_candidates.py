@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 SPEC = importlib.util.spec_from_file_location("candidates", ROOT / "experiments" / "candidates.py")
 candidates = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(candidates)
+changes = sys.modules["candidate_changes"]
 
 VOCAB, LENGTH = 3, 2
 SEQUENCES = torch.tensor(list(itertools.product(range(VOCAB), repeat=LENGTH)))
@@ -69,7 +71,7 @@ def test_repeated_times_have_the_expectation_of_single_ones():
             strata = torch.tensor(order)
             given = LocalBatch(torch.arange(4), Batch(batch.roll(turn, 0), None, None), times[strata], weights[strata])
             for repeats in totals:
-                found = candidates.repeat_examples(given, repeats)
+                found = changes.repeat_examples(given, repeats)
                 assert sorted(found.t.tolist()) == times.tolist()  # every stratum once
                 rows = [place[tuple(x_0.tolist())] for x_0 in found.batch.x_0]
                 columns = [times.tolist().index(t) for t in found.t.tolist()]
@@ -80,7 +82,7 @@ def test_repeated_times_have_the_expectation_of_single_ones():
 def test_each_repeat_of_a_sequence_has_its_part_of_the_times():
     t = (torch.randperm(16, generator=torch.Generator().manual_seed(1)) + 0.5) / 16
     x_0 = torch.arange(16).unsqueeze(-1)
-    found = candidates.repeat_examples(LocalBatch(torch.arange(16), Batch(x_0, None, None), t, 2 * t), 4)
+    found = changes.repeat_examples(LocalBatch(torch.arange(16), Batch(x_0, None, None), t, 2 * t), 4)
     assert found.batch.x_0.flatten().tolist() == [row for row in range(4) for _ in range(4)]
     assert (found.t * 4).long().unflatten(0, (4, 4)).eq(torch.arange(4)).all()
     assert found.weight.equal(2 * found.t)
@@ -89,33 +91,33 @@ def test_each_repeat_of_a_sequence_has_its_part_of_the_times():
 def test_averaged_times_have_the_expectation_of_drawn_ones(monkeypatch):
     """Value and gradient, with x_t enumerated at each time of the grid, and the time that is drawn again enumerated too."""
     grid = 8
-    monkeypatch.setattr(candidates, "GRID", grid)
-    monkeypatch.setattr(candidates, "DRAWS", 1)
-    candidates.grid_times.cache_clear()
+    monkeypatch.setattr(changes, "GRID", grid)
+    monkeypatch.setattr(changes, "DRAWS", 1)
+    changes.grid_times.cache_clear()
     model, head, importance, t_min = Table(sees_time=False), posterior_head(), 0.1, 1e-3
-    times, weights = candidates.grid_times(head, t_min, importance)
+    times, weights = changes.grid_times(head, t_min, importance)
     x_0 = torch.tensor([0, 2]).expand(len(SEQUENCES) * grid, 2)
     x_t, t = SEQUENCES.repeat(grid, 1), times.repeat_interleave(len(SEQUENCES))
     share = probability(head, x_0, x_t, t) * weights.repeat_interleave(len(SEQUENCES)) / grid
     arguments = (model, head, m2s.score_entropy, t_min)
     value, _ = TrainingObjective(*arguments)(x_0, x_t, t, share.unsqueeze(-1).expand(-1, LENGTH))
     gradient = torch.autograd.grad(value, model.logits)[0]
-    averaged = candidates.AveragedTimes(*arguments, importance)
+    averaged = changes.AveragedTimes(*arguments, importance)
     likelihood = torch.stack([probability(head, x_0, x_t, time.expand(len(x_0))) for time in times])
     posterior = likelihood / likelihood.sum(0)
     total = torch.zeros((), dtype=torch.float64)
     for one in range(grid):
-        monkeypatch.setattr(candidates, "posterior_indices", lambda *_, one=one: torch.full((len(x_0), 1), one))
+        monkeypatch.setattr(changes, "posterior_indices", lambda *_, one=one: torch.full((len(x_0), 1), one))
         part, terms = averaged(x_0, x_t, t, (share * posterior[one]).unsqueeze(-1).expand(-1, LENGTH))
         assert terms.sum().item() == pytest.approx(part.item())
         total = total + part
-    candidates.grid_times.cache_clear()
+    changes.grid_times.cache_clear()
     torch.testing.assert_close(total, value, rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.autograd.grad(total, model.logits)[0], gradient, rtol=1e-10, atol=1e-12)
 
 
 def test_the_grid_of_times_has_the_density_and_its_weights():
-    times, weights = candidates.grid_times(posterior_head(), 1e-3, 0.1)
+    times, weights = changes.grid_times(posterior_head(), 1e-3, 0.1)
     assert weights.mean().item() == pytest.approx(1 - 2e-3, rel=1e-5)  # the integral of 1
     assert (weights * times).mean().item() == pytest.approx((1 - 2e-3) / 2, rel=1e-5)  # of t
 
@@ -126,7 +128,7 @@ def test_posterior_of_the_time_is_that_of_bayes():
     x_0, x_t = torch.tensor([[0, 1]]), torch.tensor([[0, 2]])
     wanted = torch.stack([probability(head, x_0, x_t, t.unsqueeze(0)) for t in times]).flatten()
     uniform = (torch.arange(30_000, dtype=torch.float64).unsqueeze(0) + 0.5) / 30_000
-    index = candidates.posterior_indices(head.process, times, torch.tensor([1]), 2, uniform)
+    index = changes.posterior_indices(head.process, times, torch.tensor([1]), 2, uniform)
     shares = torch.bincount(index.flatten(), minlength=3) / 30_000
     torch.testing.assert_close(shares.double(), wanted / wanted.sum(), atol=1e-4, rtol=0)
 
@@ -139,7 +141,7 @@ def test_the_control_of_the_bias_has_mean_zero():
     x_0, x_t, t = SEQUENCES[pairs[:, 0]], SEQUENCES[pairs[:, 1]], torch.tensor([0.1, 0.5, 0.9]).double()[pairs[:, 2]]
     weight = (unigram[x_0].prod(-1) * probability(head, x_0, x_t, t)).unsqueeze(-1).expand(-1, LENGTH)
     arguments = (model, head, m2s.score_entropy, 1e-3)
-    plain, control = TrainingObjective(*arguments), candidates.BiasControl(*arguments, unigram.log())
+    plain, control = TrainingObjective(*arguments), changes.BiasControl(*arguments, unigram.log())
     expected, found = plain(x_0, x_t, t, weight), control(x_0, x_t, t, weight)
     assert found[0].item() == expected[0].item() and found[1].equal(expected[1])
     parameters = [model.logits, model.head.bias]
@@ -157,7 +159,7 @@ def test_the_control_of_the_bias_has_mean_zero():
 
 def test_clipped_losses():
     losses = torch.tensor([0.5, 2.0, 8.0], requires_grad=True)
-    clipped = candidates.clip_examples(losses, 2.0)
+    clipped = changes.clip_examples(losses, 2.0)
     assert clipped.tolist() == [0.5, 2.0, 2.0]
     assert torch.autograd.grad(clipped.sum(), losses)[0].tolist() == [1.0, 1.0, 0.25]
 
@@ -170,8 +172,8 @@ def test_the_clipped_objective_is_the_plain_one_below_the_limit(monkeypatch):
     expected, terms = TrainingObjective(*arguments)(x_0, x_t, t, weight)
     largest = 9 * terms.sum(-1).max().item() / LENGTH  # nats per token
     for limit, equal in ((1.001 * largest, True), (0.5 * largest, False)):
-        monkeypatch.setattr(candidates, "LOSS_LIMIT", limit)
-        value, found = candidates.ClippedObjective(*arguments)(x_0, x_t, t, weight)
+        monkeypatch.setattr(changes, "LOSS_LIMIT", limit)
+        value, found = changes.ClippedObjective(*arguments)(x_0, x_t, t, weight)
         wanted = terms.sum(-1).clamp(max=limit * LENGTH / 9).sum()
         assert value.item() == pytest.approx(wanted.item()) and found.equal(terms)
         gradients = [torch.autograd.grad(one, model.logits, retain_graph=True)[0] for one in (value, expected)]
@@ -183,7 +185,7 @@ def test_the_unigram_bias_gives_the_unigram_distribution_at_the_last_time():
     source = m2s.data.Sequences(candidates.plateau.draw(64, 1), candidates.plateau.VOCAB)
     model, head, _ = candidates.make_objects(config, source)
     counts = torch.bincount(candidates.plateau.draw(64, 1).flatten(), minlength=candidates.plateau.VOCAB) + 1.0
-    candidates.start_at_unigram(model, candidates.plateau.unigram_logits(candidates.plateau.draw(64, 1)))
+    changes.start_at_unigram(model, candidates.plateau.unigram_logits(candidates.plateau.draw(64, 1)))
     x_t, t = torch.randint(candidates.plateau.VOCAB, (2, 5)), torch.ones(2)
     found = head.posterior(model(x_t, t), x_t, t)
     torch.testing.assert_close(found, (counts / counts.sum()).expand_as(found))
