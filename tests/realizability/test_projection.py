@@ -398,3 +398,18 @@ def test_a_projected_head_projects_the_score_of_the_head(head: m2s.heads.Head, u
     torch.testing.assert_close(
         found.log_score(output, x_t, t).exp(), m2s.score_from_posterior(expected, x_t, t, process), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "process", [m2s.Uniform(7, m2s.Linear()), m2s.Absorbing(7, m2s.LogLinear()), m2s.Hybrid(7, 0.3)], ids=str
+)
+def test_a_projected_head_asks_a_subclass_for_its_score(process: m2s.Process) -> None:
+    class Halved(m2s.LogScore):
+        def log_score(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+            return super().log_score(output, x_t, t) / 2
+
+    x_t, t = torch.randint(process.states, (3, 5)), torch.tensor([0.1, 0.5, 0.9])
+    x_t[:, 0] = process.states - 1
+    output = 2 * torch.randn(3, 5, process.states)
+    expected = m2s.project(Halved(process).log_score(output, x_t, t).exp(), x_t, t, process)
+    torch.testing.assert_close(m2s.Projected(Halved(process)).posterior(output, x_t, t), expected, rtol=1e-5, atol=1e-6)
