@@ -167,3 +167,17 @@ def test_other_samplers_and_heads_do_not_use_the_kernel() -> None:
         assert not Prediction(m2s.LogScore(process), output.double(), x_t, t).fuses_analytic_step
         assert not Prediction(m2s.FactorizedRate(process), output, x_t, t).fuses_analytic_step
         assert not Prediction(m2s.Posterior(process), output, x_t, t).fuses_analytic_step
+
+
+def test_projected_scores_that_exceed_float32() -> None:
+    """e^90 is infinite in float32. The greatest score has all of the posterior, as in float64."""
+    process = PROCESSES["uniform"](40)
+    x_t, t = torch.randint(40, (2, 5), device=DEVICE), torch.full((2,), 0.5, dtype=torch.float64, device=DEVICE)
+    output = torch.randn(2, 5, 40, device=DEVICE)
+    output[0, :, 7], output[1, :, 7] = 90.0, 700.0
+    noise = CounterNoise(SEED, torch.arange(2, device=DEVICE), 5, 0)
+    found = []
+    for backend in ("reference", "fused"):
+        with use_backend(backend):
+            found.append(Analytic().step(Prediction(HEADS["projected"](process), output, x_t, t), Move(t, 0.01 * t), noise))
+    assert torch.equal(*found) and (found[1] == 7).any()
