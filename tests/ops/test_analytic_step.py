@@ -169,6 +169,32 @@ def test_other_samplers_and_heads_do_not_use_the_kernel() -> None:
         assert not Prediction(m2s.Posterior(process), output, x_t, t).fuses_analytic_step
 
 
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("broken", [800.0, torch.inf, torch.nan])
+def test_rows_without_valid_weights_are_noticed(name: str, broken: float) -> None:
+    """Scores that overflow: the last state, which is the mask where there is one, and a negative mass of NaN."""
+    process = PROCESSES[name](300)
+    x_t, s, t = (torch.full((4,), value, device=DEVICE) for value in (process.states - 1, 0.2, 0.6))
+    log_score = torch.randn(4, process.states, device=DEVICE)
+    log_score[::2, 7] = broken
+    u = torch.rand(4, dtype=torch.float64, device=DEVICE)
+    tokens, negative = fused.draw_next_token(padded(log_score), x_t, s, t, u, process, False)
+    expected, mass = naive.draw_next_token(padded(log_score), x_t, s.double(), t.double(), u, process, False)
+    assert torch.equal(tokens, expected) and (tokens[::2] == process.states - 1).all()
+    assert negative[::2].isnan().all() and torch.equal(negative.isnan(), mass.isnan())
+
+
+def test_scores_that_overflow_end_the_sampling_of_masks() -> None:
+    head = m2s.LogScore(PROCESSES["absorbing"](6))
+
+    def model(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        return torch.full((*x_t.shape, 7), 800.0, device=DEVICE)
+
+    for backend in ("reference", "fused"):
+        with use_backend(backend), pytest.raises(ValueError, match="scores overflow"):
+            m2s.sample(model, head, (1, 4), steps=2, sampler="analytic", seed=0, micro_batch=1, device=DEVICE)
+
+
 def test_projected_scores_that_exceed_float32() -> None:
     """e^90 is infinite in float32. The greatest score has all of the posterior, as in float64."""
     process = PROCESSES["uniform"](40)
