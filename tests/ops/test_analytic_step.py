@@ -18,6 +18,7 @@ from m2s.samplers import Analytic, CounterNoise, Move, Prediction
 
 pytest.importorskip("triton")
 
+prediction_module = importlib.import_module("m2s.samplers.prediction")
 fused = importlib.import_module("m2s.ops.analytic_step.triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROCESSES = {
@@ -193,6 +194,29 @@ def test_scores_that_overflow_end_the_sampling_of_masks() -> None:
     for backend in ("reference", "fused"):
         with use_backend(backend), pytest.raises(ValueError, match="scores overflow"):
             m2s.sample(model, head, (1, 4), steps=2, sampler="analytic", seed=0, micro_batch=1, device=DEVICE)
+
+
+@pytest.mark.parametrize("head", ["score", "projected"])
+def test_logits_are_drawn_from_in_chunks(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens do not depend on the chunks, and no projection is larger than one."""
+    process = PROCESSES["uniform"](40)
+    x_t, t = torch.randint(40, (3, 5), device=DEVICE), torch.full((3,), 0.5, dtype=torch.float64, device=DEVICE)
+    output = torch.randn(3, 5, 48, device=DEVICE)
+    noise = CounterNoise(SEED, torch.arange(3, device=DEVICE), 5, 0)
+    sizes: list[int] = []
+    draw = prediction_module.draw_next_token
+
+    def count(rows: Tensor, *more: object, **options: object) -> tuple[Tensor, Tensor]:
+        sizes.append(len(rows))
+        return draw(rows, *more, **options)
+
+    monkeypatch.setattr(prediction_module, "draw_next_token", count)
+    found = []
+    for chunk in (48 * 15, 48 * 4 + 1):
+        monkeypatch.setattr(prediction_module, "CHUNK", chunk)
+        with use_backend("fused"):
+            found.append(Analytic().step(Prediction(HEADS[head](process), output, x_t, t), Move(t, 0.5 * t), noise))
+    assert sizes == [15, 4, 4, 4, 3] and torch.equal(*found)
 
 
 def test_projected_scores_that_exceed_float32() -> None:
