@@ -70,8 +70,8 @@ class Projected(Head):
         rank_one = self.process.rank_one
         if rank_one is None:
             return project(self.head.log_score(output, x_t, t).exp(), x_t, t, self.process)
-        if isinstance(self.head, LogScore) and self.head.scale == "none":
-            # The output is the log-score: project it with its padding, without a copy.
+        if type(self.head) is LogScore and self.head.scale == "none":
+            # The output is the log-score: project it with its padding, without a copy. A subclass may transform it.
             validation.tokens("x_t", x_t, rank_one.states)
             validation.align("t", t, x_t)
             return project_log(padded_logits(output, x_t, rank_one.states), x_t, t, rank_one)

@@ -22,7 +22,7 @@ from m2s.ops import uses_triton
 from m2s.ops.analytic_step import draw_next_token
 from m2s.ops.counter_noise import CounterNoise
 from m2s.ops.last_layer import Output, Unprojected
-from m2s.ops.last_layer_chunks import Layer
+from m2s.ops.last_layer_chunks import CHUNK, Layer
 from m2s.ops.reverse_step import Routes, TokenDraw, cpu, draw_token
 from m2s.ops.reverse_step.cpu import BLOCK
 from m2s.realizability import Projected
@@ -414,7 +414,10 @@ class Prediction:
         validation.times("t", self.t)
         if not isinstance(self.output, Unprojected):
             validation.probabilities("the network's output", self.output, x_t, states, wider=True)
-            parts = [function(self.output.reshape(x_t.numel(), -1), slice(0, x_t.numel()))]
+            rows = self.output.reshape(x_t.numel(), -1)
+            size = max(1, CHUNK // rows.shape[-1])
+            slices = [slice(start, start + size) for start in range(0, len(rows), size)]
+            parts = [function(rows[at], at) for at in slices]
         else:
             parts = []
             with torch.autocast(x_t.device.type, enabled=False):

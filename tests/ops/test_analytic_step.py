@@ -18,6 +18,7 @@ from m2s.samplers import Analytic, CounterNoise, Move, Prediction
 
 pytest.importorskip("triton")
 
+prediction_module = importlib.import_module("m2s.samplers.prediction")
 fused = importlib.import_module("m2s.ops.analytic_step.triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROCESSES = {
@@ -167,3 +168,66 @@ def test_other_samplers_and_heads_do_not_use_the_kernel() -> None:
         assert not Prediction(m2s.LogScore(process), output.double(), x_t, t).fuses_analytic_step
         assert not Prediction(m2s.FactorizedRate(process), output, x_t, t).fuses_analytic_step
         assert not Prediction(m2s.Posterior(process), output, x_t, t).fuses_analytic_step
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("broken", [800.0, torch.inf, torch.nan])
+def test_rows_without_valid_weights_are_noticed(name: str, broken: float) -> None:
+    """Scores that overflow: the last state, which is the mask where there is one, and a negative mass of NaN."""
+    process = PROCESSES[name](300)
+    x_t, s, t = (torch.full((4,), value, device=DEVICE) for value in (process.states - 1, 0.2, 0.6))
+    log_score = torch.randn(4, process.states, device=DEVICE)
+    log_score[::2, 7] = broken
+    u = torch.rand(4, dtype=torch.float64, device=DEVICE)
+    tokens, negative = fused.draw_next_token(padded(log_score), x_t, s, t, u, process, False)
+    expected, mass = naive.draw_next_token(padded(log_score), x_t, s.double(), t.double(), u, process, False)
+    assert torch.equal(tokens, expected) and (tokens[::2] == process.states - 1).all()
+    assert negative[::2].isnan().all() and torch.equal(negative.isnan(), mass.isnan())
+
+
+def test_scores_that_overflow_end_the_sampling_of_masks() -> None:
+    head = m2s.LogScore(PROCESSES["absorbing"](6))
+
+    def model(x_t: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        return torch.full((*x_t.shape, 7), 800.0, device=DEVICE)
+
+    for backend in ("reference", "fused"):
+        with use_backend(backend), pytest.raises(ValueError, match="scores overflow"):
+            m2s.sample(model, head, (1, 4), steps=2, sampler="analytic", seed=0, micro_batch=1, device=DEVICE)
+
+
+@pytest.mark.parametrize("head", ["score", "projected"])
+def test_logits_are_drawn_from_in_chunks(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens do not depend on the chunks, and no projection is larger than one."""
+    process = PROCESSES["uniform"](40)
+    x_t, t = torch.randint(40, (3, 5), device=DEVICE), torch.full((3,), 0.5, dtype=torch.float64, device=DEVICE)
+    output = torch.randn(3, 5, 48, device=DEVICE)
+    noise = CounterNoise(SEED, torch.arange(3, device=DEVICE), 5, 0)
+    sizes: list[int] = []
+    draw = prediction_module.draw_next_token
+
+    def count(rows: Tensor, *more: object, **options: object) -> tuple[Tensor, Tensor]:
+        sizes.append(len(rows))
+        return draw(rows, *more, **options)
+
+    monkeypatch.setattr(prediction_module, "draw_next_token", count)
+    found = []
+    for chunk in (48 * 15, 48 * 4 + 1):
+        monkeypatch.setattr(prediction_module, "CHUNK", chunk)
+        with use_backend("fused"):
+            found.append(Analytic().step(Prediction(HEADS[head](process), output, x_t, t), Move(t, 0.5 * t), noise))
+    assert sizes == [15, 4, 4, 4, 3] and torch.equal(*found)
+
+
+def test_projected_scores_that_exceed_float32() -> None:
+    """e^90 is infinite in float32. The greatest score has all of the posterior, as in float64."""
+    process = PROCESSES["uniform"](40)
+    x_t, t = torch.randint(40, (2, 5), device=DEVICE), torch.full((2,), 0.5, dtype=torch.float64, device=DEVICE)
+    output = torch.randn(2, 5, 40, device=DEVICE)
+    output[0, :, 7], output[1, :, 7] = 90.0, 700.0
+    noise = CounterNoise(SEED, torch.arange(2, device=DEVICE), 5, 0)
+    found = []
+    for backend in ("reference", "fused"):
+        with use_backend(backend):
+            found.append(Analytic().step(Prediction(HEADS["projected"](process), output, x_t, t), Move(t, 0.01 * t), noise))
+    assert torch.equal(*found) and (found[1] == 7).any()

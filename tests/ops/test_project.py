@@ -139,6 +139,20 @@ def test_non_finite_scores_give_nan() -> None:
             torch.testing.assert_close(mu[[0, 2]], plain[[0, 2]], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_log_scores_above_the_range_of_the_dtype(name: str) -> None:
+    """The greatest one has all of the posterior."""
+    process = RANK_ONE[name](70)
+    x_t, _, site = sites(process, 3, 0.5)
+    rows = torch.randn(3, process.states)
+    rows[:, 5] = torch.tensor([90.0, 800.0, 1e30])
+    for dtype in (torch.float32, torch.float64):
+        found = kernel(rows.to(dtype), x_t, site, process, True)
+        expected = reference(rows.to(dtype), x_t, site, process.states, process.mask, True)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        assert ((found[:, 5] == 1) | (found.gather(-1, x_t.unsqueeze(-1)).squeeze(-1) == 1)).all()
+
+
 def test_ties_huge_scores_and_zero_scores() -> None:
     process = m2s.Uniform(6, m2s.Linear())
     x_t, times = torch.tensor([0, 0, 3]), torch.full((3,), 0.5, dtype=torch.float64)

@@ -398,3 +398,32 @@ def test_a_projected_head_projects_the_score_of_the_head(head: m2s.heads.Head, u
     torch.testing.assert_close(
         found.log_score(output, x_t, t).exp(), m2s.score_from_posterior(expected, x_t, t, process), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "process", [m2s.Uniform(7, m2s.Linear()), m2s.Absorbing(7, m2s.LogLinear()), m2s.Hybrid(7, 0.3)], ids=str
+)
+def test_a_projected_head_asks_a_subclass_for_its_score(process: m2s.Process) -> None:
+    class Halved(m2s.LogScore):
+        def log_score(self, output: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+            return super().log_score(output, x_t, t) / 2
+
+    x_t, t = torch.randint(process.states, (3, 5)), torch.tensor([0.1, 0.5, 0.9])
+    x_t[:, 0] = process.states - 1
+    output = 2 * torch.randn(3, 5, process.states)
+    expected = m2s.project(Halved(process).log_score(output, x_t, t).exp(), x_t, t, process)
+    torch.testing.assert_close(m2s.Projected(Halved(process)).posterior(output, x_t, t), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "process", [m2s.Uniform(7, m2s.Linear()), m2s.Absorbing(7, m2s.LogLinear()), m2s.Hybrid(7, 0.3)], ids=str
+)
+def test_log_scores_do_not_overflow_in_float32(process: m2s.Process) -> None:
+    """Of scores that exceed float32 the greatest has all of the posterior, as in float64. Infinity and NaN give NaN."""
+    x_t, t = torch.full((4,), process.states - 1), torch.full((4,), 0.5)
+    output = torch.randn(4, process.states)
+    output[:, 3] = torch.tensor([90.0, 700.0, torch.inf, torch.nan])
+    found = m2s.Projected(m2s.LogScore(process)).posterior(output, x_t, t)
+    exact = m2s.Projected(m2s.LogScore(process)).posterior(output.double(), x_t, t)
+    torch.testing.assert_close(found[:2], exact[:2].float(), rtol=0, atol=1e-6)
+    assert (found[:2, 3] == 1).all() and found[2:, 3].isnan().all()

@@ -128,10 +128,11 @@ def _draw(
         weight = tl.maximum(weight, 0.0) + tl.where((masked == 0) & (column == at), weight_k, 0.0)
         token = block * BLOCK + _first_above(tl.cumsum(weight, 0), weight > 0, lane, target - before, BLOCK)
         token = tl.minimum(token, vocab - 1).to(tl.int64)
-        if MASK:
-            token = tl.where((weight_mask > 0) & (target >= clean), vocab, token)
+        if MASK:  # as in naive.py, the last state where no weight is positive
+            token = tl.where(((weight_mask > 0) | (clean == 0)) & (target >= clean), vocab, token)
         tl.store(tokens + row, token)
-        tl.store(dropped + row, negative_mass * into)
+        # The maximum and the minimum drop NaN. Of a row with NaN or infinity the negative mass is NaN, so that it is noticed.
+        tl.store(dropped + row, tl.where(tl.abs(total) < float("inf"), negative_mass * into, float("nan")))
 
 
 def _site_scalars(x_t: Tensor, s: Tensor, t: Tensor, process: RankOne, posterior: bool, shift: Tensor | None) -> Tensor:

@@ -20,6 +20,10 @@ from torch._higher_order_ops import while_loop
 from m2s.process import SiteCoefficients
 
 CPU_BLOCK = 1 << 17  # scores per block on a CPU, so that they stay in cache
+LARGEST_LOG = {
+    torch.float32: 74.0,
+    torch.float64: 695.0,
+}  # greater log-scores count as this: a million scores have a finite sum
 PASSES = 100  # an iteration limit, because rounding can make the support alternate; 3 or 4 passes occur
 
 
@@ -65,7 +69,7 @@ def nearest_posterior(
     def block(at: slice) -> Tensor:
         """mu of the rows `at`."""
         score = rows[at, :states]
-        return _nearest(score.exp() if log else score, k[at], SiteCoefficients(*(value[at] for value in site)), mask)
+        return _nearest(_exp(score) if log else score, k[at], SiteCoefficients(*(value[at] for value in site)), mask)
 
     all_at_once = rows.device.type != "cpu" or torch.compiler.is_compiling()
     size = len(rows) if all_at_once else max(1, CPU_BLOCK // states)
@@ -75,6 +79,11 @@ def nearest_posterior(
     for start in range(0, len(rows), size):
         mu[start : start + size] = block(slice(start, start + size))
     return mu
+
+
+def _exp(log_score: Float[Tensor, "N S"]) -> Float[Tensor, "N S"]:
+    """The scores, at most e^LARGEST_LOG. Infinity and NaN have no projection, and stay."""
+    return torch.where(log_score < torch.inf, log_score.clamp(max=LARGEST_LOG[log_score.dtype]), log_score).exp()
 
 
 def _put(values: Float[Tensor, "N V"], index: Int[Tensor, "N 1"], value: Tensor | float) -> Float[Tensor, "N V"]:

@@ -22,11 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from m2s.ops.project.cpu import PASSES
+from m2s.ops.project.cpu import LARGEST_LOG, PASSES
 from m2s.process import SiteCoefficients
 
 INF = tl.constexpr(float("inf"))
 MOST = tl.constexpr(PASSES)
+LARGEST, LARGEST_FLOAT64 = tl.constexpr(LARGEST_LOG[torch.float32]), tl.constexpr(LARGEST_LOG[torch.float64])
 BLOCK, HELD, REST, WARPS = 2048, 8, 4, 16  # columns per block, blocks in registers, other blocks per load, warps
 
 
@@ -39,16 +40,18 @@ def _power(n):
 
 @no_type_check
 @triton.jit
-def _exp(x):
-    """exp in float32 to an ulp or two; the fast instruction of the device loses |x| ulps."""
-    y = tl.minimum(tl.maximum(x, -150.0), 90.0)
+def _exp(x, FLOAT64: tl.constexpr):
+    """exp, at most e^LARGEST. In float32 to an ulp or two; the fast instruction of the device loses |x| ulps."""
+    if FLOAT64:
+        return tl.exp(tl.where(x < INF, tl.minimum(x, LARGEST_FLOAT64), x))
+    y = tl.minimum(tl.maximum(x, -150.0), LARGEST)
     n = tl.floor(y * 1.44269504 + 0.5)
     r = (y - n * 0.693359375) + n * 2.12194440e-4
     tail = 1 / 24 + r * (1 / 120 + r * (1 / 720 + r * (1 / 5040)))
     series = 1.0 + r * (1.0 + r * (1 / 2 + r * (1 / 6 + r * tail)))
     power = n.to(tl.int32)
     half = power >> 1
-    return tl.where(x == x, series * _power(half) * _power(power - half), x)
+    return tl.where(x < INF, series * _power(half) * _power(power - half), x)  # infinity and NaN stay
 
 
 @no_type_check
@@ -141,12 +144,12 @@ def _project(
         # a float in place of a condition: predicate registers are few, and holding them would delay the next loads
         penalty = tl.where(inside, 0.0, -INF).to(dtype)
         if LOG:
-            score = tl.exp(score) if FLOAT64 else _exp(score)
+            score = _exp(score, FLOAT64)
             tl.store(mu + place, score, mask=inside)
         sums += tl.sum(score, 0)
         tops = tl.maximum(tops, tl.max(score + penalty, 0))
     if LOG:
-        held = tl.exp(held) if FLOAT64 else _exp(held)
+        held = _exp(held, FLOAT64)
     inside = (column != k) & (known == 0)
     if not FULL:
         inside = inside & (column < vocab)
@@ -162,7 +165,7 @@ def _project(
     if MASK:
         last = tl.load(rows + vocab, mask=k != vocab, other=0.0)
         if LOG:
-            last = tl.where(k != vocab, tl.exp(last) if FLOAT64 else _exp(last), 0.0)
+            last = tl.where(k != vocab, _exp(last, FLOAT64), 0.0)
             rows = mu  # the scores of the first pass
             tl.debug_barrier()
         origin -= delta_mask * (last.to(tl.float64) - delta_mask)
