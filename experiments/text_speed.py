@@ -64,7 +64,7 @@ def measured_speeds(paths: Sequence[Path], device: str) -> dict[Key, float]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no result file of text.py --table ({type(error).__name__}: {error})") from error
         for row in rows:
-            if row.get("device") == device and row.get("tokens_per_second"):
+            if row.get("device") == device and row.get("tokens_per_second") and " --method " in row.get("train", ""):
                 found.setdefault(key(row["train"]), []).append(row["tokens_per_second"])
     return {one: statistics.median(values) for one, values in found.items()}
 
