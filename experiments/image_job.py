@@ -19,6 +19,7 @@ of every call: results, logs and pictures, and the sets of the final FID. Trials
 """
 
 import argparse
+import functools
 import signal
 import sys
 import time
@@ -34,7 +35,7 @@ from deadline import Deadline, OutOfTime
 from image_entries import ENTRIES, Entry, SampleSet
 from image_table import write_table
 from text import as_json
-from text_job import MARGIN, RUN_FILES, Stage, command_stage, discard, pack, run_stages
+from text_job import MARGIN, RUN_FILES, Stage, command_stage, pack, run_stages
 
 from m2s import data
 from m2s.errors import UserError, suggest
@@ -124,9 +125,8 @@ class Job:
         run, chosen = self.run(row), self.entry.rows[row].sets[0]
         for step in saved_steps(run / "state"):
             exported, results = self.out / "states" / f"{row}-{step}", self.out / "points" / row / str(step)
-            yield Stage(
-                f"export of state {step}", exported / "config.json", lambda s=step, e=exported: discard(export_state(run, s, e))
-            )
+            export = functools.partial(export_state, run, step, exported)
+            yield Stage(f"export of state {step}", exported / "config.json", export)
             yield self.bits(row, exported, results.with_suffix(".bpd.json"))
             file = self.out / "samples" / row / f"step-{step}.npz"
             yield self.sample(exported, file, self.entry.n, chosen)
