@@ -44,7 +44,7 @@ judge() { # seconds to leave
 }
 
 echo "the job begins, $(left 0) s left"
-rows 1 60
+rows 1 "$([ -n "$judges" ] && echo 200 || echo 60)"
 judge 30
 rows 3 100
 judge 10
