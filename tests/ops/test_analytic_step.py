@@ -102,7 +102,7 @@ def test_posteriors_take_the_bayes_step(name: str, vocab: int, count: int) -> No
 @pytest.mark.parametrize("name", PROCESSES)
 def test_frequencies_are_the_weights(name: str) -> None:
     """Evenly spaced uniform numbers: each token has its share of the positive weights, to one draw."""
-    process, count = PROCESSES[name](5), 4000
+    process, count = PROCESSES[name](5), 500
     x_t = torch.full((count,), process.states - 1, device=DEVICE)
     s, t = (torch.full((count,), value, dtype=torch.float64, device=DEVICE) for value in (0.4, 0.6))
     log_score = torch.tensor([0.3, -2.0, 1.0, -4.0, 0.0, 0.5])[: process.states].to(DEVICE).expand(count, -1)
