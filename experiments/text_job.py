@@ -206,7 +206,7 @@ class Job:
         yield self.audit(row, run, "audit", self.audited, last, level=1)
         for steps in sorted(self.steps, reverse=True):
             folder = self.out / "repair" / f"{row}-{steps}"
-            examined = "1" if steps == last else "0"  # batches: an audited one takes as long as ten others
+            examined = "1" if steps == last else "0"  # an audited batch takes several times as long as another
             options = ["--measure", "none", "--audited", examined, "--batch-size", str(min(self.micro_batch, self.n))]
             yield self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
             target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"
