@@ -31,6 +31,7 @@ SETTINGS = {
     "A recipe for text: first ablation": {"6.90", "32,768"},
     "The plateau of text and the head": {"29.5"},
     "A recipe for text: Muon": {"6.90"},
+    "The fused loss of every head": {"6.5"},
     "A recipe for text: learning rates and options": {"0.12", "0.21", "0.19", "0.08", "0.18"},  # tested below
 }
 
@@ -355,7 +356,8 @@ def candidates() -> list[float]:
 def summarized() -> list[float]:
     """The numbers of the sections that the summary links. Each of them is compared with its own files."""
     linked = [anchored(anchor) for _, _, anchor in summary_rows()]
-    return [float(number.rstrip("%").replace(",", "")) for text in linked for number in printed(text)]
+    found = {number for text in linked for number in printed(text)}
+    return [float(each.rstrip("%").replace(",", "")) / (100 if each.endswith("%") else 1) for each in found]
 
 
 def projected_steps() -> list[float]:
@@ -364,7 +366,18 @@ def projected_steps() -> list[float]:
     return [steps["m2s.sample, reference"]["best_ms"] / steps["m2s.sample, fused"]["best_ms"]]
 
 
+def fused_losses() -> list[float]:
+    """Ratios to the floor, of the training steps, and the milliseconds of the rows of `ar`."""
+    losses = benchmark("fused-losses")["parts"]["loss"]["contenders"]
+    times = {name: each["median_ms"] for name, each in losses.items()}
+    steps = benchmark("train-neural-ctmc")["parts"]["train"]["contenders"]
+    ratio = steps["kernels reference"]["median_ms"] / steps["kernels fused"]["median_ms"]
+    rows = times["next token (AR), fused"] - times["three GEMMs in chunks, float32 logits"]
+    return [ratio, rows, *(each / times["three GEMMs (floor)"] for each in times.values())]
+
+
 DERIVED = {
+    "The fused loss of every head": fused_losses,
     "Sampling steps of scores at 50,257 tokens": projected_steps,
     "What was measured": summarized,
     "When projection helps": repaired,
