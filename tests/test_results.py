@@ -31,6 +31,7 @@ SETTINGS = {
     "A recipe for text: first ablation": {"6.90", "32,768"},
     "The plateau of text and the head": {"29.5"},
     "A recipe for text: Muon": {"6.90"},
+    "Text methods, six minutes each": {"8,388,608", "25.0177%", "56.2310%", "18.7419%", "0.0094%"},  # the paper's
     "The fused loss of every head": {"6.5"},
     "A recipe for text: learning rates and options": {"0.12", "0.21", "0.19", "0.08", "0.18"},  # tested below
 }
@@ -366,6 +367,17 @@ def projected_steps() -> list[float]:
     return [steps["m2s.sample, reference"]["best_ms"] / steps["m2s.sample, fused"]["best_ms"]]
 
 
+def percentages(text: str) -> list[float]:
+    """The percentages of a printed table, as fractions."""
+    return [float(value) / 100 for value in re.findall(r"([\d.]+)%", text)]
+
+
+def text_methods() -> list[float]:
+    printed_audit = load("experiments/results/text-audit-sedd-printed.txt")
+    outside, material, boundary, *others = percentages(printed_audit)
+    return [outside, material, boundary, *others, material + boundary]
+
+
 def fused_losses() -> list[float]:
     """Ratios to the floor, of the training steps, and the milliseconds of the rows of `ar`."""
     losses = benchmark("fused-losses")["parts"]["loss"]["contenders"]
@@ -377,6 +389,7 @@ def fused_losses() -> list[float]:
 
 
 DERIVED = {
+    "Text methods, six minutes each": text_methods,
     "The fused loss of every head": fused_losses,
     "Sampling steps of scores at 50,257 tokens": projected_steps,
     "What was measured": summarized,
@@ -501,6 +514,7 @@ TEXT = {
     "text-heads": "The plateau of text and the head",
     "text-optimizer": "A recipe for text: Muon",
     "text-rates": "A recipe for text: learning rates and options",
+    "text-methods": "Text methods, six minutes each",
 }
 
 
@@ -516,6 +530,20 @@ def test_rows_of_the_text_tables(name: str) -> None:
             page,
             f"| `{row['row']}` | {nats['value']:.3f} ± {nats['rows_error']:.3f} | {bits:.3f} | {way} | {norms} | {speed} |",
         )
+
+
+def test_the_classes_of_the_printed_audit() -> None:
+    page, printed_audit = section(TEXT["text-methods"]), load("experiments/results/text-audit-sedd-printed.txt")
+    beginnings = {
+        "a score outside its box": r"outside C ",
+        "in the box, no posterior, a signed posterior below -1e-6": r"in C, not in P, material ",
+        "in the box, no posterior, all of it above -1e-6": r"in C, not in P, boundary ",
+        "has a posterior": r"in P ",
+    }
+    for name, beginning in beginnings.items():
+        share = re.search(rf"^{beginning}.*? (\d+\.\d+%)", printed_audit, re.M)
+        assert share
+        has_rows(page, f"| {name} | {share[1]} |")
 
 
 def test_muon_against_adamw() -> None:
