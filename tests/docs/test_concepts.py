@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from test_results import colors, matches, numbers, printed
+from result_files import colors, matches, numbers, printed
 
 from m2s.report.blocks import svg_text
 from style import lengths
