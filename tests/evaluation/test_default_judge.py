@@ -11,9 +11,10 @@ import pytest
 
 from m2s.cli import main
 from m2s.errors import UserError
-from m2s.evaluation import judge
+from m2s.evaluation import judge, judge_files
 from m2s.evaluation.genppl import PROTOCOLS, format_table
-from m2s.evaluation.judge import DEFAULT_JUDGE, load_judge
+from m2s.evaluation.judge import load_judge
+from m2s.evaluation.judge_files import DEFAULT_JUDGE
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("M2S_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(judge, "why_unreachable", lambda url: f"{url} is away")
+    monkeypatch.setattr(judge_files, "why_unreachable", lambda url: f"{url} is away")
     return tmp_path / "data" / "judges"
 
 
@@ -70,7 +71,7 @@ def test_without_a_connection_the_error_has_three_ways(offline, samples, capsys,
 
 def test_the_hub_is_not_asked_where_the_user_forbids_it(offline, monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(judge, "why_unreachable", lambda url: pytest.fail("no connection may be opened"))
+    monkeypatch.setattr(judge_files, "why_unreachable", lambda url: pytest.fail("no connection may be opened"))
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
         load_judge(DEFAULT_JUDGE)
 
@@ -93,10 +94,10 @@ def test_of_several_copies_the_shortest_name_is_taken(offline) -> None:
     offline.mkdir(parents=True)
     for name in ("smollm2-135m-instruct-q4_1.gguf", "SmolLM2-135M-Q8_0.gguf", "smollm2-1.7b.gguf", "smollm2-135m.txt"):
         (offline / name).touch()
-    assert judge._find(DEFAULT_JUDGE) == offline / "SmolLM2-135M-Q8_0.gguf"
+    assert judge_files.find(DEFAULT_JUDGE) == offline / "SmolLM2-135M-Q8_0.gguf"
     (offline / "SmolLM2-135M").mkdir()
-    assert judge._find(DEFAULT_JUDGE) == offline / "SmolLM2-135M"
-    assert judge._find("gpt2-large") is None and judge._find("./smollm2") is None
+    assert judge_files.find(DEFAULT_JUDGE) == offline / "SmolLM2-135M"
+    assert judge_files.find("gpt2-large") is None and judge_files.find("./smollm2") is None
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,8 @@ def test_a_model_that_is_not_the_base_model_is_named(offline, folders, capsys, f
 def test_a_file_that_is_asked_for_by_its_name_is_no_variant(offline) -> None:
     offline.mkdir(parents=True)
     (offline / "SmolLM2-135M-instruct-q4_1.gguf").touch()
-    assert judge._variant("smollm2-135m-instruct-q4_1.gguf") == ""
-    assert "instruct, 4-bit weights" in judge._variant("SmolLM2-135M")
+    assert judge_files.describe_variant("smollm2-135m-instruct-q4_1.gguf") == ""
+    assert "instruct, 4-bit weights" in judge_files.describe_variant("SmolLM2-135M")
 
 
 def test_missing_samples_are_reported_before_tokenizer_and_judge(offline, tmp_path, capsys) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from m2s.evaluation.judge import DEFAULT_JUDGE
+from m2s.evaluation.judge_files import DEFAULT_JUDGE
 
 
 @dataclass(frozen=True)
