@@ -34,8 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also wh
 from deadline import Deadline, OutOfTime
 from image_entries import ENTRIES, Entry, SampleSet
 from image_table import write_table
+from job_results import RUN_FILES, pack
+from job_stages import Stage, command_stage, run_stages
 from text import as_json
-from text_job import MARGIN, RUN_FILES, Stage, command_stage, pack, run_stages
+from text_job import MARGIN
 
 from m2s import data
 from m2s.errors import UserError, suggest

@@ -135,7 +135,7 @@ def test_rows_from_training_to_the_table(job, monkeypatch, capsys):
         assert table[row]["options"]["method"] == row.rpartition("-")[0]
     printed = capsys.readouterr().out
     assert f"| `sedd-md4` | {STEPS * 4} |" in printed and f"| {distance:.2f} |" in printed
-    monkeypatch.setattr(sys.modules["text_job"], "run_m2s", None)  # nothing is computed again
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", None)  # nothing is computed again
     assert job.main([*given, *TRIAL]) == 0
 
 

@@ -66,7 +66,7 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
         small = m2s.load(f"out/weights/{row}").model.state_dict()
         for name, value in m2s.load(f"out/runs/{row}").model.state_dict().items():
             assert small[name].dtype == torch.bfloat16 and torch.equal(small[name], value.bfloat16())
-    assert job.transfer.main(["join", "back", "arrived"]) == 0
+    assert sys.modules["transfer"].main(["join", "back", "arrived"]) == 0
     there = files(Path("arrived/results"))
     run = {"train.json", "log.jsonl", "config.json"}
     expected = {"entry.json", *(f"{row}.json" for row in ("sedd", "m2s-offset"))}
@@ -111,7 +111,7 @@ def test_rows_from_training_to_packed_results(job, monkeypatch, capsys):
     capsys.readouterr()
     assert job.main(["out", "--rows", "sedd", "--seconds", "0", *COMMON, *TEXT]) == 0
     assert capsys.readouterr().out == "1 parts of results in back\n"
-    monkeypatch.setattr(job, "run_m2s", None)  # nothing is computed again
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", None)  # nothing is computed again
     assert job.main(["out", "--rows", "sedd", *COMMON, *TEXT]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
@@ -121,7 +121,7 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
 
     The row is an entry of the leaderboard, with the time of both calls that trained it.
     """
-    train, finish, draw = job.text.train, loop.finish_step, job.run_m2s
+    train, finish, draw = job.text.train, loop.finish_step, sys.modules["job_stages"].run_m2s
     started, verified = [], []
 
     def verify(words):
@@ -150,8 +150,8 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     steps = read("out/budgets/mdlm.json")["steps"]
     saved = [int(path.name.removeprefix("step-")) for path in Path("out/runs/mdlm/state").iterdir()]
     assert max(saved) == 3 < steps and not Path("out/mdlm.json").exists()
-    assert job.transfer.main(["join", "back", "first"]) == 0
-    assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in job.RUN_FILES)}
+    assert sys.modules["transfer"].main(["join", "back", "first"]) == 0
+    assert files(Path("first/results")) == {"entry.json", "budgets/mdlm.json", *(f"runs/mdlm/{n}" for n in sys.modules["job_results"].RUN_FILES)}
     half = read("out/clock/mdlm.json")["seconds"]
     assert half > 0 and not verified
 
@@ -159,7 +159,7 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
         signal.raise_signal(signal.SIGALRM)
         time.sleep(5)  # not reached
 
-    monkeypatch.setattr(job, "run_m2s", interrupted_draw)
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", interrupted_draw)
     assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out and started == ["mdlm-probe", "mdlm", "mdlm"]
     row = read("out/mdlm.json")
@@ -169,10 +169,10 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     assert seconds > job.text.logged_seconds(Path("out/runs/mdlm")) and entry["runs"][0]["command"] == row["train"]
     assert row["tokens"] == steps * 64 and not Path("out/samples/mdlm/ancestral-linear-2.npz").exists()
 
-    monkeypatch.setattr(job, "run_m2s", draw)
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", draw)
     assert job.main(given) == 0
     assert "finished: mdlm" in capsys.readouterr().out and len(started) == 3
-    assert job.transfer.main(["join", "back", "last"]) == 0
+    assert sys.modules["transfer"].main(["join", "back", "last"]) == 0
     assert {f"samples/mdlm/ancestral-linear-{n}.npz" for n in (2, 4)} <= files(Path("last/results"))
     assert {f"leaderboard/mdlm/{name}.json" for name in ("entry", "verified")} <= files(Path("last/results"))
     assert read("out/clock/mdlm.json")["seconds"] == pytest.approx(seconds, abs=0.051)  # the third call trained nothing
@@ -196,7 +196,7 @@ def test_important_stages_of_all_rows_are_first(job, monkeypatch):
             path.touch()
 
     monkeypatch.setattr(job.text, "main", recorded_train)
-    monkeypatch.setattr(job, "run_m2s", recorded_draw)
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", recorded_draw)
     given = ["out", "--rows", "m2s-offset,sedd", *COMMON, *TEXT]
     assert job.main(["out", "--level", "1", *given[1:]]) == 0
     trained, first = [("train", "m2s-offset"), ("train", "sedd")], [("sample", "m2s-offset")] * 2
@@ -215,14 +215,14 @@ def test_results_are_packed_while_the_call_runs(job, monkeypatch, capsys):
 
     def recorded_train(words):
         if Path("back").exists():
-            assert job.transfer.main(["join", "back", "so-far"]) == 0
+            assert sys.modules["transfer"].main(["join", "back", "so-far"]) == 0
             seen.append(files(Path("so-far/results")))
         return train(words)
 
     monkeypatch.setattr(job.text, "main", recorded_train)
     assert job.main(["out", "--rows", "mdlm,gidd-0", "--level", "1", *COMMON, *TEXT]) == 0
     assert len(seen) == 1 and "mdlm.json" in seen[0] and not any(name.startswith("samples") for name in seen[0])
-    monkeypatch.setattr(job, "TOTAL_MIB", 0.001)
+    monkeypatch.setattr(sys.modules["job_results"], "TOTAL_MIB", 0.001)
     job.bundle_so_far(job.parse(["out", "--rows", "mdlm", *COMMON]))
     assert "not packed" in capsys.readouterr().err
 
@@ -235,7 +235,7 @@ def test_the_script_of_a_whole_job_ends_in_time(job):
     later = [*COMMON[2:-4], "--temperatures", "0.8", *TEXT]
     done = subprocess.run([*words, "600", *later], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "the job ended" in done.stdout, done.stderr[-2000:]
-    assert job.transfer.main(["join", "back", "arrived"]) == 0
+    assert sys.modules["transfer"].main(["join", "back", "arrived"]) == 0
     found = files(Path("arrived/results"))
     assert {"mdlm.json", "samples/mdlm/ancestral-linear-4.npz", "samples/mdlm/ancestral-linear-2-T0.8.npz"} <= found
     before = Path("out/mdlm.json").read_bytes()
@@ -245,14 +245,14 @@ def test_the_script_of_a_whole_job_ends_in_time(job):
 
 
 def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
-    draw = job.run_m2s
+    draw = sys.modules["job_stages"].run_m2s
 
     def fails_once(words):
         if "bayes" in words and "cosine" in words:
             raise RuntimeError("no memory for it")
         draw(words)
 
-    monkeypatch.setattr(job, "run_m2s", fails_once)
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", fails_once)
     assert job.main(["out", "--rows", "m2s", *COMMON, *TEXT]) == 1
     assert "no memory for it" in capsys.readouterr().err
     found = {path.name for path in Path("out/samples/m2s").iterdir()}
@@ -262,7 +262,7 @@ def test_a_stage_that_fails_does_not_stop_the_others(job, monkeypatch, capsys):
 def test_every_method_of_the_entries_has_samplers_that_support_it(job):
     for entry in job.text.BUDGETED.values():
         for row in entry.rows.values():
-            assert row["method"] in job.SAMPLINGS
+            assert row["method"] in sys.modules["text_stages"].SAMPLINGS
 
 
 def test_invalid_rows_and_large_results_are_errors(job, monkeypatch, capsys):
@@ -270,7 +270,7 @@ def test_invalid_rows_and_large_results_are_errors(job, monkeypatch, capsys):
     assert "did you mean sedd" in capsys.readouterr().err and not Path("out").exists()
     Path("out").mkdir()
     Path("out/sedd.json").write_bytes(np.random.default_rng(0).bytes(100_000))
-    monkeypatch.setattr(job, "TOTAL_MIB", 0.05)
-    monkeypatch.setattr(job, "PART_MIB", 0.02)
+    monkeypatch.setattr(sys.modules["job_results"], "TOTAL_MIB", 0.05)
+    monkeypatch.setattr(sys.modules["job_results"], "PART_MIB", 0.02)
     with pytest.raises(job.UserError, match="bundle fewer rows at once"):
         job.bundle(Path("out"), ["sedd"], Path("back"))
