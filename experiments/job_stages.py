@@ -14,6 +14,7 @@ from m2s.io import output_folder
 from m2s.provenance import recorded_command
 
 LEVELS = 3  # of importance of stages
+MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,48 @@ def command_stage(words: list[str], out: Path, result: Path, level: int = 1) -> 
     return Stage(" ".join(["m2s", *words]), result, run, level)
 
 
-def run_stages(stages: Iterable[Stage], started: float) -> list[str]:
-    """Run the stages that are not finished. A stage that fails does not end the others.
+@dataclass(frozen=True)
+class Clock:
+    """The time of a call.
+
+    Args:
+        started: `time.monotonic()` at the start of the process.
+        seconds: Those after which the call ends.
+    """
+
+    started: float
+    seconds: float
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def log(self, message: str) -> None:
+        """Print a message with the seconds that have passed.
+
+        Args:
+            message: The message.
+        """
+        print(f"at {self.passed:.0f} s: {message}", flush=True)
+
+    def log_end(self, message: str) -> None:
+        """Print that something has ended, with the seconds that are left.
+
+        Args:
+            message: What was packed since.
+        """
+        left = "" if self.seconds == float("inf") else f", {self.seconds - self.passed:.0f} s left"
+        self.log(f"ended{left}; {message}")
+
+
+def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -> list[str]:
+    """Run the stages that are not finished, and pack results after each. A stage that fails does not end the others.
 
     Args:
         stages: The stages.
-        started: `time.monotonic()` at the start of the process.
+        clock: The time of the call.
+        pack: Packs all results, and returns what was packed.
 
     Returns:
         The names of those that failed.
@@ -67,10 +104,11 @@ def run_stages(stages: Iterable[Stage], started: float) -> list[str]:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            print(f"at {time.monotonic() - started:.0f} s: {stage.name}", flush=True)
+            clock.log(stage.name)
             try:
                 stage.run()
             except Exception as error:
                 failed.append(stage.name)
                 print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            clock.log_end(pack())
     return failed

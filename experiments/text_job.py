@@ -2,7 +2,7 @@
 
     python experiments/text_job.py OUT --data packed/text --entry methods --rows sedd --seconds 560 --bundle back
     python experiments/text_job.py OUT ...                  # the same again: continues where the last call ended
-    python experiments/transfer.py join back results       # on another machine
+    python experiments/transfer.py join back arrived       # on another machine
 
 First `experiments/text.py` trains all rows and evaluates their NELBO. The stages of all rows follow, the most important ones
 first. Level 1: samples with the sampler of the row's paper; for `sedd` the audit and the repair. Level 2: for `sedd` audits of
@@ -12,10 +12,10 @@ temperature, so there it is that of projected scores, and the row is called ROW-
 it. A stage is a command of m2s with one result that is not computed again. A call ends before `--seconds`. A stage that is
 interrupted resumes in the next call.
 
-With `--bundle` everything small of these rows is packed after each row and each level, and at the end of every call, also of
-one that ran out of time: rows, logs, samples and audits, in parts for one transfer (`experiments/transfer.py`). Copy them away
-as soon as they appear. With `--weights` the averaged weights of the
-rows are written to OUT/weights in bf16. With `--leaderboard` each row is also verified as an entry of docs/leaderboard.md.
+With `--bundle` everything small of these rows is packed after each row and each stage, and at the end of every call, also of
+one that ran out of time: rows, logs, samples and audits (experiments/job_results.py). Copy it away at any time, with
+experiments/copy_results.sh. With `--weights` the averaged weights of the rows are written to OUT/weights in bf16. With
+`--leaderboard` each row is also verified as an entry of docs/leaderboard.md.
 Trials: `--n`, `--audited`, `--steps`, `--temperatures` and the options of text.py after `--`.
 """
 
@@ -29,23 +29,22 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also wh
 import text
 import text_leaderboard
 from deadline import Deadline, OutOfTime
-from job_results import pack
-from job_stages import LEVELS, run_stages
+from job_results import Packer, check_target
+from job_stages import LEVELS, MARGIN, Clock, run_stages
 from text_stages import STEPS, TEMPERATURES, Job, small_files
 
 import m2s
 from m2s.errors import UserError, suggest
 
-MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
 
-
-def work(options: argparse.Namespace, started: float, imports: float) -> bool:
+def work(options: argparse.Namespace, clock: Clock, imports: float, packer: Packer) -> bool:
     """Compute everything that is missing: all rows, then their stages by level.
 
     Args:
         options: Command line options.
-        started: `time.monotonic()` at the start of the process.
-        imports: Seconds of this process until then.
+        clock: The time of the call.
+        imports: Seconds of this process until its start.
+        packer: Packs the results.
 
     Returns:
         Whether nothing failed.
@@ -73,12 +72,11 @@ def work(options: argparse.Namespace, started: float, imports: float) -> bool:
             failed.append(row)
         else:
             trained.append(row)
-        bundle_so_far(options)
+        clock.log_end(f"row {row}, {packer()}")
     data = options.data if options.leaderboard else None
     stages = [stage for row in trained for stage in (*job.entries(row, data), *job.stages(row))]
     for level in range(1, options.level + 1):
-        failed += run_stages((stage for stage in stages if stage.level == level), started)
-        bundle_so_far(options)
+        failed += run_stages((stage for stage in stages if stage.level == level), clock, packer)
     for row in trained if options.weights else ():
         save_weights(options.out, row)
     if failed:
@@ -98,33 +96,6 @@ def save_weights(out: Path, row: str) -> None:
         checkpoint = m2s.load(out / "runs" / row)
         checkpoint.model.bfloat16()
         checkpoint.save(target)
-
-
-def bundle_so_far(options: argparse.Namespace) -> None:
-    """Pack what there is, where the call packs results. Results that do not fit are an error at the end of the call only.
-
-    Args:
-        options: Command line options.
-    """
-    if options.bundle:
-        try:
-            bundle(options.out, options.rows, options.bundle)
-        except UserError as error:
-            print(f"not packed: {error}", file=sys.stderr, flush=True)
-
-
-def bundle(out: Path, rows: list[str], target: Path) -> None:
-    """Pack the small results of some rows in parts for one transfer.
-
-    Args:
-        out: The folder of all results.
-        rows: The rows.
-        target: The folder of the parts.
-
-    Raises:
-        UserError: They do not fit into one transfer.
-    """
-    pack(out, small_files(out, rows), rows, target)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -166,6 +137,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(words[:end])
     options.text = words[end + 1 :]
     options.rows = options.rows.split(",")
+    if options.bundle is not None:
+        check_target(options.bundle)
     known = text.ENTRIES[options.entry].rows
     for name in options.rows:
         if name not in known:
@@ -186,17 +159,18 @@ def main(arguments: list[str] | None = None) -> int:
     code = 0
     try:
         options = parse(arguments)
+        clock = Clock(started, options.seconds)
+        packer = Packer(options.out, lambda: small_files(options.out, options.rows), options.bundle)
         try:
             if options.seconds > 0:
                 with Deadline(options.seconds - MARGIN):
-                    code = 0 if work(options, started, imports) else 1
-                print(f"finished: {', '.join(options.rows)}, after {time.monotonic() - started:.0f} s")
+                    code = 0 if work(options, clock, imports, packer) else 1
+                clock.log(f"finished: {', '.join(options.rows)}")
         except (OutOfTime, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code != 128 + signal.SIGTERM:
                 raise
-            print(f"not finished after {time.monotonic() - started:.0f} s: the same command continues", flush=True)
-        if options.bundle:
-            bundle(options.out, options.rows, options.bundle)
+            clock.log("not finished: the same command continues")
+        packer.finish()
         return code
     except UserError as error:
         print(f"text_job.py: {error}", file=sys.stderr)

@@ -158,7 +158,9 @@ class Job:
         """
         last = max(self.steps)
         yield self.audit(row, run, "audit", self.audited, last, level=1)
-        for steps in sorted(self.steps, reverse=True):
+        # The paper's number of steps first. Then the fewest, where the repair changes most: both ends of the curve exist early,
+        # and small numbers of steps take little time.
+        for steps in (last, *sorted(set(self.steps) - {last})):
             folder = self.out / "repair" / f"{row}-{steps}"
             examined = "1" if steps == last else "0"  # an audited batch takes several times as long as another
             options = ["--measure", "none", "--audited", examined, "--batch-size", str(min(self.micro_batch, self.n))]
@@ -225,7 +227,7 @@ def copy_samples(repair: Path, target: Path) -> None:
 
 
 def small_files(out: Path, rows: list[str]) -> list[Path]:
-    """Return the results of some rows without networks and states.
+    """Return the results of some rows without networks and states. Those of a repair that has not ended are among them.
 
     Args:
         out: The folder of all results.
@@ -239,6 +241,8 @@ def small_files(out: Path, rows: list[str]) -> list[Path]:
         folders = [path for kind in ("audits", "repair") for path in sorted((out / kind).glob(f"{row}-*"))]
         kept = (".json", ".txt", ".png", ".npz")
         found += [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in kept]
-    # The samples without projection are in samples/, and texts follow from tokens.
-    left_out = ("unprojected.npz", "unprojected.txt", "projected.txt")
-    return [file for file in found if file.is_file() and file.name not in left_out]
+    # Texts follow from tokens. The samples without projection are in samples/ once the repair has ended.
+    left_out = ("unprojected.txt", "projected.txt")
+    ended = {file.parent / "unprojected.npz" for file in found if file.name == "repair.json"}
+    found = [file for file in found if file.name not in left_out and file not in ended]
+    return [file for file in found if file.is_file() and not file.name.startswith(".")]  # those are not complete
