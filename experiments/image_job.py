@@ -37,7 +37,7 @@ from image_entries import ENTRIES, Entry, SampleSet
 from image_table import write_table
 from job_results import RUN_FILES, Packer, check_target
 from job_stages import MARGIN, Clock, Stage, command_stage, run_stages
-from text import as_json
+from text_entries import as_json
 
 from m2s import data
 from m2s.errors import UserError, suggest

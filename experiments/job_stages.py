@@ -83,7 +83,7 @@ class Clock:
         Args:
             message: What was packed since.
         """
-        left = "" if self.seconds == float("inf") else f", {self.seconds - self.passed:.0f} s left"
+        left = "" if self.seconds == float("inf") else f", {self.seconds - self.passed:.0f} s left of this call"
         self.log(f"ended{left}; {message}")
 
 

@@ -31,6 +31,7 @@ import text_leaderboard
 from deadline import Deadline, OutOfTime
 from job_results import Packer, check_target
 from job_stages import LEVELS, MARGIN, Clock, run_stages
+from text_entries import BUDGETED, ENTRIES
 from text_stages import STEPS, TEMPERATURES, Job, small_files
 
 import m2s
@@ -49,7 +50,7 @@ def work(options: argparse.Namespace, clock: Clock, imports: float, packer: Pack
     Returns:
         Whether nothing failed.
     """
-    entry = text.ENTRIES[options.entry]
+    entry = ENTRIES[options.entry]
     temperatures = tuple(options.temperatures)
     job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch, temperatures)
     failed, trained = [], []
@@ -110,7 +111,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of all results")
     parser.add_argument("--data", type=Path, metavar="FOLDER", required=True, help="folder that m2s data prepare wrote")
-    parser.add_argument("--entry", default="methods", choices=text.BUDGETED, help="the table (%(default)s)")
+    parser.add_argument("--entry", default="methods", choices=BUDGETED, help="the table (%(default)s)")
     parser.add_argument("--rows", required=True, metavar="A,B,C", help="the rows, in this order")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end before this many seconds; 0: only --bundle")
     parser.add_argument("--bundle", type=Path, metavar="FOLDER", help="pack the results of the rows into this folder")
@@ -139,7 +140,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.rows = options.rows.split(",")
     if options.bundle is not None:
         check_target(options.bundle)
-    known = text.ENTRIES[options.entry].rows
+    known = ENTRIES[options.entry].rows
     for name in options.rows:
         if name not in known:
             raise UserError(f"{options.entry} has no row {name!r}: {suggest(name, known)}")

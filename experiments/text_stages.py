@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import text
 import text_leaderboard
 from job_results import RUN_FILES
 from job_stages import Stage, command_stage
 from leaderboard import ENTRY, RESULT
+from text_entries import Entry
+from text_row import STATES
 
 from m2s.io import output_folder
 from m2s.training.export import export_state
@@ -76,7 +77,7 @@ class Job:
     """
 
     out: Path
-    entry: text.Entry
+    entry: Entry
     n: int
     audited: int
     steps: tuple[int, ...]
@@ -169,7 +170,7 @@ class Job:
             yield Stage(f"samples of {folder}", target, lambda source=folder, target=target: copy_samples(source, target))
         yield self.audit(row, run, f"audit-{DIAGNOSED}", DIAGNOSED, last)
         states = saved_steps(run / "state")
-        for step in (states[0], states[len(states) // 2 - 1]) if len(states) == text.STATES else ():
+        for step in (states[0], states[len(states) // 2 - 1]) if len(states) == STATES else ():
             exported = self.out / "states" / f"{row}-{step}"
             export = functools.partial(export_state, run, step, exported)
             yield Stage(f"export of state {step}", exported / "config.json", export, level=2)

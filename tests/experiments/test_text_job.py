@@ -40,7 +40,7 @@ def load(monkeypatch: pytest.MonkeyPatch, folder: Path):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "MARGIN", 0.0)
-    monkeypatch.setitem(module.text.PROBE, "steps", 8)
+    monkeypatch.setitem(sys.modules["text_row"].PROBE, "steps", 8)
     if not Path("packed").exists():
         documents = [f"document {number} has größe {number * number}" for number in range(40)]
         Path("source.txt").write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
@@ -205,7 +205,7 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
 
     The row is an entry of the leaderboard, with the time of both calls that trained it.
     """
-    train, finish, draw = job.text.train, loop.finish_step, sys.modules["job_stages"].run_m2s
+    train, finish, draw = sys.modules["text_row"].train, loop.finish_step, sys.modules["job_stages"].run_m2s
     started, verified = [], []
 
     def verify(words):
@@ -226,7 +226,7 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
             signal.raise_signal(signal.SIGALRM)
         return finish(trainer, *given)
 
-    monkeypatch.setattr(job.text, "train", recorded_train)
+    monkeypatch.setattr(sys.modules["text_row"], "train", recorded_train)
     monkeypatch.setattr(loop, "finish_step", interrupted_step)
     given = ["out", "--rows", "mdlm", "--leaderboard", *COMMON, "--seconds", "600", *TEXT]
     assert job.main(given) == 0
@@ -254,7 +254,10 @@ def test_interrupted_training_and_sampling_resume(job, monkeypatch, capsys):
     (entry,) = verified
     seconds = entry["runs"][0]["seconds"]
     assert seconds == round(read("out/clock/mdlm.json")["seconds"], 1) > half
-    assert seconds > job.text.logged_seconds(Path("out/runs/mdlm")) and entry["runs"][0]["command"] == row["train"]
+    assert (
+        seconds > sys.modules["text_speed"].logged_seconds(Path("out/runs/mdlm"))
+        and entry["runs"][0]["command"] == row["train"]
+    )
     assert row["tokens"] == steps * 64 and not Path("out/samples/mdlm/ancestral-linear-2.npz").exists()
 
     monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", draw)
@@ -293,7 +296,7 @@ def test_a_process_that_is_killed_leaves_packed_results(trained, monkeypatch, ca
     FakeDraws(monkeypatch, before=before)
     assert trained.main(["out", "--rows", "sedd", "--level", "1", "--seconds", "600", *COMMON, *TEXT]) == 0
     printed = capsys.readouterr().out
-    assert "not finished: the same command continues" in printed and " s left; " in printed
+    assert "not finished: the same command continues" in printed and " s left of this call; " in printed
     assert {"audits/sedd-audit/audit.json", "repair/sedd-4/unprojected.npz"} <= packed_files()
     monkeypatch.syspath_prepend(FOLDER)
     import text_judges
@@ -430,7 +433,7 @@ def test_a_stage_that_fails_does_not_stop_the_others(trained, monkeypatch, capsy
 
 
 def test_every_method_of_the_entries_has_samplers_that_support_it(job):
-    for entry in job.text.BUDGETED.values():
+    for entry in job.BUDGETED.values():
         for row in entry.rows.values():
             assert row["method"] in sys.modules["text_stages"].SAMPLINGS
 
