@@ -141,8 +141,8 @@ class Job:
             row: The row.
             run: The folder of its run.
         """
-        size, total = self.limited(self.entry.shards), 10 * self.limited(self.entry.shards)
-        total = FINAL_SAMPLES if self.limit is None else total
+        size = self.limited(self.entry.shards)
+        total = FINAL_SAMPLES if self.limit is None else 2 * size
         starts = range(0, total, size)
         files = [self.out / "shards" / row / f"{start:05d}.npz" for start in starts]
         for start, file in zip(starts, files, strict=True):
