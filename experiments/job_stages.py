@@ -1,9 +1,11 @@
 """Stages of a job on a machine with a time limit: commands of m2s whose results are not computed again."""
 
+import contextlib
 import gc
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from m2s.provenance import recorded_command
 
 LEVELS = 3  # of importance of stages
 MARGIN = 30.0  # seconds before the end of a call in which a run saves its state and results are packed
+WATCH_SECONDS = 2.0  # between looks for a part of a stage
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class Stage:
         result: The file that exists when the stage is finished.
         run: Computes it. An interrupted stage resumes.
         level: 1 for the most important stages, at most LEVELS.
+        part: A file that the stage finishes earlier, and that is packed at once; None: there is none.
     """
 
     name: str
     result: Path
     run: Callable[[], object]
     level: int = 1
+    part: Path | None = None
 
 
 def command_stage(words: list[str], out: Path, result: Path, level: int = 1) -> Stage:
@@ -87,6 +92,31 @@ class Clock:
         self.log(f"ended{left}; {message}")
 
 
+@contextlib.contextmanager
+def packed_early(part: Path | None, pack: Callable[[], str]) -> Iterator[None]:
+    """Pack results while a block runs, as soon as a file exists.
+
+    Args:
+        part: The file; None: nothing is packed.
+        pack: Packs all results.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        while part is not None and not ended.wait(WATCH_SECONDS):
+            if part.exists():
+                print(f"{part} is finished; {pack()}", flush=True)
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -> list[str]:
     """Run the stages that are not finished, and pack results after each. A stage that fails does not end the others.
 
@@ -106,7 +136,8 @@ def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -
                 torch.cuda.empty_cache()
             clock.log(stage.name)
             try:
-                stage.run()
+                with packed_early(stage.part, pack):
+                    stage.run()
             except Exception as error:
                 failed.append(stage.name)
                 print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ that the paper compares, and samples at lower temperatures, for the frontier of 
 temperature, so there it is that of projected scores, and the row is called ROW-projected.
 """
 
+import dataclasses
 import functools
 import shutil
 from collections.abc import Iterator
@@ -165,7 +166,8 @@ class Job:
             folder = self.out / "repair" / f"{row}-{steps}"
             examined = "1" if steps == last else "0"  # an audited batch takes several times as long as another
             options = ["--measure", "none", "--audited", examined, "--batch-size", str(min(self.micro_batch, self.n))]
-            yield self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
+            repair = self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
+            yield dataclasses.replace(repair, part=folder / "unprojected.npz")
             target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"
             yield Stage(f"samples of {folder}", target, lambda source=folder, target=target: copy_samples(source, target))
         yield self.audit(row, run, f"audit-{DIAGNOSED}", DIAGNOSED, last)

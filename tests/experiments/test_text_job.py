@@ -116,7 +116,7 @@ def files(folder: Path) -> set[str]:
 def packed_files(link: str = "back") -> set[str]:
     """The files that one would get who copies the folder now."""
     shutil.rmtree("unpacked", ignore_errors=True)
-    assert sys.modules["transfer"].main(["join", link, "unpacked"]) == 0
+    assert sys.modules["transfer"].main(["join", str(Path(link).resolve()), "unpacked"]) == 0
     return files(Path("unpacked/results"))
 
 
@@ -289,10 +289,13 @@ def test_a_process_that_is_killed_leaves_packed_results(trained, monkeypatch, ca
 
     def before(words):
         if signals.pop(0):
+            while "repair/sedd-4/unprojected.npz" not in packed_files():  # it is packed at once
+                time.sleep(0.01)
             assert "audits/sedd-audit/audit.json" in packed_files()
             signal.raise_signal(signal.SIGTERM)
             time.sleep(5)  # not reached
 
+    monkeypatch.setattr(sys.modules["job_stages"], "WATCH_SECONDS", 0.01)
     FakeDraws(monkeypatch, before=before)
     assert trained.main(["out", "--rows", "sedd", "--level", "1", "--seconds", "600", *COMMON, *TEXT]) == 0
     printed = capsys.readouterr().out
