@@ -59,10 +59,12 @@ Repeats and control variates change the variance of the gradient and not its mea
 at two networks each with and without time: one that leaves the plateau and one at the end of a run.
 """
 
+import abc
 import functools
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +74,6 @@ import plateau
 
 from m2s.heads import Head
 from m2s.losses.objective import TrainingObjective
-from m2s.losses.registry import Loss
 from m2s.losses.weighted_sum import apply_weight, weighted_sum
 from m2s.process import RankOne
 from m2s.process.chain import time_interval
@@ -82,21 +83,35 @@ LOSS_LIMIT = math.log(plateau.VOCAB)  # nats per token, weighted by the density 
 DRAWS, GRID = 4, 1024  # times drawn from p(t | x_0, x_t), and the number of times among which they are drawn
 
 
-class ClippedObjective(TrainingObjective):
-    """The objective with the loss of each example scaled to at most `LOSS_LIMIT`."""
+class FromOutput(TrainingObjective, abc.ABC):
+    """An objective whose value and terms are computed from the output of the network, by `evaluate`."""
 
     def forward(
-        self,
-        x_0: Tensor,
-        x_t: Tensor,
-        t: Tensor,
-        weight: Tensor,
-        label: Tensor | None = None,
-        max_masked: int | None = None,
+        self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, label: Tensor | None = None, max_masked: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the clipped losses, and the terms before the clip, as `TrainingObjective.forward` does."""
-        terms = apply_weight(self.loss(self.head, self.model(x_t, self.network_time(t), label), x_0, x_t, t), weight)
-        return clip_examples(terms.sum(-1), LOSS_LIMIT * x_0.shape[1] / len(x_0)).sum(), terms.detach()
+        """Return the value and the terms, as `TrainingObjective.forward` does."""
+        value, terms = self.evaluate(self.model(x_t, self.network_time(t), label), x_0, x_t, t, weight)
+        return value, terms.detach()
+
+    @abc.abstractmethod
+    def evaluate(self, output: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value and the terms.
+
+        Args:
+            output: The output of the network, [B, L, K].
+            x_0: Clean tokens, [B, L].
+            x_t: Noisy tokens, [B, L].
+            t: A time for each example, [B].
+            weight: The weight of each position, [B, L].
+        """
+
+
+class ClippedObjective(FromOutput):
+    """The objective with the loss of each example scaled to at most `LOSS_LIMIT`; its terms are those before the clip."""
+
+    def evaluate(self, output: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        terms = apply_weight(self.loss(self.head, output, x_0, x_t, t), weight)
+        return clip_examples(terms.sum(-1), LOSS_LIMIT * x_0.shape[1] / len(x_0)).sum(), terms
 
 
 def clip_examples(losses: Tensor, limit: float) -> Tensor:
@@ -113,60 +128,36 @@ class BiasControl(TrainingObjective):
     """The objective minus the gradient that the bias of the last layer has where the network predicts the unigram distribution.
 
     Args:
-        model: The network, with the last layer `head`.
-        head: The head, with the exact offset.
-        loss: The training loss.
-        t_min: As in `TrainingObjective`.
+        given: The arguments of `TrainingObjective`. The head has the exact offset.
         unigram: The logarithms of the unigram distribution, [K].
     """
 
-    def __init__(self, model: nn.Module, head: Head, loss: Loss, t_min: float, unigram: Tensor) -> None:
-        super().__init__(model, head, loss, t_min)
+    def __init__(self, *given: Any, unigram: Tensor) -> None:
+        super().__init__(*given)
         self.unigram = unigram
 
-    def forward(
-        self,
-        x_0: Tensor,
-        x_t: Tensor,
-        t: Tensor,
-        weight: Tensor,
-        label: Tensor | None = None,
-        max_masked: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         """Return the value and the terms of `TrainingObjective.forward`; only the gradient of the bias differs."""
-        value, terms = super().forward(x_0, x_t, t, weight, label, max_masked)
+        value, terms = super().forward(x_0, x_t, t, weight, *others)
         bias = last_bias(self.model)
         logits = nn.functional.pad(self.unigram, (0, len(bias) - len(self.unigram))) + (bias - bias.detach())
         control, _ = weighted_sum(self.loss, self.head, logits.expand(*x_t.shape, -1), x_0, x_t, t, weight)
         return value - (control - control.detach()), terms
 
 
-class AveragedTimes(TrainingObjective):
+class AveragedTimes(FromOutput):
     """The objective with the loss averaged over times drawn given (x_0, x_t), for a network that does not see the time.
 
     Args:
-        model: The network.
-        head: The head, over a rank-one process.
-        loss: The training loss.
-        t_min: As in `TrainingObjective`.
+        given: The arguments of `TrainingObjective`. The process of the head is rank-one.
         importance: c of the density of t.
     """
 
-    def __init__(self, model: nn.Module, head: Head, loss: Loss, t_min: float, importance: float) -> None:
-        super().__init__(model, head, loss, t_min)
+    def __init__(self, *given: Any, importance: float) -> None:
+        super().__init__(*given)
         self.importance = importance
 
-    def forward(
-        self,
-        x_0: Tensor,
-        x_t: Tensor,
-        t: Tensor,
-        weight: Tensor,
-        label: Tensor | None = None,
-        max_masked: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the averaged losses and its terms, as `TrainingObjective.forward` does."""
-        output = self.model(x_t, self.network_time(t), label)
+    def evaluate(self, output: Tensor, x_0: Tensor, x_t: Tensor, t: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         uniform = (torch.arange(DRAWS) + torch.rand(len(x_0), DRAWS, dtype=torch.float64)) / DRAWS
         times, weights = grid_times(self.head, self.t_min, self.importance)
         index = posterior_indices(self.head.process.rank_one, times, x_0.ne(x_t).sum(-1), x_0.shape[1], uniform)
@@ -176,7 +167,7 @@ class AveragedTimes(TrainingObjective):
             for one in index.unbind(-1)
         ]
         terms = torch.stack(parts).sum(0)
-        return terms.sum(), terms.detach()
+        return terms.sum(), terms
 
 
 @functools.lru_cache

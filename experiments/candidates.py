@@ -91,14 +91,14 @@ def clipped(trainer: Trainer, unigram: Tensor) -> TrainingObjective:
 
 def controlled(trainer: Trainer, unigram: Tensor) -> TrainingObjective:
     """Return the objective of `bias-control`."""
-    return BiasControl(trainer.model, trainer.head, trainer.loss, trainer.config.run.t_min, unigram)
+    return BiasControl(trainer.model, trainer.head, trainer.loss, trainer.config.run.t_min, unigram=unigram)
 
 
 def averaged(trainer: Trainer, unigram: Tensor) -> TrainingObjective:
     """Return the objective of `time-free-averaged`."""
     run = trainer.config.run
     assert run.importance is not None
-    return AveragedTimes(trainer.model, trainer.head, trainer.loss, run.t_min, run.importance)
+    return AveragedTimes(trainer.model, trainer.head, trainer.loss, run.t_min, importance=run.importance)
 
 
 SMALL = {"batch": 8, "validate_every": 50, "log_every": 50}

@@ -14,8 +14,9 @@ time that is left: bits and FID of each. Its folder OUT/runs/ROW goes to the nex
 option `--final` the 50,000 samples of the final FID are drawn in sets of 5,000, by the Euler steps of the paper. The sets may
 come from several machines.
 
-Inception's weights and the data must be in $M2S_DATA, or nothing starts. With `--bundle` everything small is packed at the end
-of every call: results, logs and pictures, and the sets of the final FID. Trials on a CPU: `--limit` and `--set NAME=VALUE`.
+Inception's weights and the data must be in $M2S_DATA, or nothing starts. With `--bundle` everything small is packed after
+each stage and at the end of every call: results, logs and pictures, and the sets of the final FID (experiments/job_results.py).
+Trials on a CPU: `--limit` and `--set NAME=VALUE`.
 """
 
 import argparse
@@ -34,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also wh
 from deadline import Deadline, OutOfTime
 from image_entries import ENTRIES, Entry, SampleSet
 from image_table import write_table
-from text import as_json
-from text_job import MARGIN, RUN_FILES, Stage, command_stage, pack, run_stages
+from job_results import RUN_FILES, Packer, check_target
+from job_stages import MARGIN, Clock, Stage, command_stage, run_stages
+from text_entries import as_json
 
 from m2s import data
 from m2s.errors import UserError, suggest
@@ -139,8 +141,8 @@ class Job:
             row: The row.
             run: The folder of its run.
         """
-        size, total = self.limited(self.entry.shards), 10 * self.limited(self.entry.shards)
-        total = FINAL_SAMPLES if self.limit is None else total
+        size = self.limited(self.entry.shards)
+        total = FINAL_SAMPLES if self.limit is None else 2 * size
         starts = range(0, total, size)
         files = [self.out / "shards" / row / f"{start:05d}.npz" for start in starts]
         for start, file in zip(starts, files, strict=True):
@@ -216,12 +218,13 @@ def join_samples(files: list[Path], target: Path) -> None:
         np.savez_compressed(temporary, tokens=np.concatenate([part["tokens"] for part in parts]), **first)
 
 
-def work(options: argparse.Namespace, started: float) -> bool:
+def work(options: argparse.Namespace, clock: Clock, packer: Packer) -> bool:
     """Compute everything that is missing, row by row.
 
     Args:
         options: Command line options.
-        started: `time.monotonic()` at the start of the process.
+        clock: The time of the call.
+        packer: Packs the results.
 
     Returns:
         Whether nothing failed.
@@ -231,14 +234,15 @@ def work(options: argparse.Namespace, started: float) -> bool:
     for row in options.rows:
         if entry.trained and not (job.run(row) / "config.json").exists():
             raise UserError(f"{job.run(row)} has no network: train it first, by experiments/mnist.py with {options.out} as OUT")
-        end = started + options.seconds - MARGIN
+        end = clock.started + clock.seconds - MARGIN
         complete = entry.trained or train_until(job.config(row), end - options.reserve)
+        clock.log_end(f"row {row}, {packer()}")
         with Deadline(remaining(end)):
             if entry.points:
-                failed += run_stages(job.points(row), started)
+                failed += run_stages(job.points(row), clock, packer)
             if not complete:
                 raise OutOfTime
-            failed += run_stages(job.stages(row), started)
+            failed += run_stages(job.stages(row), clock, packer)
     if failed:
         print(f"failed: {'; '.join(failed)}", file=sys.stderr)
     return not failed
@@ -341,6 +345,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         raise UserError(f"--limit is {options.limit}, but a covariance needs at least 2 images")
     pairs = [(name, as_json(value)) for name, _, value in (text.partition("=") for text in options.set)]
     options.settings = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
+    if options.bundle is not None:
+        check_target(options.bundle)
     options.results = options.results or options.out / f"{options.entry}.json"
     return options
 
@@ -359,18 +365,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options = parse(arguments)
         entry = ENTRIES[options.entry]
+        clock = Clock(started, options.seconds)
+        packer = Packer(options.out, lambda: small_files(options.out, options.rows, entry), options.bundle)
         if options.table:
             write_table(options.out, entry, options.rows, options.results)
             return 0
         if options.seconds > 0:
             check_inputs(entry)
             try:
-                code = 0 if work(options, started) else 1
-                print(f"finished: {', '.join(options.rows)}, after {time.monotonic() - started:.0f} s")
+                code = 0 if work(options, clock, packer) else 1
+                clock.log(f"finished: {', '.join(options.rows)}")
             except OutOfTime:
-                print(f"not finished after {time.monotonic() - started:.0f} s: the same command continues", flush=True)
-        if options.bundle:
-            pack(options.out, small_files(options.out, options.rows, entry), options.rows, options.bundle)
+                clock.log("not finished: the same command continues")
+        packer.finish()
         return code
     except UserError as error:
         print(f"image_job.py: {error}", file=sys.stderr)

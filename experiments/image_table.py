@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from image_entries import Entry
-from text import logged_seconds, loss_records, speed
+from text_speed import logged_seconds, loss_records, speed
 
 from m2s.errors import UserError
 from m2s.io import output_folder, write_json

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the import below, also where this file is loaded by its path
-from text import logged_seconds
+from text_speed import logged_seconds
 
 import m2s
 from m2s.cli.evaluate.bpd import finite

@@ -12,7 +12,8 @@ out sets that every judge has read. experiments/transfer.py brings the folder to
 `judge` writes OUT/JUDGE/ROW/SET.json: the summary of `m2s evaluate genppl`, with the numbers of each sequence, and the metrics
 of `m2s evaluate text` that need a judge. A set that has a file is not judged again. A call begins no set that may not end
 within `--seconds`. Weights and results are float32; on a GPU matrix products round their operands to TF32. With `--bundle` the
-results are packed for one transfer. experiments/text_tables.py makes tables of them.
+results are packed for one transfer, while the call runs and at its end (experiments/job_results.py). Tables of them are made by
+experiments/text_tables.py.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the import below, also where this file is loaded by its path
-import transfer
+import job_results
 
 from m2s.data import BadData, Tokens
 from m2s.data.tokens import read_meta
@@ -45,7 +46,7 @@ HELD_OUT, SAMPLES, PROJECTED, ADVERSARIES = "held-out", "samples", "projected", 
 SPLIT = "validation"
 BATCHES = {"cpu": 8, "cuda": 64}  # sequences in each call of a judge
 MINUTES = {"methods": ""}  # entries whose rows have no time in their names
-PART_MIB, FILES, TOTAL_MIB = 15.5, 8, 63.5  # of one transfer
+PACKING = 0.1  # of the time of a call at most, for results that are packed while it runs
 
 
 def row_name(row: str, entry: dict[str, Any]) -> str:
@@ -78,6 +79,9 @@ def collect(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob(f"repair/*/{PROJECTED}.npz")):
         row, steps = path.parent.name.rsplit("-", 1)
         found[f"{row_name(row, entry)}-{PROJECTED}/analytic-linear-{steps}"] = path
+    for path in sorted(folder.glob("repair/*/unprojected.npz")):  # of a repair that has not ended
+        row, steps = path.parent.name.rsplit("-", 1)
+        found.setdefault(f"{row_name(row, entry)}/analytic-linear-{steps}", path)
     return found
 
 
@@ -185,12 +189,42 @@ class Judging:
         return {"genppl": summarize(scores, self.resamples), "metrics": found}
 
 
-def judge(options: argparse.Namespace, started: float) -> bool:
+@dataclass
+class Bundle:
+    """Packs the results of the judges.
+
+    Args:
+        out: The folder of all results.
+        target: The link to the newest version; None: nothing is packed.
+        next: `time.monotonic()` before which nothing is packed while judges read.
+    """
+
+    out: Path
+    target: Path | None
+    next: float = 0.0
+
+    def after_set(self) -> None:
+        """Pack what there is, unless it would take too much of the time of the call."""
+        begin = time.monotonic()
+        if begin >= self.next:
+            self.pack()
+            end = time.monotonic()
+            self.next = end + (end - begin) / PACKING
+
+    def pack(self) -> int:
+        """Pack what there is, and return the bytes of all parts."""
+        if self.target is None or not self.out.exists():
+            return 0
+        return job_results.publish(self.out, self.target, xz=True)
+
+
+def judge(options: argparse.Namespace, started: float, bundle: Bundle) -> bool:
     """Judge the sets that have no file.
 
     Args:
         options: Command line options.
         started: `time.monotonic()` at the start of the process.
+        bundle: Packs the results.
 
     Returns:
         Whether all sets are judged by all judges.
@@ -216,29 +250,12 @@ def judge(options: argparse.Namespace, started: float) -> bool:
             target = options.out / name / f"{key}.json"
             output_folder(target.parent)
             write_json(target, {"set": key, "judge": described, **found, **provenance(one.device, "transformers")})
+            bundle.after_set()
             longest = max(longest, time.monotonic() - begin)
             value = found["genppl"]["perplexity"]["value"]
             print(f"at {time.monotonic() - started:.0f} s: {name}: {key}: perplexity {value:.2f}", flush=True)
     print(f"finished: {len(files)} sets, after {time.monotonic() - started:.0f} s", flush=True)
     return True
-
-
-def bundle(out: Path, target: Path) -> None:
-    """Pack the results in parts for one transfer.
-
-    Args:
-        out: The folder of all results.
-        target: The folder of the parts.
-
-    Raises:
-        UserError: They do not fit into one transfer.
-    """
-    parts = out.parent / f"{out.name}-parts"
-    transfer.split(out, parts, int(PART_MIB * transfer.MIB), xz=True)
-    count, transfers = transfer.copy_group(parts, target, 0, FILES, int(TOTAL_MIB * transfer.MIB))
-    print(f"{count} parts of results in {target}", flush=True)
-    if transfers > 1:
-        raise UserError(f"the results need {transfers} transfers: copy {parts} with transfer.py copy --group 0, 1, ...")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -272,6 +289,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     judged.add_argument("--device", default="", help="cpu or cuda; by default cuda where there is a GPU")
     options = parser.parse_args(arguments)
     if options.action == "judge":
+        if options.bundle is not None:
+            job_results.check_target(options.bundle)
         for name, value, least in (("limit", options.limit, 2), ("resamples", options.resamples, 100)):
             if value is not None and value < least:
                 raise UserError(option=name, value=value, expected=f"at least {least}")
@@ -290,10 +309,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.action == "pack":
             pack(options)
             return 0
+        bundle = Bundle(options.out, options.bundle)
         if options.seconds > 0:
-            judge(options, started)
+            judge(options, started, bundle)
         if options.bundle is not None:
-            bundle(options.out, options.bundle)
+            print(f"{bundle.pack():,} bytes of results in {options.bundle}", flush=True)
         return 0
     except (UserError, BadData) as error:
         print(f"text_judges.py: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import leaderboard
-import text
+import text_results
 
 from m2s.data.tokenizer import KEPT
 from m2s.errors import UserError
@@ -67,16 +67,16 @@ def verify(out: Path, row: str, data: Path) -> None:
         UserError: The row is no valid entry.
     """
     folder, run = output_folder(out / FOLDER / row), out / "runs" / row
-    result = text.read(out / f"{row}.json")
-    seed = int(text.read(run / RECORD)["config"]["run"]["seed"])
+    result = text_results.read(out / f"{row}.json")
+    seed = int(text_results.read(run / RECORD)["config"]["run"]["seed"])
     target = output_folder(folder / f"seed-{seed}")
     for name in (CONFIG, WEIGHTS, RECORD, LOG, *KEPT):
         if (run / name).exists() and not (target / name).exists():
             os.link(run / name, target / name)
-    seconds = text.read(out / CLOCK / f"{row}.json")["seconds"]
+    seconds = text_results.read(out / CLOCK / f"{row}.json")["seconds"]
     entry = {
         "name": f"{row} of {REPOSITORY}",
-        "method": text.read(run / RECORD)["config"]["method"],
+        "method": text_results.read(run / RECORD)["config"]["method"],
         "code": f"{REPOSITORY}, commit {revision()}",
         "runs": [{"folder": target.name, "seed": seed, "seconds": round(seconds, 1), "command": result["train"]}],
     }

@@ -1,4 +1,4 @@
-"""The speed of text runs: tokens per second of a log, and of rows that earlier tables have measured."""
+"""Logs of text runs, their speed in tokens per second, and the speed of rows that earlier tables have measured."""
 
 import itertools
 import json
@@ -10,8 +10,38 @@ from typing import Any
 
 from m2s.errors import UserError
 from m2s.presets import PRESETS
+from m2s.training.log import NAME as LOG
+from m2s.training.log import read_log
 
 Key = tuple[str, str]  # method and optimizer
+
+
+def read_records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of the log of a run; none where there is no log.
+
+    Args:
+        run: The folder of the run.
+    """
+    return [line.record for line in read_log(run / LOG) if line.record is not None] if (run / LOG).exists() else []
+
+
+def loss_records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of the log that have a training loss.
+
+    Args:
+        run: The folder of the run.
+    """
+    return [record for record in read_records(run) if "loss" in record]
+
+
+def logged_seconds(run: Path) -> float:
+    """Return the seconds of all starts of a run, from its log. The clock restarts when a run resumes.
+
+    Args:
+        run: The folder of the run.
+    """
+    clock = [record["seconds"] for record in read_records(run)]
+    return float(sum(now for now, following in itertools.pairwise([*clock, -1.0]) if following < now))
 
 
 def rates(records: list[dict[str, Any]]) -> list[float]:

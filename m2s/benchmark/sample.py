@@ -26,55 +26,14 @@ ROUNDS = 3  # samples drawn by each form, alternately; each has `repeats` timed 
 MAX_OVER_NETWORK, MIN_SPEEDUP, MAX_GIB = 1.25, 5.0, 1.0
 
 
-@PARTS.register("sample")
 @torch.no_grad()
-def measure(setting: Setting) -> dict[str, Any]:
-    """Compare a step of `m2s.sample` with the compiled network and the matrix product of the last layer.
-
-    Args:
-        setting: Sizes and device.
-
-    Returns:
-        Times, memory, ratios and bars.
-    """
-    return _measure(setting, m2s.Posterior, "bayes")
-
-
-@PARTS.register("sample-score")
-@torch.no_grad()
-def measure_score(setting: Setting) -> dict[str, Any]:
-    """Compare an analytic step of SEDD's head with the compiled network and the matrix product of the last layer.
-
-    Args:
-        setting: Sizes and device.
-
-    Returns:
-        Times, memory, ratios and bars.
-    """
-    return _measure(setting, m2s.LogScore, "analytic")
-
-
-@PARTS.register("sample-projected")
-@torch.no_grad()
-def measure_projected(setting: Setting) -> dict[str, Any]:
-    """Compare an analytic step of projected scores with the compiled network and the matrix product of the last layer.
-
-    Args:
-        setting: Sizes and device.
-
-    Returns:
-        Times, memory, ratios and bars.
-    """
-    return _measure(setting, lambda process: m2s.Projected(m2s.LogScore(process)), "analytic")
-
-
-def _measure(setting: Setting, head: Callable[[m2s.Process], m2s.heads.Head], sampler: str) -> dict[str, Any]:
+def measure(head: Callable[[m2s.Process], m2s.heads.Head], sampler: str, setting: Setting) -> dict[str, Any]:
     """Compare a step of a sampler with the compiled network and the matrix product of the last layer.
 
     Args:
-        setting: Sizes and device.
         head: Makes the head of a process.
         sampler: The name of the sampler.
+        setting: Sizes and device.
 
     Returns:
         Times, memory, ratios and bars.
@@ -125,6 +84,11 @@ def _measure(setting: Setting, head: Callable[[m2s.Process], m2s.heads.Head], sa
         _bars(comparison) if sampler == "bayes" else [],
         body_compiled=setting.why_unavailable("compiled") is None,
     )
+
+
+PARTS.add("sample", partial(measure, m2s.Posterior, "bayes"))
+PARTS.add("sample-score", partial(measure, m2s.LogScore, "analytic"))
+PARTS.add("sample-projected", partial(measure, lambda process: m2s.Projected(m2s.LogScore(process)), "analytic"))
 
 
 def _bars(comparison: Comparison) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def test_averaged_times_have_the_expectation_of_drawn_ones(monkeypatch):
     arguments = (model, head, m2s.score_entropy, t_min)
     value, _ = TrainingObjective(*arguments)(x_0, x_t, t, share.unsqueeze(-1).expand(-1, LENGTH))
     gradient = torch.autograd.grad(value, model.logits)[0]
-    averaged = changes.AveragedTimes(*arguments, importance)
+    averaged = changes.AveragedTimes(*arguments, importance=importance)
     likelihood = torch.stack([probability(head, x_0, x_t, time.expand(len(x_0))) for time in times])
     posterior = likelihood / likelihood.sum(0)
     total = torch.zeros((), dtype=torch.float64)
@@ -141,7 +141,7 @@ def test_the_control_of_the_bias_has_mean_zero():
     x_0, x_t, t = SEQUENCES[pairs[:, 0]], SEQUENCES[pairs[:, 1]], torch.tensor([0.1, 0.5, 0.9]).double()[pairs[:, 2]]
     weight = (unigram[x_0].prod(-1) * probability(head, x_0, x_t, t)).unsqueeze(-1).expand(-1, LENGTH)
     arguments = (model, head, m2s.score_entropy, 1e-3)
-    plain, control = TrainingObjective(*arguments), changes.BiasControl(*arguments, unigram.log())
+    plain, control = TrainingObjective(*arguments), changes.BiasControl(*arguments, unigram=unigram.log())
     expected, found = plain(x_0, x_t, t, weight), control(x_0, x_t, t, weight)
     assert found[0].item() == expected[0].item() and found[1].equal(expected[1])
     parameters = [model.logits, model.head.bias]

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.figure
 import numpy as np
 import pytest
 import torch
@@ -60,6 +61,7 @@ def job(tmp_path, monkeypatch):
     Path("data/inception").mkdir(parents=True)
     weights = Path("data/inception/inception-2015-12-05.pt")
     torch.jit.save(torch.jit.script(Averages()), weights)
+    monkeypatch.setattr("m2s.evaluation.bpd.plot_integrand", lambda points, unit: matplotlib.figure.Figure())
     monkeypatch.setattr(inception, "KNOWN_SCRIPTS", {sha256(weights)})
     random = np.random.default_rng(0)
     arrays = (random.integers(256, size=(16, SIDE * SIDE * 3), dtype=np.uint8), np.arange(16) % 10)
@@ -135,39 +137,39 @@ def test_rows_from_training_to_the_table(job, monkeypatch, capsys):
         assert table[row]["options"]["method"] == row.rpartition("-")[0]
     printed = capsys.readouterr().out
     assert f"| `sedd-md4` | {STEPS * 4} |" in printed and f"| {distance:.2f} |" in printed
-    monkeypatch.setattr(sys.modules["text_job"], "run_m2s", None)  # nothing is computed again
+    monkeypatch.setattr(sys.modules["job_stages"], "run_m2s", None)  # nothing is computed again
     assert job.main([*given, *TRIAL]) == 0
 
 
 def test_a_long_row_resumes_and_its_states_and_the_final_fid_are_measured(job, monkeypatch, capsys):
-    """The time ends at step 3. The states until then are measured, and the next call trains and measures the rest."""
+    """The time ends at step 2. The states until then are measured, and the next call trains and measures the rest."""
     finish, interrupted = loop.finish_step, []
 
-    def stop_at_three(trainer, *arguments):
-        if trainer.progress.step == 2 and not interrupted:
+    def stop_at_two(trainer, *arguments):
+        if trainer.progress.step == 1 and not interrupted:
             interrupted.append(True)
             signal.raise_signal(signal.SIGALRM)
         return finish(trainer, *arguments)
 
-    monkeypatch.setattr(loop, "finish_step", stop_at_three)
-    given = ["out", "--entry", "cifar10-long", "--rows", "sedd-md4", "--final", "--seconds", "500", *TRIAL]
+    monkeypatch.setattr(loop, "finish_step", stop_at_two)
+    given = ["out", "--entry", "cifar10-long", "--rows", "sedd-md4", "--final", "--seconds", "500", *TRIAL, "save_every=3"]
     assert job.main(given) == 0
     assert "not finished" in capsys.readouterr().out
-    measured = {f"{step}.{kind}.json" for step in (2, 3) for kind in ("bpd", "fid")}
+    measured = {f"{step}.{kind}.json" for step in (2,) for kind in ("bpd", "fid")}
     assert {path.name for path in Path("out/points/sedd-md4").glob("*.json")} == measured
     assert not Path("out/bpd/sedd-md4.json").exists()
     assert job.main(given) == 0
     points = {path.name for path in Path("out/points/sedd-md4").glob("*.bpd.json")}
-    assert points == {f"{step}.bpd.json" for step in (2, 3, 4, 6)}
-    assert m2s.load("out/states/sedd-md4-4").config["extra"]["step"] == 4
+    assert points == {f"{step}.bpd.json" for step in (2, 3, 6)}
+    assert m2s.load("out/states/sedd-md4-3").config["extra"]["step"] == 3
     # The sets together are the samples of one call, since a sample depends on its number only.
     words = ["--steps", str(LIMIT), "--sampler", "euler", "--grid", "cosine", "--micro-batch", str(LIMIT), "--batch-size", "4"]
-    m2s_main(["sample", "out/runs/sedd-md4", "--n", str(10 * LIMIT), *words, "--out", "together.npz"])
+    m2s_main(["sample", "out/runs/sedd-md4", "--n", str(2 * LIMIT), *words, "--out", "together.npz"])
     with np.load("together.npz") as together, np.load("out/samples/sedd-md4/final.npz") as final:
         assert np.array_equal(together["tokens"], final["tokens"])
     assert job.main(["out", "--entry", "cifar10-long", "--rows", "sedd-md4", "--table"]) == 0
     (row,) = read("out/cifar10-long.json")["rows"]
-    assert [point["images"] for point in row["points"]] == [8, 12, 16, 24] and "final" in row["fid"]
+    assert [point["images"] for point in row["points"]] == [8, 12, 24] and "final" in row["fid"]
     seconds = [point["seconds"] for point in row["points"]]
     assert seconds == sorted(seconds) and seconds[-1] == pytest.approx(row["seconds"], rel=0.2)
 

@@ -15,6 +15,7 @@ from m2s.data import DATASETS
 from m2s.data.files import sha256
 from m2s.evaluation import inception
 from m2s.evaluation.fid import Statistics, frechet
+from m2s.models import unet
 from m2s.report.methods import plot_sample_sheet
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -49,6 +50,7 @@ def mnist(tmp_path, monkeypatch):
     arrays = (random.integers(256, size=(32, SIDE, SIDE), dtype=np.uint8), np.arange(32) % 10)
     small = replace(DATASETS["mnist"], shape=(SIDE, SIDE), read=lambda folder: arrays + arrays, sha256={})
     monkeypatch.setitem(DATASETS._entries, "mnist", small)
+    monkeypatch.setitem(unet.SIZES, "mnist", {**unet.SIZES["mnist"], "width": 16, "layers": 1, "multipliers": (1,)})
     for name in ("mnist_measure", "mnist_table"):
         monkeypatch.setattr(f"{name}.SAMPLING_STEPS", (2, 3))
     return module

@@ -108,8 +108,23 @@ def test_from_samples_to_tables_figures_and_page(here: Path, monkeypatch: pytest
     assert judges.main([*JUDGE, "--seconds", "90", "--bundle", "back"]) == 0
     first = {path: path.stat().st_mtime_ns for path in Path("judged").rglob("*.json")}
     assert 0 < len(first) < 20 and "not finished" in capsys.readouterr().out
-    assert judges.transfer.main(["join", "back", "arrived-judged"]) == 0
-    assert len(list(Path("arrived-judged/judged").rglob("*.json"))) == len(first)
+    assert count_packed() == len(first)
+
+    # A call that is killed has packed the sets before.
+    measure, measured = judges.Judging.measure, []
+
+    def measure_two(self, *given):
+        measured.append(given)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return measure(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(judges.Judging, "measure", measure_two)
+        patch.setattr(judges, "PACKING", 1e9)
+        with pytest.raises(KeyboardInterrupt):
+            judges.main([*JUDGE, "--bundle", "back"])
+    assert count_packed() == len(first) + 2
     assert judges.main(JUDGE) == 0
     assert "finished: 9 sets" in capsys.readouterr().out
     every = {path: path.stat().st_mtime_ns for path in Path("judged").rglob("*.json")}
@@ -146,6 +161,12 @@ def test_from_samples_to_tables_figures_and_page(here: Path, monkeypatch: pytest
     with np.load("arrived/samples/mdlm/ancestral-linear-4.npz") as most:
         assert Bytes().decode(most["tokens"][0].tolist()) in page
     assert page.count("## ") == 4 and "sedd-projected" in page
+
+
+def count_packed() -> int:
+    """The number of results of judges that one would get who copies the packed folder."""
+    assert sys.modules["transfer"].main(["join", "back", "arrived-judged"]) == 0
+    return len(list(Path("arrived-judged/judged").rglob("*.json")))
 
 
 def check_tables(printed: str) -> None:

@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import m2s
+from m2s.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("repair_script", ROOT / "experiments" / "repair.py")
@@ -131,6 +133,9 @@ def test_score_errors_are_those_of_the_objective():
 def test_rows_and_tables(tmp_path, monkeypatch, capsys):
     for name, value in {"SEEDS": (1,), "STATES": (1, 2), "STEPS": (2,), "MANY": 2}.items():
         monkeypatch.setattr(repair, name, value)
+    network = replace(PRESETS["digits"].network, width=16, layers=1, multipliers=(1,))
+    monkeypatch.setitem(PRESETS, "digits", replace(PRESETS["digits"], network=network))
+    monkeypatch.setattr(repair, "TIMES", repair.TIMES[:3])
     out, results = tmp_path / "out", tmp_path / "repair.json"
     assert repair.main([str(out), "--table", "--results", str(results)]) == 2
     assert "1-1.json" in capsys.readouterr().err and not results.exists()
