@@ -37,6 +37,8 @@ def job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "MARGIN", 0.0)
+    for name in ("steps", "save_every"):  # of the short run that measures the speed
+        monkeypatch.setitem(module.text.PROBE, name, 24)
     documents = [f"document {number} has größe {number * number}" for number in range(40)]
     Path("source.txt").write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8")
     prepare_text("source.txt", "packed", Bytes(), validation_fraction=0.2)
