@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 FAULTS_MINUTES ?= 30
 DOCS_TESTS = $(shell grep -rlE 'mark\.docs' tests --include='test_*.py')
+# Some container images set it. Then each of the hundreds of processes that tests start compiles all modules of m2s again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test tests docs notebooks test-docs lint bench dist faults gpu clean

@@ -112,6 +112,25 @@ def _shape_checks(request: pytest.FixtureRequest) -> None:
     jaxtyping.config.calls = math.inf if hasattr(request.function, "hypothesis") else ShapeChecks.calls
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _default_positions() -> Iterator[int]:
+    """By default a call of the network has a sixteenth of the rows that users get. Most tests draw few samples."""
+    from m2s.samplers import options
+
+    positions = options.POSITIONS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "POSITIONS", positions // 16)
+        yield positions
+
+
+@pytest.fixture
+def default_rows(_default_positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default a call of the network has as many rows as for users."""
+    from m2s.samplers import options
+
+    monkeypatch.setattr(options, "POSITIONS", _default_positions)
+
+
 @pytest.fixture
 def large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer's kernel has few programs: the interpreter takes as long for a short block as for a long one."""

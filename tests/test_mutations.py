@@ -6,6 +6,7 @@ one after the other, so that unchanged modules are compiled once.
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -536,6 +537,8 @@ def judge(folder: str, named: str, here: str) -> None:
     os.environ |= {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, folder)
     sys.dont_write_bytecode, sys.pycache_prefix = False, f"{folder}/compiled"
+    gc.freeze()
+    gc.collect = lambda *_: 0  # pytest collects several times, which takes as long as the test. The process ends soon.
     # Without the checker of shapes the import takes a third of the time, and the named test has to fail by itself.
     jaxtyping.install_import_hook = lambda *_: None
     hypothesis.settings.register_profile("mutants", phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate))

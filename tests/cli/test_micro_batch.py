@@ -12,6 +12,8 @@ import m2s.hub
 from m2s.cli import main
 from m2s.models import DiT, DiTConfig
 
+pytestmark = pytest.mark.usefixtures("default_rows")
+
 
 @pytest.fixture(scope="module")
 def free(tmp_path_factory: pytest.TempPathFactory) -> str:

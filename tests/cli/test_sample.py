@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fork_server import COMMAND, Program
 from matplotlib.image import imread
 
 import m2s
@@ -144,10 +145,8 @@ def test_project_repairs_an_unconstrained_score(free: str, tmp_path: Path) -> No
     assert not np.array_equal(plain, repaired)
 
 
-def program(checkpoint: str, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "m2s.cli", "sample", checkpoint, "--out", str(out), *more]
-    variables = {**os.environ, "PYTHONPATH": str(Path(m2s.__file__).parent.parent), **environment}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
+def program(checkpoint: str, out: Path, *more: str) -> Program:
+    return Program(COMMAND, "sample", checkpoint, "--out", str(out), *more)
 
 
 def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
@@ -159,11 +158,9 @@ def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
         while run.poll() is None and len(list(out.with_name("a.npz.parts").glob("*.npz"))) < least:
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
-        run.communicate()
-        assert not out.exists()
-    run = program(images, out, *more)
-    said, _ = run.communicate()
-    assert run.returncode == 0 and "resuming: " in said and not out.with_name("a.npz.parts").exists()
+        assert run.wait().returncode == -signal.SIGKILL and not out.exists()
+    last = program(images, out, *more).wait()
+    assert last.returncode == 0 and "resuming: " in last.stdout and not out.with_name("a.npz.parts").exists()
     model, head = m2s.hub.load(images)
     torch.set_num_threads(1)
     with np.load(out) as file:
@@ -172,8 +169,11 @@ def test_interrupted_run_resumes(images: str, tmp_path: Path) -> None:
 
 def test_two_processes_divide_the_work(images: str, tmp_path: Path) -> None:
     more = ("--n", "21", "--steps", "4", "--batch-size", "4")
-    variables = {"WORLD_SIZE": "2", "PYTHONPROFILEIMPORTTIME": "1"}
-    both = [program(images, tmp_path / "a.npz", *more, RANK=str(rank), **variables) for rank in range(2)]
+    variables = {**os.environ, "PYTHONPATH": str(Path(m2s.__file__).parent.parent)}
+    variables |= {"WORLD_SIZE": "2", "PYTHONPROFILEIMPORTTIME": "1"}
+    command = [sys.executable, "-m", "m2s.cli", "sample", images, "--out", str(tmp_path / "a.npz"), *more]
+    piped = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, env=variables | {"RANK": str(rank)}, **piped) for rank in range(2)]
     imports = [run.communicate()[1] for run in both]
     assert [run.returncode for run in both] == [0, 0]
     # torch's compiler takes a second to import, and nothing is compiled.
@@ -190,20 +190,20 @@ def unfinished(checkpoint: str, out: Path) -> Path:
 
 def test_two_runs_on_one_output(images: str, tmp_path: Path) -> None:
     """The second is an error of one line. The first is not disturbed, and the next one starts after its end."""
-    out, more = tmp_path / "a.npz", ("--n", "24", "--steps", "300", "--batch-size", "4", "--micro-batch", "16")
+    out, more = tmp_path / "a.npz", ("--n", "12", "--steps", "300", "--batch-size", "4", "--micro-batch", "16")
     first = program(images, out, *more)
     while first.poll() is None and not list(out.with_name("a.npz.parts").glob("*.npz")):
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)  # a stopped process keeps its locks, so the others need not be fast
     try:
         for words in (more, (*more, "--shard", "0/2"), (*more, "--overwrite")):
-            second = program(images, out, *words)
-            _, err = second.communicate()
-            assert second.returncode == 2 and err.count("\n") == 1 and "is being drawn by another process" in err
+            second = program(images, out, *words).wait()
+            assert second.returncode == 2 and second.stderr.count("\n") == 1
+            assert "is being drawn by another process" in second.stderr
             assert first.poll() is None
     finally:
         first.send_signal(signal.SIGCONT)
-    assert first.wait() == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["a.npz"]
+    assert first.wait().returncode == 0 and sorted(path.name for path in tmp_path.iterdir()) == ["a.npz"]
 
 
 def test_divided_runs_are_locked_by_part(images: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -10,14 +11,21 @@ from built_site import Site, build
 
 
 @pytest.fixture(scope="session")
-def log_and_site(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Site]:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that run tests."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return tmp_path_factory.getbasetemp().parent
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="session")
+def log_and_site(shared_folder: Path) -> tuple[str, Site]:
     """The site, built once for all processes that run tests."""
-    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("shared")
-    log = shared / "site.log"
-    with FileLock(shared / "site.lock"):
+    log = shared_folder / "site.log"
+    with FileLock(shared_folder / "site.lock"):
         if not log.exists():
-            log.write_text(build(shared / "site"))
-    return log.read_text(), Site(shared / "site")
+            log.write_text(build(shared_folder / "site"))
+    return log.read_text(), Site(shared_folder / "site")
 
 
 @pytest.fixture(scope="session")

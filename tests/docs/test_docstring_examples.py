@@ -130,6 +130,7 @@ def test_every_function_that_import_m2s_offers_has_an_example() -> None:
     assert len(functions) > 20 and functions <= {name for name, _ in EXAMPLES}
 
 
+@pytest.mark.usefixtures("default_rows")
 @pytest.mark.parametrize(("name", "found"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
 def test_example_runs(name: str, found: list[doctest.Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in OF_OTHERS:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from doc_pages import ROOT
+from filelock import FileLock
+from fork_server import Program
 
 import m2s
 from m2s.cli import main
@@ -28,11 +30,24 @@ RECORDER = ROOT / "tests" / "docs" / "recorded_recipe.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def run(*words: object) -> str:
-    """Run Python in a process of its own and return what it printed."""
+def started(*words: object) -> str:
+    """Run Python in a process of its own, as a user does, and return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run(script: Path, *words: object) -> str:
+    """Run a script in a process of its own, which has torch imported, and return what it printed.
+
+    By default a call of the network has a sixteenth of the rows that users get, as in tests/conftest.py.
+    """
+    code = "import runpy, sys\nfrom m2s.samplers import options\noptions.POSITIONS //= 16\n"
+    code += "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = Program(code, str(script), *map(str, words), environment=environment, folder=Path.cwd()).wait(600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,6 +65,12 @@ def bits(model: torch.nn.Module, head: m2s.Head) -> float:
     return float(found.nats.sum() / found.sites.sum()) / math.log(2)
 
 
+@functools.cache
+def initial_bits() -> float:
+    """The NELBO before training, which is the same for all recipes."""
+    return bits(initial_network(), m2s.Posterior(m2s.Uniform(17, m2s.Linear()), offset="exact"))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_trains_and_its_checkpoint_can_be_sampled(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,7 +80,7 @@ def test_recipe_trains_and_its_checkpoint_can_be_sampled(recipe: str, tmp_path: 
     assert checkpoint.config["extra"] == {"step": 80, "seed": SEED}
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     trained = bits(model, head)
-    assert trained < bits(initial_network(), head) - 0.7
+    assert trained < initial_bits() - 0.7
     reported = float(re.search(r"(?:images: |pixel\s+│\s+)(\d\.\d+)", printed)[1])
     assert reported == pytest.approx(trained, abs=0.5)  # of other times and noise; the standard error is 0.1
     assert main(["sample", "run", "--n", "4", "--steps", "8", "--labels", "3", "5", "--out", "drawn.png"]) in (None, 0)
@@ -102,17 +123,23 @@ class Reference:
         self.average = [0.98 * average + 0.02 * weight for average, weight in zip(old, weights, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[list[list], m2s.Checkpoint]]:
-    """Runs a recipe on cut digits, once. Returns the batches of each process in each training step, and the checkpoint."""
+@pytest.fixture(scope="session")
+def recorded(shared_folder: Path) -> Callable[[str, int], tuple[list[list], m2s.Checkpoint]]:
+    """Runs a recipe on cut digits, once for all processes that run tests.
 
-    @functools.cache
+    Returns the batches of each process in each training step, and the checkpoint.
+    """
+
     def of(recipe: str, processes: int) -> tuple[list[list], m2s.Checkpoint]:
-        folder = tmp_path_factory.mktemp(recipe)
+        folder = shared_folder / f"{recipe}-{processes}"
         flags = ("--steps", STEPS, "--batch-size", BATCH, "--accumulate", ACCUMULATE, "--seed", SEED, "--out", folder / "run")
         devices = ("--devices", processes) if recipe == "lightning_module" else ()
-        launcher = TORCHRUN if processes > 1 and not devices else ()
-        run(*launcher, RECORDER, ROOT / "examples" / f"{recipe}.py", folder / "record", *flags, *devices)
+        launcher = TORCHRUN if not devices else ()
+        start = run if processes == 1 else functools.partial(started, *launcher)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                folder.mkdir()
+                start(RECORDER, ROOT / "examples" / f"{recipe}.py", folder / "record", *flags, *devices)
         assert len(list((folder / "record").iterdir())) == processes
         return [torch.load(folder / "record" / f"{rank}.pt") for rank in range(processes)], m2s.load(folder / "run")
 

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tasks of `--include-path` are listed. The harness reads thousands of files for its own, in every command."""
+    from lm_eval import tasks
+
+    class OwnTasks(tasks.TaskManager):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **{**named, "include_defaults": False})
+
+    monkeypatch.setattr(tasks, "TaskManager", OwnTasks)
+
+
 def nats(folder: Path, context: str, continuation: str, passes: int = 4) -> float:
     """The estimate of a request, summed over windows of 6 tokens."""
     loaded = m2s.load(folder / "model")
@@ -66,6 +79,7 @@ def test_the_harness_runs_tasks(folder: Path, monkeypatch: pytest.MonkeyPatch, t
     assert found["m2s_perplexity"]["word_perplexity,none"] == pytest.approx(math.exp(total / words_), rel=1e-5)
 
 
+@pytest.mark.usefixtures("own_tasks")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the results of a GPU are others")
 def test_the_command_of_the_harness(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -89,6 +103,7 @@ def test_the_command_of_the_harness(
     assert "m2s_perplexity" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("own_tasks")
 def test_the_harness_generates(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +146,7 @@ def test_generation_keeps_the_context_and_stops(folder: Path) -> None:
     assert generate(until=[stop], max_gen_toks=4) == full.split(stop)[0]
 
 
+@pytest.mark.usefixtures("own_tasks")
 def test_invalid_input(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["evaluate", "lm-eval", str(folder / "model"), "--tasks", "nothing_of_that_name"])

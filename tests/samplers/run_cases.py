@@ -12,6 +12,7 @@ from torch import Tensor
 import m2s
 from m2s.samplers import (
     SAMPLERS,
+    ForwardBackward,
     SelfCorrecting,
 )
 
@@ -19,6 +20,7 @@ K, L, STEPS, CORRECTIONS = 5, 6, 2, 3
 FIRST, COUNT = 14, 4  # samples 14..17: they lie in two micro-batches of 16
 MASKED = ("ancestral", "first_hitting", "confidence", "remasking")
 ORDINAL = ("ordinal_tau_leaping",)  # needs an order, in which a mask has no place
+JUMPS = (*ORDINAL, "forward_backward")
 RANDOM_OR_EXTRA_TIMES = ("first_hitting", "self_correcting")
 PROCESSES: dict[str, m2s.Process] = {
     "uniform": m2s.Uniform(K, m2s.Linear()),
@@ -162,6 +164,10 @@ def build(process: str, head: str) -> m2s.Head:
 def run(model: Any, head: m2s.Head, count: int = COUNT, start: int = FIRST, length: int = L, **options: Any) -> Any:
     if options.get("sampler") == "self_correcting":
         options["sampler"] = SelfCorrecting(corrections=CORRECTIONS)  # the default of 128 is slow
+    if options.get("sampler") in JUMPS:  # the rates of a random score at t = 1 - 1e-3 are so high that a leap has 1000 jumps
+        options.setdefault("t_min", 0.05)
+    if options.get("sampler") == "forward_backward":
+        options["sampler"] = ForwardBackward(corrections=CORRECTIONS)
     return m2s.sample(model, head, (count, length), **{"steps": STEPS, "start": start, "seed": 7, "micro_batch": 16, **options})
 
 

@@ -10,6 +10,8 @@ import m2s
 from m2s.models import DiT, DiTConfig
 from m2s.samplers import SamplingOptions, default_micro_batch
 
+pytestmark = pytest.mark.usefixtures("default_rows")
+
 HEAD = m2s.Posterior(m2s.Uniform(7, m2s.Linear()))
 
 

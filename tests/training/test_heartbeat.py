@@ -1,5 +1,6 @@
 """A process that is stopped or stuck does not make the others wait without a word: they end, and name it."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -46,13 +47,26 @@ def at_step_6(monkeypatch):
     return set_action
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The outcome of a run on two processes, each kind once."""
+
+    @functools.cache
+    def of(parallel):
+        out = tmp_path_factory.mktemp("uninterrupted") / parallel
+        together(2, small(out, parallel=parallel), random_rows())
+        return outcome(out)
+
+    return of
+
+
 @pytest.mark.parametrize(("rank", "parallel"), [(1, "ddp"), (0, "ddp"), (1, "fsdp")])
-def test_a_stopped_rank_is_named_and_the_others_end(tmp_path, monkeypatch, capfd, at_step_6, rank, parallel):
+def test_a_stopped_rank_is_named_and_the_others_end(tmp_path, monkeypatch, capfd, at_step_6, uninterrupted, rank, parallel):
     """SIGSTOP of one of two processes. Rank 0 also holds the store through which they exchange heartbeats."""
-    monkeypatch.setenv("M2S_RANK_TIMEOUT", "3")
+    monkeypatch.setenv("M2S_RANK_TIMEOUT", "2")
 
     def stop() -> None:
-        time.sleep(1)  # until a heartbeat with the current step is published: one every 3/8 s
+        time.sleep(0.8)  # until a heartbeat with the current step is published: one every 2/8 s
         os.kill(os.getpid(), signal.SIGSTOP)
 
     at_step_6([rank], stop)
@@ -60,16 +74,15 @@ def test_a_stopped_rank_is_named_and_the_others_end(tmp_path, monkeypatch, capfd
     assert codes[1 - rank] == 1 and codes[rank] is None
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("m2s: rank")]
     assert len(said) == 1 and said[0].startswith(f"m2s: rank {rank} (process ") and "last seen at step " in said[0]
-    assert f"rank {1 - rank} has waited for 3 s at step 6" in said[0] and "M2S_RANK_TIMEOUT" in said[0]
+    assert f"rank {1 - rank} has waited for 2 s at step 6" in said[0] and "M2S_RANK_TIMEOUT" in said[0]
     assert state.steps(tmp_path / "run" / "state") == [4]
     monkeypatch.undo()
     together(2, small(tmp_path / "run", parallel=parallel), random_rows())
-    together(2, small(tmp_path / "uninterrupted", parallel=parallel), random_rows())
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+    assert outcome(tmp_path / "run") == uninterrupted(parallel)
 
 
 def test_a_rank_that_runs_but_makes_no_progress_is_named(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("M2S_RANK_TIMEOUT", "3")
+    monkeypatch.setenv("M2S_RANK_TIMEOUT", "2")
     following = loop.Trainer.local_batch
 
     def stuck(trainer, step):
@@ -84,7 +97,7 @@ def test_a_rank_that_runs_but_makes_no_progress_is_named(tmp_path, monkeypatch, 
 
 def test_steps_longer_than_the_limit_are_no_fault(tmp_path, monkeypatch, at_step_6):
     monkeypatch.setenv("M2S_RANK_TIMEOUT", "2")
-    at_step_6([0, 1], lambda: time.sleep(4))
+    at_step_6([0, 1], lambda: time.sleep(3))
     together(2, small(tmp_path / "run"), random_rows())
     assert state.steps(tmp_path / "run" / "state")[-1] == 12
 
@@ -96,7 +109,7 @@ def test_processes_that_were_all_stopped_for_a_while_continue(tmp_path, monkeypa
     running = launch(2, train, small(tmp_path / "run"), random_rows()).processes
     while not (tmp_path / "run" / "log.jsonl").exists():
         time.sleep(0.1)
-    for number, pause in ((signal.SIGSTOP, 6), (signal.SIGCONT, 0)):
+    for number, pause in ((signal.SIGSTOP, 4), (signal.SIGCONT, 0)):
         for process in running:
             os.kill(process.pid, number)
         time.sleep(pause)
