@@ -67,10 +67,10 @@ def _finite(score):
 
 @no_type_check
 @triton.jit
-def _bridge(score, sigma, base, PROJECTED: tl.constexpr):
-    """The score of the projected posterior, or the score as it is."""
+def _bridge(score, near, beyond, base, PROJECTED: tl.constexpr):
+    """The score of the projected posterior, or the score as it is. sigma = near + beyond."""
     if PROJECTED:
-        return base + tl.maximum(_finite(score) - sigma, 0.0)
+        return base + tl.maximum((_finite(score) - near) - beyond, 0.0)
     else:
         return score
 
@@ -106,7 +106,8 @@ def _lanes(
     ceiling,
     floor_loose,
     ceiling_loose,
-    sigma,
+    near,
+    beyond,
     base,
     FULL: tl.constexpr,
     SQUARES: tl.constexpr,
@@ -119,7 +120,7 @@ def _lanes(
     scores, and of the scores as they are.
     """
     given = score
-    score = _bridge(score, sigma, base, PROJECTED)
+    score = _bridge(score, near, beyond, base, PROJECTED)
     within = (score >= floor) & (score <= ceiling)
     within_loose = (score >= floor_loose) & (score <= ceiling_loose)
     if REPLACE:
@@ -151,7 +152,8 @@ def _first_pass(
     ceiling,
     floor_loose,
     ceiling_loose,
-    sigma,
+    near,
+    beyond,
     base,
     SQUARES: tl.constexpr,
     REPLACE: tl.constexpr,
@@ -172,7 +174,7 @@ def _first_pass(
     for start in range(0, full, LINES * BLOCK):
         inside, score = _tile(rows, start, k, vocab, spare, True, LOG, LINES, BLOCK)
         a, b, c, d, e, f, g = _lanes(
-            inside, score, floor, ceiling, floor_loose, ceiling_loose, sigma, base, True, SQUARES, REPLACE, PROJECTED
+            inside, score, floor, ceiling, floor_loose, ceiling_loose, near, beyond, base, True, SQUARES, REPLACE, PROJECTED
         )
         within, within_loose, least = within + a, within_loose + b, tl.minimum(least, c)
         totals, squares = totals + d, squares + e
@@ -181,7 +183,7 @@ def _first_pass(
     for start in range(full, vocab, BLOCK):
         inside, score = _tile(rows, start, k, vocab, spare, False, LOG, 1, BLOCK)
         a, b, c, d, e, f, g = _lanes(
-            inside, score, floor, ceiling, floor_loose, ceiling_loose, sigma, base, False, SQUARES, REPLACE, PROJECTED
+            inside, score, floor, ceiling, floor_loose, ceiling_loose, near, beyond, base, False, SQUARES, REPLACE, PROJECTED
         )
         within, within_loose, least = within + a, within_loose + b, tl.minimum(least, c)
         totals, squares = totals + d, squares + e
@@ -208,7 +210,8 @@ def _second_pass(
     spare,
     signed,
     weighed,
-    sigma,
+    near,
+    beyond,
     base,
     STEP: tl.constexpr,
     REPLACE: tl.constexpr,
@@ -227,7 +230,7 @@ def _second_pass(
         inside, score = _tile(rows, start, k, vocab, spare, False, LOG, 1, BLOCK)
         if REPLACE:
             score = _finite(score)
-        score = _bridge(score, sigma, base, PROJECTED)
+        score = _bridge(score, near, beyond, base, PROJECTED)
         size, total = _below(inside, score, signed, False)
         signed_size, signed_sums = signed_size + size, signed_sums + total
         if STEP:
@@ -237,7 +240,7 @@ def _second_pass(
         inside, score = _tile(rows, full - LINES * BLOCK - start, k, vocab, spare, True, LOG, LINES, BLOCK)
         if REPLACE:
             score = _finite(score)
-        score = _bridge(score, sigma, base, PROJECTED)
+        score = _bridge(score, near, beyond, base, PROJECTED)
         size, total = _below(inside, score, signed, True)
         signed_size, signed_sums = signed_size + size, signed_sums + total
         if STEP:
@@ -296,24 +299,27 @@ def _refine(
     LINES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """sigma in float64 and the sum of [s - sigma]_+, by Newton's method from a start of lower precision."""
+    """sigma in float64 and the sum of [s - sigma]_+, by Newton's method from a start of lower precision.
+
+    sigma is returned as the place of the last pass and the step from there: s - sigma keeps its digits where it is small.
+    """
     # Below the root in spite of the rounding of the start: then no step can leave the range of the scores.
     near = tl.where(tl.abs(start) < INF, start - tl.abs(start) * 5e-7, 0.0)
-    mass = near * 0.0
+    place, beyond, mass = near, near * 0.0, near * 0.0
     moving, passes = known == 0, 0
     while moving:
         here, size, least, greatest = _above_pass(rows, k, vocab, spare, near, LOG, LINES, BLOCK)
         active = tl.where(size > 0, (here - b) / tl.where(size > 0, size, 1.0), -INF)
         step = tl.maximum(active, (here - (near - origin) * gain) / (size + gain))
-        lost = (step > -INF) == 0  # no score above, and only the branch that needs one
-        root = tl.where(lost, 0.0, near + step)
+        empty = (step > -INF) == 0  # no score above, and only the branch that needs one
+        root = tl.where(empty, 0.0, near + step)
         # between the old and the new place lies no score, and the mass is not the difference of much larger numbers
         same = tl.where(step >= 0, root <= least, root >= greatest) & (size * tl.abs(step) <= b)
         same = same | (tl.abs(step) <= 2.3e-16 * tl.abs(near))
-        mass, near = here - size * step, root
+        mass, place, beyond, near = here - size * step, near, tl.where(empty, -near, step), root
         passes += 1
-        moving = ((same == 0) | lost) & (passes < MOST)
-    return near, tl.maximum(mass, 0.0)
+        moving = ((same == 0) | empty) & (passes < MOST)
+    return place, beyond, tl.maximum(mass, 0.0)
 
 
 @no_type_check
@@ -377,7 +383,8 @@ def _measure(
     floor, floor_loose = _least_above(low, FLOAT32), _least_above(low * less, FLOAT32)
     # the greatest number that is no more than x is minus the least that is no less than -x
     ceiling, ceiling_loose = -_least_above(-high, FLOAT32), -_least_above(-high * more, FLOAT32)
-    sigma, base, base_mask = delta * 0.0, delta * 0.0, delta * 0.0
+    near, beyond_near = delta * 0.0, delta * 0.0  # sigma is their sum
+    base, base_mask = delta * 0.0, delta * 0.0
     given_mask = delta * 0.0  # the score of the mask, as it is
     spare_score = spare
     if PROJECTED:
@@ -390,14 +397,14 @@ def _measure(
         origin = shift + (n * shift - tl.load(solved + count + row)) * shift - delta_mask * (given_mask - delta_mask)
         origin = tl.where(masked, -INF, origin)
         gain = 1 / tl.where(masked, 1.0, 2 * shift + n * shift * shift + delta_mask * delta_mask)
-        sigma, mass = _refine(
+        near, beyond_near, mass = _refine(
             rows, k, vocab, spare, tl.load(solved + row), slope, origin, gain, known | (alpha == 0), LOG, LINES, BLOCK
         )
         others = mass / slope  # the posterior of all tokens but k
-        active = masked | ((sigma - origin) * gain > slope)
+        active = masked | ((near + beyond_near - origin) * gain > slope)
         common = others / m_k + tl.where(active, 0.0, tl.maximum(1 - others, 0.0)) / p_kk
         base, base_mask = m_clean * common, m_mask * common
-        spare_score = _bridge(spare, sigma, base, True)
+        spare_score = _bridge(spare, near, beyond_near, base, True)
     within, within_loose, least, sum_scores, squares, moved, given_squares = _first_pass(
         rows,
         k,
@@ -407,7 +414,8 @@ def _measure(
         ceiling,
         floor_loose,
         ceiling_loose,
-        sigma,
+        near,
+        beyond_near,
         base,
         MASK,
         False,
@@ -428,7 +436,8 @@ def _measure(
                 ceiling,
                 floor_loose,
                 ceiling_loose,
-                sigma,
+                near,
+                beyond_near,
                 base,
                 MASK,
                 True,
@@ -481,12 +490,40 @@ def _measure(
     again = lowest < tl.maximum(signed, weighed)
     if again & (has_nonfinite == 0):
         signed_size, signed_sum, weighed_size, weighed_sum = _second_pass(
-            rows, k, vocab, spare, signed_level, weighed_level, sigma, base, STEP, False, PROJECTED, LOG, LINES, BLOCK
+            rows,
+            k,
+            vocab,
+            spare,
+            signed_level,
+            weighed_level,
+            near,
+            beyond_near,
+            base,
+            STEP,
+            False,
+            PROJECTED,
+            LOG,
+            LINES,
+            BLOCK,
         )
     if not PROJECTED:  # noqa: SIM102
         if again & has_nonfinite:
             signed_size, signed_sum, weighed_size, weighed_sum = _second_pass(
-                rows, k, vocab, spare, signed_level, weighed_level, sigma, base, STEP, True, PROJECTED, LOG, LINES, BLOCK
+                rows,
+                k,
+                vocab,
+                spare,
+                signed_level,
+                weighed_level,
+                near,
+                beyond_near,
+                base,
+                STEP,
+                True,
+                PROJECTED,
+                LOG,
+                LINES,
+                BLOCK,
             )
 
     # results: least mu~, mass of negative mu~, distance from the hyperplane, negative weights and their mass
