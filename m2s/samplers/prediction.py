@@ -100,8 +100,8 @@ class Prediction:
 
     @property
     def has_log_score_rows(self) -> bool:
-        """Whether the output itself is float32 log-scores that Triton kernels read, so that `map_log_scores` applies."""
-        return type(self.head) is LogScore and self.fuses_analytic_step
+        """Whether the output is float32 log-scores, perhaps to be projected, so that `map_log_scores` has rows for kernels."""
+        return self.fuses_analytic_step
 
     # -------------------------------------------------------------------------------------------------- parts of a prediction
 
@@ -345,7 +345,9 @@ class Prediction:
         return token, negative
 
     def map_log_scores(self, function: Callable[..., tuple[Tensor, ...]], *per_site: Tensor) -> tuple[Tensor, ...]:
-        """Apply a function to rows of log-scores, a chunk at a time (`has_log_score_rows`). They are not copied or widened.
+        """Apply a function to rows of log-scores, a chunk at a time (`has_log_score_rows`).
+
+        The output of `m2s.LogScore` is neither copied nor widened. Projected scores are computed in float64.
 
         Args:
             function: Takes log-scores [n, >= S], the current tokens [n], their times [n] and the same part of `per_site`. It
@@ -356,6 +358,13 @@ class Prediction:
             What the function returns, each put together to [*site].
         """
         head = self.head
+        if isinstance(head, Projected):
+
+            def projected(part: Prediction, *values: Tensor) -> tuple[Tensor, ...]:
+                log_score = part.head.log_score(_logits_float64(part.output), part.x_t, part.t)
+                return function(log_score, part.x_t, part.t, *values)
+
+            return self.map(projected, *per_site)
         assert isinstance(head, LogScore)
         k = self.x_t.reshape(-1)
         t, *given = (

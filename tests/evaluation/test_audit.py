@@ -234,6 +234,23 @@ def test_kernels_count_as_the_definition_does(head, sampler):
     assert_close(found[0][1], found[1][1])
 
 
+def test_kernels_audit_projected_scores_too():
+    """Projected scores are realizable up to rounding, and a second projection does not move them."""
+    pytest.importorskip("triton")
+    head = m2s.Projected(m2s.LogScore(m2s.Hybrid(70, 0.3)))
+    states = head.process.states
+    table = 0.5 * torch.randn(states, states + 3, generator=torch.Generator().manual_seed(0))
+    options = SamplingOptions(head, (2, 4), 3, "analytic", "linear", 1, micro_batch=2)
+    found = []
+    for backend in ("fused", "reference"):
+        with use_backend(backend):
+            found.append(audit_sampling(lambda x, t, condition=None: table[x], options)[1].calls)
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.sites, ours.scores, ours.samples) == (theirs.sites, theirs.scores, theirs.samples) and ours.sites
+        for step in (ours, theirs):
+            assert step.before.classes[:2] == step.after.classes[:2] == [0, 0] and step.moved < 1e-9
+
+
 def assert_close(ours: object, theirs: object) -> None:
     """Equal integers, and floats that agree to 1e-9, in any nesting."""
     if isinstance(ours, dict):
