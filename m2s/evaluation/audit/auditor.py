@@ -165,7 +165,11 @@ class Audit:
         s = validation.align("s", torch.minimum(step.s.to(t), t), step.x_t).expand(step.x_t.shape)
         if prediction.has_log_score_rows:
             at = counted.reshape(-1).nonzero().squeeze(-1)
-            self._add(stats, _SiteFindings(*prediction[at].map_log_scores(self._examine_rows, s.reshape(-1)[at])))
+            # Where all sites are counted, their logits are not copied.
+            every = len(at) == counted.numel()
+            part, end = (prediction, s) if every else (prediction[at], s.reshape(-1)[at])
+            columns = part.map_log_scores(self._examine_rows, end)
+            self._add(stats, _SiteFindings(*(column.reshape(-1) for column in columns)))
         elif self.process.rank_one is not None:
             sites = max(1, MAX_SCORES.get(step.x_t.device.type, MAX_SCORES["cpu"]) // self.process.states)
             parts = counted.reshape(-1).nonzero().squeeze(-1).split(sites)
