@@ -50,8 +50,8 @@ class Kernel:
 LOSS = "*fp32 *bf16 *fp64 *i32 *i32 *fp64 *fp64 i32 i32/16 i32/16 i32/16 i32"
 DRAW = f"*fp32 i32/16 *i64 *fp64 *fp64 *fp64 i32 *i64 {'i32 ' * 8}*i64 *fp64 *fp64 *fp64 i32 i32"
 ANALYTIC = "*fp32 i32/16 *i64 *fp64 *fp64 i32 *i64 *fp64 i32"
-PROJECT = "*fp32 *fp32 *i32 *i64 *fp64 i32 i32/16 i32 i32"
-CLASSIFY = "*fp32 *i64 *fp64 *i64 *fp64 i32 i32/16 i32 i64 i64"
+PROJECT = "*fp32 *fp32 *i32 *fp64 *i64 *fp64 i32 i32/16 i32 i32"
+CLASSIFY = "*fp32 *i64 *fp64 *i64 *fp64 *fp64 i32 i32/16 i32 i64 i64"
 NORM = f"*fp32 *bf16 *bf16 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 {'i32 ' * 4}fp32"
 NORM_BACKWARD = "*bf16 *fp32 *fp32 *bf16 *bf16 *fp32 *bf16 *fp32 *fp32 *fp32 *bf16 *fp32 i32 i32 i32"
 NORM_CONSTANTS = {"BRANCH": True, "GATE": True, "MODULATED": True, "ROWS": 16, "STAGES": 3, "BLOCK": 1024}
@@ -80,11 +80,22 @@ for label, log, mask in (
 ):
     constants = {"LOG": log, "MASK": mask, "TILES": 32, "LINES": 8, "BLOCK": 256}
     KERNELS[label] = Kernel("analytic_step", "_draw", ANALYTIC, constants, 4)
-for label, log in (("project, scores", False), ("project, log-scores, mask", True)):
-    constants = {"MASK": log, "LOG": log, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
+for label, log, write in (
+    ("project, scores", False, True),
+    ("project, log-scores, mask", True, True),
+    ("threshold of the projection, mask", True, False),
+):
+    constants = {"MASK": log, "LOG": log, "WRITE": write, "FLOAT64": False, "FULL": True, "HELD": 8, "REST": 4, "BLOCK": 2048}
     KERNELS[label] = Kernel("project", "_project", PROJECT, constants, 16)
-for label, mask in (("classify", False), ("classify, mask", True)):
-    constants = {"MASK": mask, "STEP": True, "LOG": False, "FLOAT32": True, "LINES": 4, "BLOCK": 1024}
+for label, mask, log, projected in (
+    ("classify", False, False, False),
+    ("classify, mask", True, False, False),
+    ("classify, log-scores", False, True, False),
+    ("classify, log-scores, mask", True, True, False),
+    ("classify, projected", False, True, True),
+    ("classify, projected, mask", True, True, True),
+):
+    constants = {"MASK": mask, "STEP": True, "PROJECTED": projected, "LOG": log, "FLOAT32": not log, "LINES": 4, "BLOCK": 1024}
     KERNELS[label] = Kernel("classify", "_measure", CLASSIFY, constants, 8)
 KERNELS["norm"] = Kernel("norm", "_forward", NORM, {"WIDTH": 768, **NORM_CONSTANTS}, 8)
 KERNELS["norm, backward"] = Kernel("norm", "_backward", NORM_BACKWARD, {"WIDTH": 768, "HAS_DTOTAL": True, **NORM_CONSTANTS}, 8)

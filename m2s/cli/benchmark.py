@@ -26,10 +26,10 @@ class Benchmark:
 
     loss: the last layer and the loss, forward and backward, against the matrix products alone and against cross-entropy
     (compiled, Liger, Apple's CCE), with errors against float64. projection: against fifty bisection passes and one read and
-    write. classify: the classes of scores. reverse-step: a sampler's step on hidden states. train: a complete training step, in
-    tokens per second and MFU. ablation: the training step without one kernel at a time. sample: a complete step of m2s.sample.
-    plain-loop: a training step against a plain eager loop. images: training and sampling steps of U-Nets, in images per second.
-    image-ablation: the former without one change at a time.
+    write. classify: the classes of scores. audit: the audit of one network call. reverse-step: a sampler's step on hidden
+    states. train: a complete training step, in tokens per second and MFU. ablation: the training step without one kernel at
+    a time. sample: a complete step of m2s.sample. plain-loop: a training step against a plain eager loop. images: training
+    and sampling steps of U-Nets, in images per second. image-ablation: the former without one change at a time.
 
     What a machine does not have is skipped, with a line that says so. Targets are checked on a GPU at the default sizes.
 
@@ -39,7 +39,7 @@ class Benchmark:
     """
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """What to measure: loss, projection, classify, reverse-step, train, ablation, sample, and others; by default all."""
+    """What to measure: loss, projection, classify, audit, reverse-step, train, ablation, sample, and others; by default all."""
     rows: Count = None
     """Sites, that is batch times length: a multiple of 8, and of 512 from 4,096 on. By default 16,384 on a GPU and fewer
     elsewhere. projection and classify use a quarter of it."""

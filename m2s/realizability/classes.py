@@ -10,9 +10,9 @@ from m2s import validation
 from m2s.conversions.bridge import scatter_at, validate_inputs
 from m2s.conversions.inverse import weighted_system
 from m2s.conversions.least_squares import is_determined
-from m2s.ops.classify import is_fused, measure_scores
+from m2s.ops.classify import ScoreMeasures, is_fused, measure_projected, measure_scores
 from m2s.ops.classify.measures import relative_distance, replace_nonfinite
-from m2s.process import Process
+from m2s.process import Process, RankOne
 from m2s.realizability.projection import project
 
 SCORE_CLASSES = ("outside", "material", "boundary", "realizable")
@@ -44,6 +44,22 @@ class Diagnosis(NamedTuple):
     negative_mass: Tensor
     beyond: Tensor
     signed_mass: Tensor
+
+
+class ProjectedDiagnosis(NamedTuple):
+    """What `diagnose_projected` measures of a score vector and of its projection. Every field has one entry for each row.
+
+    Args:
+        before: The measures of the score as it is.
+        after: The measures of the projected score.
+        distance: |s_projected - s| / |s|, over the candidates that have a forward rate into k.
+        total: Sum of the scores of the clean tokens other than k.
+    """
+
+    before: Diagnosis
+    after: Diagnosis
+    distance: Tensor
+    total: Tensor
 
 
 def diagnose(
@@ -118,6 +134,44 @@ def _diagnose(
     lowest, off_plane = found.lowest, found.off_plane
     if process.rank_one is None:
         lowest, off_plane = _measure_undetermined(lowest, off_plane, score.double(), x_t, t, process)
+    return _find_classes(found._replace(lowest=lowest, off_plane=off_plane), box_tolerance, posterior_tolerance)
+
+
+def diagnose_projected(
+    log_score: Float[Tensor, "N V"],
+    x_t: Int[Tensor, "N"],
+    t: Float[Tensor, "N"],
+    process: RankOne,
+    s: Float[Tensor, "N"] | None = None,
+    box_tolerance: float = 1e-6,
+    posterior_tolerance: float = 1e-6,
+) -> ProjectedDiagnosis:
+    """Measure every score vector as `diagnose` does, before and after projection. The kernel stores no score in float64.
+
+    Arguments are not validated: samplers have validated them.
+
+    Args:
+        log_score: Log-scores, [N, V]. Columns past `process.states` are padding. Scores that are not finite count as outside
+            the box, and as 1 in everything else.
+        x_t: Current tokens, [N].
+        t: Times in (0, 1), [N].
+        process: A rank-one process.
+        s: End of a step of the analytic sampler, [N], at most t. If given, its negative weights are counted.
+        box_tolerance: Relative tolerance on the box and on the plane of the bridge's scores.
+        posterior_tolerance: A signed posterior with all entries above minus this is on the boundary, not material.
+
+    Returns:
+        The measures of both, each [N].
+    """
+    s = None if s is None else s.double()
+    found = measure_projected(log_score, x_t, t.double(), s, process, box_tolerance)
+    before, after = (_find_classes(one, box_tolerance, posterior_tolerance) for one in (found.before, found.after))
+    return ProjectedDiagnosis(before, after, found.distance, found.total)
+
+
+def _find_classes(found: ScoreMeasures, box_tolerance: float, posterior_tolerance: float) -> Diagnosis:
+    """Return the classes that measures belong to, with the measures."""
+    lowest, off_plane = found.lowest, found.off_plane
     material = (lowest < -posterior_tolerance) | (off_plane > box_tolerance)
     inside = torch.where(material, 1, torch.where(lowest < 0, 2, 3))
     return Diagnosis(

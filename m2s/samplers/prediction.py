@@ -98,6 +98,11 @@ class Prediction:
         head = self.head.head if type(self.head) is Projected else self.head
         return type(head) is LogScore and self.process.rank_one is not None and self._is_plain() and uses_triton(self.x_t)
 
+    @property
+    def has_log_score_rows(self) -> bool:
+        """Whether the output is float32 log-scores, perhaps to be projected, so that `map_log_scores` has rows for kernels."""
+        return self.fuses_analytic_step
+
     # -------------------------------------------------------------------------------------------------- parts of a prediction
 
     def __getitem__(self, at: slice | Tensor) -> "Prediction":
@@ -338,6 +343,41 @@ class Prediction:
 
         token, negative = self._by_rows(draw)
         return token, negative
+
+    def map_log_scores(self, function: Callable[..., tuple[Tensor, ...]], *per_site: Tensor) -> tuple[Tensor, ...]:
+        """Apply a function to rows of log-scores, a chunk at a time (`has_log_score_rows`).
+
+        The output of `m2s.LogScore` is neither copied nor widened. Projected scores are computed in float64.
+
+        Args:
+            function: Takes log-scores [n, >= S], the current tokens [n], their times [n] and the same part of `per_site`. It
+                returns tensors with one entry for each row.
+            per_site: Tensors that broadcast to [*site].
+
+        Returns:
+            What the function returns, each put together to [*site].
+        """
+        head = self.head
+        if isinstance(head, Projected):
+
+            def projected(part: Prediction, *values: Tensor) -> tuple[Tensor, ...]:
+                log_score = part.head.log_score(_logits_float64(part.output), part.x_t, part.t)
+                return function(log_score, part.x_t, part.t, *values)
+
+            return self.map(projected, *per_site)
+        assert isinstance(head, LogScore)
+        k = self.x_t.reshape(-1)
+        t, *given = (
+            validation.align("value", value, self.x_t).expand(self.x_t.shape).reshape(-1) for value in (self.t, *per_site)
+        )
+        shift = None if head.scale == "none" else head.shift(k, t)
+
+        def shifted(rows: Tensor, at: slice) -> tuple[Tensor, ...]:
+            if shift is not None:
+                rows = to_float64(rows) - shift[at].unsqueeze(-1)  # the difference of float32 numbers would be rounded
+            return function(rows, k[at], t[at], *(value[at] for value in given))
+
+        return self._by_rows(shifted)
 
     # ---------------------------------------------------------------------------------------------------------------- private
 

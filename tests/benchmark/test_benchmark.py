@@ -86,6 +86,15 @@ def test_all_parts_on_a_bare_machine(tmp_path, capsys, bare):
     assert train["mfu"] == pytest.approx(train["tokens_per_second"] * operations / rate)
 
 
+def test_both_audits_find_the_same_classes(tmp_path):
+    """Both forms of the audit, of the kernels and in float64, count the same call; the kernels where they run."""
+    part = run(tmp_path, "audit")["parts"]["audit"]
+    found = list(part["classes"].values())
+    assert found and all(sum(classes) == 8 and classes == found[0] for classes in found)
+    assert len(found) == (1 if any("fused" in line for line in part["skipped"]) else 2)
+    assert {"network body", "step, not audited", "audit of one call, float64 scores"} <= part["contenders"].keys()
+
+
 READINGS = """1980, 1980, 118.54, 700.00, 0x0000000000000000
 1410, 1980, 650.67, 700.00, 0x0000000000000004
 1710, 1980, 695.12, 700.00, 0x0000000000000004

@@ -24,6 +24,7 @@ from m2s.evaluation.audit import (
     stats_from_json,
 )
 from m2s.models import DiT, DiTConfig
+from m2s.ops import use_backend
 from m2s.realizability import SCORE_CLASSES
 from m2s.report.audit import CLASS_LABELS, NAMES, format_table, plot_audit, read_audit
 from m2s.samplers import Trajectory
@@ -198,6 +199,71 @@ def test_counts_are_those_of_brute_force(name, sampler):
     if name == "uniform-linear":
         assert min(total.before.strict) > 0, "every class occurs"
         assert outside > 0 and (negative > 0 or not weighs)
+
+
+@pytest.mark.parametrize("sampler", ["analytic", "euler"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        m2s.LogScore(m2s.Uniform(70, m2s.Linear())),
+        m2s.LogScore(m2s.Absorbing(70, m2s.Linear())),
+        m2s.LogScore(m2s.Absorbing(70, m2s.LogLinear()), scale="sigma"),
+        m2s.LogScore(m2s.Hybrid(70, 0.3)),
+    ],
+    ids=repr,
+)
+def test_kernels_count_as_the_definition_does(head, sampler):
+    """Float32 log-scores, with padding. After projection the least entry of a signed posterior is 0 up to rounding, so that its
+    sign, which separates boundary from realizable, depends on the order of sums."""
+    pytest.importorskip("triton")
+    states = head.process.states
+    table = 0.5 * torch.randn(states, states + 3, generator=torch.Generator().manual_seed(0))
+    options = SamplingOptions(head, (2, 4), 3, sampler, "linear", 1, micro_batch=2)
+    found = []
+    for backend in ("fused", "reference"):
+        with use_backend(backend):
+            tokens, one = audit_sampling(lambda x, t, condition=None: table[x], options)
+        after = [step.after for step in one.calls]
+        for counts in after:
+            assert counts.signed_mass < 1e-9 * (1 + sum(counts.classes))
+            for classes in (counts.classes, counts.strict):
+                classes[2:] = [sum(classes[2:]), 0]
+            counts.signed_mass = counts.signed_mass_most = 0.0
+        found.append((tokens, [dataclasses.asdict(step) for step in one.calls]))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1][0]["before"]["classes"] != [0] * 4
+    assert_close(found[0][1], found[1][1])
+
+
+def test_kernels_audit_projected_scores_too():
+    """Projected scores are realizable up to rounding, and a second projection does not move them."""
+    pytest.importorskip("triton")
+    head = m2s.Projected(m2s.LogScore(m2s.Hybrid(70, 0.3)))
+    states = head.process.states
+    table = 0.5 * torch.randn(states, states + 3, generator=torch.Generator().manual_seed(0))
+    options = SamplingOptions(head, (2, 4), 3, "analytic", "linear", 1, micro_batch=2)
+    found = []
+    for backend in ("fused", "reference"):
+        with use_backend(backend):
+            found.append(audit_sampling(lambda x, t, condition=None: table[x], options)[1].calls)
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.sites, ours.scores, ours.samples) == (theirs.sites, theirs.scores, theirs.samples) and ours.sites
+        for step in (ours, theirs):
+            assert step.before.classes[:2] == step.after.classes[:2] == [0, 0] and step.moved < 1e-9
+
+
+def assert_close(ours: object, theirs: object) -> None:
+    """Equal integers, and floats that agree to 1e-9, in any nesting."""
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        ours, theirs = list(ours.values()), list(theirs.values())
+    if isinstance(ours, list):
+        assert len(ours) == len(theirs)
+        for pair in zip(ours, theirs, strict=True):
+            assert_close(*pair)
+    elif isinstance(ours, float):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)
+    else:
+        assert ours == theirs
 
 
 def test_after_one_projection_nothing_is_left():

@@ -14,10 +14,11 @@ from torch import Tensor
 import m2s
 from m2s.conversions.inverse import box
 from m2s.ops import use_backend
-from m2s.ops.classify import ScoreMeasures, measure_scores
+from m2s.ops.classify import ProjectedMeasures, ScoreMeasures, measure_projected, measure_scores
 
 triton = pytest.importorskip("triton")
 
+from m2s.ops.classify.triton import measure_projected as projected_with_tiles  # noqa: E402
 from m2s.ops.classify.triton import measure_scores as with_tiles  # noqa: E402
 
 TOLERANCE = 1e-6
@@ -148,6 +149,85 @@ def test_non_finite_scores_are_outside() -> None:
             theirs = reference(broken, x_t, times, 0.5 * times, process)
             assert_agree(ours, theirs, rounding(broken, x_t, times, process), process)
             assert all(value.isfinite().all() for value in ours)
+
+
+def assert_projected_agree(
+    rows: Tensor, x_t: Tensor, t: Tensor, s: Tensor | None, process: m2s.Process, ours: ProjectedMeasures | None = None
+) -> None:
+    """Measures by the kernel are those of the definition, which rounds mu~ in proportion to the greatest score over b.
+
+    Where the score does not matter, at a token that is certainly clean, an audit counts nothing.
+    """
+    if ours is None:
+        with use_backend("fused"):
+            given = (value if value is None else value.to(DEVICE) for value in (padded(rows, x_t), x_t, t, s))
+            ours = measure_projected(*given, process, TOLERANCE)
+    with use_backend("reference"):
+        theirs = measure_projected(rows, x_t, t, s, process, TOLERANCE)
+    site = process.at(x_t, t)
+    at = site.m_k > 0
+    score = rows.double().exp()
+    score = score.where(score.isfinite(), 1).scatter(-1, x_t.unsqueeze(-1), 1.0)
+    unit = site.m_k / site.alpha
+    before = rounding(score, x_t, t, process)
+    after = before + 1e-14 * process.vocab * (1 + unit * score.amax(-1))
+    some = [ScoreMeasures(*(value.cpu()[at] for value in one)) for one in (*ours[:2], *theirs[:2])]
+    assert_agree(some[0], some[2], before[at], process)
+    for name in ("lowest", "signed_mass", "negative_mass"):
+        a, b = getattr(some[1], name), getattr(some[3], name)
+        assert ((a - b).abs() <= after[at] * (1 + b.abs())).all(), name
+    sure = after[at] < 1e-9  # elsewhere the rounding of the definition exceeds its tolerance
+    assert (some[1].beyond[sure] == 0).all() and (some[3].beyond[sure] == 0).all()
+    assert (some[1].off_plane[sure] < TOLERANCE).all()
+    for name in ("distance", "total"):
+        a, b = (getattr(one, name).cpu()[at] for one in (ours, theirs))
+        assert ((a - b).abs() <= 1e-9 * (1 + b.abs())).all(), name
+
+
+@pytest.mark.parametrize("t", [1e-3, 0.5, 0.999])
+@pytest.mark.parametrize("vocab", [2, 3, 257])
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_projected_scores_equal_the_definition(name: str, vocab: int, t: float) -> None:
+    """All kinds of scores and times, as log-scores of both precisions, with junk in columns that are ignored."""
+    process = RANK_ONE[name](vocab)
+    for kind in KINDS:
+        x_t, times, _ = sites(process, 3, t)
+        rows = scores(kind, process, x_t, times).clamp(min=1e-30).log()
+        assert_projected_agree(rows.float(), x_t, times, 0.8 * times, process)
+        assert_projected_agree(rows, x_t, times, None, process)
+
+
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_projected_scores_at_the_gpt2_vocabulary(name: str) -> None:
+    process = RANK_ONE[name](GPT2)
+    for kind, t in (("peaked", 0.3), ("log-normal", 0.9)):
+        x_t, times, _ = sites(process, 2, t)
+        rows = scores(kind, process, x_t, times).clamp(min=1e-30).log().float()
+        assert_projected_agree(rows, x_t, times, 0.9 * times, process)
+
+
+@pytest.mark.parametrize(("block", "lines"), [(64, 1), (64, 2), (128, 4)])
+def test_projected_scores_with_other_tiles(block: int, lines: int) -> None:
+    """Rows of several full tiles and a rest, with k in either, and scores that overflow in float32 or in float64."""
+    process = m2s.Hybrid(700, p_uniform=0.3)
+    x_t = torch.tensor([0, 1, 3, 600, 699, 700])
+    times = torch.full((6,), 0.4, dtype=torch.float64)
+    rows = scores("log-normal", process, x_t, times).log().float()
+    rows[1, 5], rows[2, 690], rows[3, 0], rows[4, 7] = torch.inf, 800.0, -torch.inf, torch.nan
+    given = [value.to(DEVICE) for value in (padded(rows, x_t), x_t, times, 0.7 * times)]
+    ours = projected_with_tiles(*given, process, TOLERANCE, block, lines, 4)
+    assert_projected_agree(rows, x_t, times, 0.7 * times, process, ours)
+
+
+def test_projected_scores_far_above_the_range_of_the_start() -> None:
+    """The start in float32 takes scores above e^74 as e^74: Newton's method in float64 finds sigma from there."""
+    process = m2s.Uniform(300, m2s.Linear())
+    x_t, times, _ = sites(process, 4, 0.5)
+    rows = scores("log-normal", process, x_t, times).log().float() + 90
+    with use_backend("fused"):
+        found = measure_projected(*(value.to(DEVICE) for value in (rows, x_t, times)), None, process, TOLERANCE)
+    assert (found.before.beyond > 0).all() and (found.after.beyond == 0).all()
+    assert (found.distance.cpu() - 1).abs().max() < 1e-12
 
 
 def solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]:

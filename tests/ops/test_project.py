@@ -21,6 +21,7 @@ from m2s.process import SiteCoefficients
 triton = pytest.importorskip("triton")
 
 from m2s.ops.project.triton import nearest_posterior as with_passes  # noqa: E402
+from m2s.ops.project.triton import threshold  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 JUNK = (float("nan"), float("inf"), -float("inf"), 1e30)
@@ -236,3 +237,25 @@ def test_naive_equals_newton(name: str, vocab: int) -> None:
         # mu is a difference of scores divided by b: rounding of the scores counts in units of b
         size = 1 + score.abs().amax(-1, keepdim=True) * (site.m_k / site.alpha).unsqueeze(-1)
         assert ((found - expected).abs() <= 1e-12 * size).all(), (kind, t)
+
+
+@pytest.mark.parametrize("name", RANK_ONE)
+def test_threshold_determines_the_projection(name: str) -> None:
+    """mu_y = [s_y - sigma]_+ / b of the definition, from scores and log-scores of both precisions."""
+    process = RANK_ONE[name](1001)
+    for kind in ("peaked", "log-normal", "inactive", "active"):
+        x_t, times, site = sites(process, 4, 0.6)
+        score = scores(kind, process, x_t, times).clamp(min=1e-30)
+        clean = torch.arange(process.vocab) != x_t.unsqueeze(-1)
+        at, b = site.m_k > 0, (site.alpha / site.m_k).unsqueeze(-1)
+        for dtype, log in itertools.product((torch.float32, torch.float64), (False, True)):
+            rows = (score.log() if log else score).to(dtype)
+            exact = rows.double().exp() if log else rows.double()
+            moved = SiteCoefficients(*(value.to(DEVICE) for value in site))
+            given = (padded(rows, x_t).to(DEVICE), x_t.to(DEVICE), moved, process.states, process.mask, log)
+            sigma = threshold(*given).cpu()
+            mu = (exact[:, : process.vocab] - sigma.unsqueeze(-1)).relu() / b * clean
+            expected = naive.nearest_posterior(exact, x_t, site, process.mask)[:, : process.vocab] * clean
+            bound = (1e-12 if dtype == torch.float64 else 1e-6) * (1 + exact.amax(-1, keepdim=True) / b)
+            assert sigma.dtype == torch.float64 and ((mu - expected).abs() <= bound)[at].all()
+            assert sigma[~at].isposinf().all()

@@ -52,7 +52,7 @@ SETTINGS = {
 PAGES = {
     "README.md": {"2605.22765"},
     "docs/kernels.md": {"32,768", "4.2"},
-    "docs/training.md": {"161,800", "28,427,520"},
+    "docs/training.md": {"161,800", "28,427,520", "125,000"},
     "docs/many-gpus.md": {"131.2", "161,800", "460,400"},
     "docs/faq.md": {"16.6", "50,000"},  # the largest Gumbel number of float32; a tail of tokens
     "docs/comparing.md": {"50,000"},  # samples of another protocol

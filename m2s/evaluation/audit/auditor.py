@@ -9,7 +9,8 @@ from torch import Tensor
 from m2s import validation
 from m2s.evaluation.audit.stats import Counts, StepStats, merge_stats
 from m2s.heads import Head, score_from_posterior
-from m2s.realizability import SCORE_CLASSES, diagnose, project
+from m2s.realizability import SCORE_CLASSES, Diagnosis, diagnose, project
+from m2s.realizability.classes import diagnose_projected
 from m2s.samplers import Analytic, Prediction, StepEvent
 
 TOLERANCE = 1e-6  # on the box, relative, and on the signed posterior
@@ -28,6 +29,19 @@ class _ScoreFindings(NamedTuple):
     lowest: Tensor  # the least entry of the signed posterior
     signed_mass: Tensor
     negative_mass: Tensor
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis) -> "_ScoreFindings":
+        """The fields of a diagnosis that are counted."""
+        return cls(
+            diagnosis.classes,
+            diagnosis.strict,
+            diagnosis.beyond,
+            diagnosis.outside,
+            diagnosis.lowest,
+            diagnosis.signed_mass,
+            diagnosis.negative_mass,
+        )
 
 
 class _SiteFindings:
@@ -149,7 +163,14 @@ class Audit:
         if not bool(counted.any()):
             return
         s = validation.align("s", torch.minimum(step.s.to(t), t), step.x_t).expand(step.x_t.shape)
-        if self.process.rank_one is not None:
+        if prediction.has_log_score_rows:
+            at = counted.reshape(-1).nonzero().squeeze(-1)
+            # Where all sites are counted, their logits are not copied.
+            every = len(at) == counted.numel()
+            part, end = (prediction, s) if every else (prediction[at], s.reshape(-1)[at])
+            columns = part.map_log_scores(self._examine_rows, end)
+            self._add(stats, _SiteFindings(*(column.reshape(-1) for column in columns)))
+        elif self.process.rank_one is not None:
             sites = max(1, MAX_SCORES.get(step.x_t.device.type, MAX_SCORES["cpu"]) // self.process.states)
             parts = counted.reshape(-1).nonzero().squeeze(-1).split(sites)
             found = [prediction[at].map(self._examine, s.reshape(-1)[at]) for at in parts]
@@ -164,6 +185,18 @@ class Audit:
         if self.process.rank_one is not None:
             return ~prediction.is_clean_by_mixing()
         return (self.process.rates_into(prediction.x_t, prediction.t) > 0).any(-1)
+
+    def _examine_rows(self, log_score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        """Examine rows of log-scores by the kernels of score measures, for `_SiteFindings`."""
+        process = self.process.rank_one
+        assert process is not None
+        steps = s if self.has_weights else None
+        found = diagnose_projected(log_score, x_t, t, process, steps, TOLERANCE, TOLERANCE)
+        site = process.at(x_t, t)
+        excess = found.total * site.m_k / site.alpha - 1 if process.is_pure_mask else torch.zeros_like(found.total)
+        scores = torch.where(site.rate > 0, process.states - 1, 0)
+        findings = (value for one in (found.before, found.after) for value in _ScoreFindings.of(one))
+        return (*findings, found.distance, excess, scores)
 
     def _examine(self, prediction: Prediction, s: Float[Tensor, "*site"]) -> tuple[Tensor, ...]:
         """Examine the score vectors of some sites before and after projection, in float64, for `_SiteFindings`."""
@@ -183,25 +216,21 @@ class Audit:
 
     def _diagnose(self, score: Tensor, x_t: Tensor, t: Tensor, s: Tensor) -> _ScoreFindings:
         """Classify score vectors."""
-        diagnosis = diagnose(score, x_t, t, self.process, s if self.has_weights else None, TOLERANCE, TOLERANCE)
-        return _ScoreFindings(
-            diagnosis.classes,
-            diagnosis.strict,
-            diagnosis.beyond,
-            diagnosis.outside,
-            diagnosis.lowest,
-            diagnosis.signed_mass,
-            diagnosis.negative_mass,
-        )
+        return _ScoreFindings.of(diagnose(score, x_t, t, self.process, s if self.has_weights else None, TOLERANCE, TOLERANCE))
 
     def _add(self, stats: StepStats, found: _SiteFindings) -> None:
-        """Add the findings of some sites to the counts of a step."""
-        _add_findings(stats.before, found.before)
-        _add_findings(stats.after, found.after)
+        """Add the findings of some sites to the counts of a step. All numbers are read at once: a read waits for the GPU."""
+        sides = ((stats.before, found.before), (stats.after, found.after))
+        sums, most = zip(*(_sums(findings) for _, findings in sides), strict=True)
+        integers = torch.cat([*(counts for counts, _ in sums), found.scores.sum().reshape(1)]).tolist()
+        floats = torch.stack([*(value for _, masses in sums for value in masses), found.moved.sum()]).tolist()
+        greatest = torch.stack([*(value for values in most for value in values), found.moved.max()]).tolist()
+        for number, (counts, _) in enumerate(sides):  # the second half of each list, before its last number, is of `after`
+            _add_findings(counts, *(values[number * (len(values) // 2) :] for values in (integers, floats, greatest)))
         stats.sites += found.moved.numel()
-        stats.scores += int(found.scores.sum())
-        stats.moved += float(found.moved.sum())
-        stats.moved_most = max(stats.moved_most, float(found.moved.max()))
+        stats.scores += integers[-1]
+        stats.moved += floats[-1]
+        stats.moved_most = max(stats.moved_most, greatest[-1])
         rank_one = self.process.rank_one
         if rank_one is not None and rank_one.is_pure_mask:
             stats.excess.add(found.excess)
@@ -257,17 +286,35 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _add_findings(counts: Counts, findings: _ScoreFindings) -> None:
-    """Add the findings of some sites, before or after projection."""
-    for total, values in ((counts.classes, findings.classes), (counts.strict, findings.strict)):
-        total[:] = [a + b for a, b in zip(total, values.bincount(minlength=len(SCORE_CLASSES)).tolist(), strict=True)]
-    counts.coordinates += int(findings.coordinates.sum())
-    counts.coordinates_strict += int(findings.coordinates_strict.sum())
-    counts.signed += int((findings.lowest < -TOLERANCE).sum())
-    counts.overlap += int(((findings.lowest < -TOLERANCE) & (findings.coordinates_strict > 0)).sum())
-    counts.signed_mass += float(findings.signed_mass.sum())
-    counts.signed_mass_most = max(counts.signed_mass_most, float(findings.signed_mass.max()))
+def _sums(findings: _ScoreFindings) -> tuple[tuple[Tensor, list[Tensor]], list[Tensor]]:
+    """Sum the findings over sites: counts in one tensor, sums of masses, and the greatest masses, for `_add_findings`."""
+    signed = findings.lowest < -TOLERANCE
     negative = findings.negative_mass.where(findings.negative_mass > ROUNDING, 0)
-    counts.negative += int((negative > 0).sum())
-    counts.negative_mass += float(negative.sum())
-    counts.negative_mass_most = max(counts.negative_mass_most, float(negative.max()))
+    classes = (one.bincount(minlength=len(SCORE_CLASSES)) for one in (findings.classes, findings.strict))
+    numbers = (
+        findings.coordinates,
+        findings.coordinates_strict,
+        signed,
+        signed & (findings.coordinates_strict > 0),
+        negative > 0,
+    )
+    counts = torch.cat([*classes, torch.stack([number.sum() for number in numbers])])
+    masses = (findings.signed_mass, negative)
+    return (counts, [mass.sum() for mass in masses]), [mass.max() for mass in masses]
+
+
+def _add_findings(counts: Counts, integers: list[int], sums: list[float], most: list[float]) -> None:
+    """Add the sums of some sites, before or after projection: the numbers of `_sums`, perhaps with others behind them."""
+    classes = len(SCORE_CLASSES)
+    for total, values in ((counts.classes, integers), (counts.strict, integers[classes:])):
+        total[:] = [a + b for a, b in zip(total, values[:classes], strict=True)]
+    coordinates, strict, signed, overlap, negative = integers[2 * classes : 2 * classes + 5]
+    counts.coordinates += coordinates
+    counts.coordinates_strict += strict
+    counts.signed += signed
+    counts.overlap += overlap
+    counts.negative += negative
+    counts.signed_mass += sums[0]
+    counts.negative_mass += sums[1]
+    counts.signed_mass_most = max(counts.signed_mass_most, most[0])
+    counts.negative_mass_most = max(counts.negative_mass_most, most[1])

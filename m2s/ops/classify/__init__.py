@@ -5,11 +5,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from m2s.ops.backend import uses_triton
-from m2s.ops.classify import naive
-from m2s.ops.classify.measures import ScoreMeasures
-from m2s.process import Process
+from m2s.ops.classify import naive, naive_projected
+from m2s.ops.classify.measures import ProjectedMeasures, ScoreMeasures
+from m2s.process import Process, RankOne
 
-__all__ = ["ScoreMeasures", "is_fused", "measure_scores"]
+__all__ = ["ProjectedMeasures", "ScoreMeasures", "is_fused", "measure_projected", "measure_scores"]
 
 
 def is_fused(rows: Tensor, process: Process) -> bool:
@@ -54,3 +54,31 @@ def measure_scores(
 
         return kernel(rows, x_t, t, s, rank_one, box_tolerance, log)
     return naive.measure_scores(rows, x_t, t, s, process, box_tolerance, log)
+
+
+def measure_projected(
+    rows: Float[Tensor, "N V"],
+    x_t: Int[Tensor, "N"],
+    t: Float[Tensor, "N"],
+    s: Float[Tensor, "N"] | None,
+    process: RankOne,
+    box_tolerance: float,
+) -> ProjectedMeasures:
+    """Measure every row of log-scores and its projection, in float64. The kernel stores no projected score.
+
+    Args:
+        rows: Log-scores; columns from `process.states` on are ignored.
+        x_t: Current tokens.
+        t: Times.
+        s: Times of the analytic step's end, or None to skip its weights.
+        process: A rank-one process.
+        box_tolerance: Relative tolerance of the box.
+
+    Returns:
+        The measures before and after, and the distance between the scores.
+    """
+    if is_fused(rows, process):
+        from m2s.ops.classify.triton import measure_projected as kernel  # imports the optional package triton
+
+        return kernel(rows, x_t, t, s, process, box_tolerance)
+    return naive_projected.measure_projected(rows, x_t, t, s, process, box_tolerance)

@@ -31,6 +31,22 @@ class ScoreMeasures(NamedTuple):
     negative_mass: Tensor
 
 
+class ProjectedMeasures(NamedTuple):
+    """Measures of score vectors as they are and after projection, one number per row.
+
+    Args:
+        before: Measures of the scores as they are.
+        after: Measures of the scores of the nearest posteriors.
+        distance: |s' - s| / |s| of the projected score s', over the candidates that have a rate into k.
+        total: Sum of the scores of the clean tokens other than k, as they are.
+    """
+
+    before: ScoreMeasures
+    after: ScoreMeasures
+    distance: Tensor
+    total: Tensor
+
+
 def replace_nonfinite(score: Tensor) -> Tensor:
     """Replace NaN and infinity by 1: such a coordinate is counted as outside the box and has no other effect.
 

@@ -100,6 +100,7 @@ def _project(
     rows,
     mu,
     passes_out,
+    thresholds,
     current,
     scalars,
     count,
@@ -108,13 +109,14 @@ def _project(
     states,
     MASK: tl.constexpr,
     LOG: tl.constexpr,
+    WRITE: tl.constexpr,
     FLOAT64: tl.constexpr,
     FULL: tl.constexpr,
     HELD: tl.constexpr,
     REST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Project one row. `scalars` are alpha, m(k), P(k|k), m(clean), m(mask), [5, count]."""
+    """Project one row. `scalars` are alpha, m(k), P(k|k), m(clean), m(mask), [5, count]. Without WRITE, find sigma alone."""
     row = tl.program_id(0).to(tl.int64)
     rows += row * stride
     mu += row * states
@@ -229,31 +231,44 @@ def _project(
 
     active = (near.to(tl.float64) + beyond - origin) * gain > slope
     near = tl.where(known, INF, tl.where(tl.abs(total) < INF, near, float("nan")))
-    inverse, beyond_here = (m_k / tl.where(known, 1.0, alpha)).to(dtype), beyond.to(dtype)
-    u = _mu(held, near, beyond_here, inverse)
-    if FULL:
-        tl.store((mu + lanes)[None, :] + blocks, u)
-    else:
-        tl.store(mu + column, u, mask=column < states)
-    sums = tl.sum(u, 0)
-    for start in range(FIRST, states, REST * BLOCK):
-        place, _, score = _load_rest(rows, start, columns, k, -INF, REST, BLOCK)
-        part = _mu(score, near, beyond_here, inverse)
-        tl.store(mu + place, part, mask=place < states)
-        sums += tl.sum(part, 0)
-    rest = 1.0 - tl.sum(sums.to(tl.float64), 0)
-    rest = tl.where(active | (rest < 0) | (k == vocab), 0.0, rest)
-    tl.debug_barrier()
-    tl.store(mu + k, tl.where(known, 1.0, rest).to(dtype))
+    tl.store(thresholds + row, near.to(tl.float64) + beyond)
+    if WRITE:
+        inverse, beyond_here = (m_k / tl.where(known, 1.0, alpha)).to(dtype), beyond.to(dtype)
+        u = _mu(held, near, beyond_here, inverse)
+        if FULL:
+            tl.store((mu + lanes)[None, :] + blocks, u)
+        else:
+            tl.store(mu + column, u, mask=column < states)
+        sums = tl.sum(u, 0)
+        for start in range(FIRST, states, REST * BLOCK):
+            place, _, score = _load_rest(rows, start, columns, k, -INF, REST, BLOCK)
+            part = _mu(score, near, beyond_here, inverse)
+            tl.store(mu + place, part, mask=place < states)
+            sums += tl.sum(part, 0)
+        rest = 1.0 - tl.sum(sums.to(tl.float64), 0)
+        rest = tl.where(active | (rest < 0) | (k == vocab), 0.0, rest)
+        tl.debug_barrier()
+        tl.store(mu + k, tl.where(known, 1.0, rest).to(dtype))
 
 
 @torch.library.custom_op("m2s::project", mutates_args=())
 def _launch(
-    rows: Tensor, k: Tensor, scalars: Tensor, vocab: int, states: int, log: bool, block: int, held: int, rest: int, warps: int
-) -> tuple[Tensor, Tensor]:
-    """Start one program per row."""
-    mu = torch.empty(len(rows), states, dtype=rows.dtype, device=rows.device)
+    rows: Tensor,
+    k: Tensor,
+    scalars: Tensor,
+    vocab: int,
+    states: int,
+    log: bool,
+    write: bool,
+    block: int,
+    held: int,
+    rest: int,
+    warps: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Start one program per row; return mu, passes and sigma. Not `write`: mu is only scratch memory for log-scores."""
+    mu = torch.empty(len(rows) if write or log else 0, states, dtype=rows.dtype, device=rows.device)
     passes = torch.empty(len(rows), dtype=torch.int32, device=rows.device)
+    thresholds = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
     if len(rows):
         block = min(block * 4 // rows.element_size(), max(64, triton.next_power_of_2(vocab) // 16))
         held = min(held, max(1, triton.next_power_of_2(vocab // block + 1) // 2))
@@ -261,6 +276,7 @@ def _launch(
             rows,
             mu,
             passes,
+            thresholds,
             k,
             scalars,
             len(rows),
@@ -269,6 +285,7 @@ def _launch(
             states,
             MASK=states > vocab,
             LOG=log,
+            WRITE=write,
             FLOAT64=rows.dtype == torch.float64,
             FULL=held * block <= vocab,
             HELD=held,
@@ -276,14 +293,25 @@ def _launch(
             BLOCK=block,
             num_warps=warps,
         )
-    return mu, passes
+    return mu, passes, thresholds
 
 
 @_launch.register_fake
 def _(
-    rows: Tensor, k: Tensor, scalars: Tensor, vocab: int, states: int, log: bool, block: int, held: int, rest: int, warps: int
-) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(len(rows), states), rows.new_empty(len(rows), dtype=torch.int32)
+    rows: Tensor,
+    k: Tensor,
+    scalars: Tensor,
+    vocab: int,
+    states: int,
+    log: bool,
+    write: bool,
+    block: int,
+    held: int,
+    rest: int,
+    warps: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mu = rows.new_empty(len(rows) if write or log else 0, states)
+    return mu, rows.new_empty(len(rows), dtype=torch.int32), rows.new_empty(len(rows), dtype=torch.float64)
 
 
 def nearest_posterior(
@@ -315,7 +343,29 @@ def nearest_posterior(
     Returns:
         mu `[N, states]`, and how many passes of Newton's method each row took besides the first and the last pass.
     """
-    scalars = torch.stack([site.alpha, site.m_k, site.stay, site.clean, site.mask])
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    vocab = states if mask is None else mask
-    return _launch(rows, k.contiguous(), scalars, vocab, states, log, block, held, rest, warps)
+    rows, vocab = rows if rows.stride(-1) == 1 else rows.contiguous(), states if mask is None else mask
+    return _launch(rows, k.contiguous(), _scalars(site), vocab, states, log, True, block, held, rest, warps)[:2]
+
+
+def threshold(rows: Tensor, k: Tensor, site: SiteCoefficients, states: int, mask: int | None, log: bool) -> Tensor:
+    """Compute sigma of `naive.py`, which determines the projection of a row, in the precision of the rows. mu is not written.
+
+    Args:
+        rows: Scores `[N, V]` in float32 or float64, or log-scores; columns from `states` on are ignored.
+        k: Current tokens `[N]`.
+        site: Scalars of the process `[N]`.
+        states: Number of states, the mask included.
+        mask: The mask token, or None.
+        log: Whether the rows are log-scores.
+
+    Returns:
+        sigma `[N]` as float64; infinite where the posterior does not depend on the score, NaN where the sum of a row is not
+        finite.
+    """
+    rows, vocab = rows if rows.stride(-1) == 1 else rows.contiguous(), states if mask is None else mask
+    return _launch(rows, k.contiguous(), _scalars(site), vocab, states, log, False, BLOCK, HELD, REST, WARPS)[2]
+
+
+def _scalars(site: SiteCoefficients) -> Tensor:
+    """The scalars of every row as the kernel reads them, [5, N]."""
+    return torch.stack([site.alpha, site.m_k, site.stay, site.clean, site.mask])
