@@ -1,6 +1,9 @@
 """Vocabulary, docstrings and sentences: what CONTRIBUTING.md asks for and a program can check."""
 
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,22 +23,28 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", [path for path in [*PAGES, *CODE] if path not in HERE], ids=name)
-def test_words_are_those_of_the_field(path: Path) -> None:
-    found = [f"{name(path)}:{line} {word!r}" for line, word in banned_words(path.read_text())]
+def by_folder(paths: Iterable[Path]) -> Iterator[Any]:
+    """One case for the files of each folder: a case for each of two thousand files would take longer than the checks."""
+    for folder, files in itertools.groupby(sorted(paths, key=lambda path: (str(path.parent), path)), lambda path: path.parent):
+        yield pytest.param(list(files), id=name(folder))
+
+
+@pytest.mark.parametrize("paths", by_folder(path for path in [*PAGES, *CODE] if path not in HERE))
+def test_words_are_those_of_the_field(paths: list[Path]) -> None:
+    found = [f"{name(path)}:{line} {word!r}" for path in paths for line, word in banned_words(path.read_text())]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", [path for path in [*PAGES, *CODE] if path not in HERE], ids=name)
-def test_spelling_is_american(path: Path) -> None:
-    allowed = BRITISH_ALLOWED.get(name(path))
-    found = [f"{name(path)}:{line} {word!r}" for line, word in british_spellings(path.read_text()) if word != allowed]
+@pytest.mark.parametrize("paths", by_folder(path for path in [*PAGES, *CODE] if path not in HERE))
+def test_spelling_is_american(paths: list[Path]) -> None:
+    words = ((path, line, word) for path in paths for line, word in british_spellings(path.read_text()))
+    found = [f"{name(path)}:{line} {word!r}" for path, line, word in words if word != BRITISH_ALLOWED.get(name(path))]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", python_files("m2s"), ids=name)
-def test_public_functions_and_classes_are_documented(path: Path) -> None:
-    assert not (found := list(undocumented(path))), "\n".join(found)
+@pytest.mark.parametrize("paths", by_folder(python_files("m2s")))
+def test_public_functions_and_classes_are_documented(paths: list[Path]) -> None:
+    assert not (found := [line for path in paths for line in undocumented(path)]), "\n".join(found)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +180,10 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     assert len(long) == 1 and mean == pytest.approx((4 + 3 + 42) / 3)
 
 
-@pytest.mark.parametrize("path", CODE, ids=name)
-def test_old_names_are_gone(path: Path) -> None:
+@pytest.mark.parametrize("paths", by_folder(CODE))
+def test_old_names_are_gone(paths: list[Path]) -> None:
     """No identifier has a name that was replaced."""
-    found = [f"{name(path)}:{line} {old!r}" for line, old in old_identifiers(path)]
+    found = [f"{name(path)}:{line} {old!r}" for path in paths for line, old in old_identifiers(path)]
     assert not found, "\n".join(found)
 
 
