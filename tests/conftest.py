@@ -36,7 +36,7 @@ class ShapeChecks(type(jaxtyping.config)):
         made: The number of calls so far, by the code of the function.
     """
 
-    calls: float = 100
+    calls: float = 10
     off = False
     made: ClassVar[Counter[int]] = Counter()
 
