@@ -24,6 +24,7 @@ PARTS = (
     "harness",
     "inception",
     "judge",
+    "judge_files",
     "likelihood",
     "ngrams",
     "pixels",
