@@ -132,6 +132,7 @@ def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -
     for stage in stages:
         if not stage.result.exists():
             gc.collect()
+            torch.compiler.reset()  # each stage compiles a network of its own, and torch counts them as recompilations
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             clock.log(stage.name)

@@ -16,6 +16,7 @@ With `--bundle` everything small of these rows is packed after each row and each
 one that ran out of time: rows, logs, samples and audits (experiments/job_results.py). Copy it away at any time, with
 experiments/copy_results.sh. With `--weights` the averaged weights of the rows are written to OUT/weights in bf16. With
 `--leaderboard` each row is also verified as an entry of docs/leaderboard.md.
+Samples and repairs of many steps compile the network (`--compile-from`).
 Trials: `--n`, `--audited`, `--steps`, `--temperatures` and the options of text.py after `--`.
 """
 
@@ -24,6 +25,8 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the imports below, also where this file is loaded by its path
 import text
@@ -52,7 +55,16 @@ def work(options: argparse.Namespace, clock: Clock, imports: float, packer: Pack
     """
     entry = ENTRIES[options.entry]
     temperatures = tuple(options.temperatures)
-    job = Job(options.out, entry, options.n, options.audited, tuple(options.steps), options.micro_batch, temperatures)
+    job = Job(
+        options.out,
+        entry,
+        options.n,
+        options.audited,
+        tuple(options.steps),
+        options.micro_batch,
+        temperatures,
+        options.compile_from,
+    )
     failed, trained = [], []
     for row in options.rows:
         words = [
@@ -133,6 +145,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--temperatures", type=float, nargs="*", default=TEMPERATURES, help="of the frontier, beside 1 (0.7 0.8 0.9)"
     )
     parser.add_argument("--micro-batch", type=int, default=32, help="samples of one call of the network (%(default)s)")
+    parser.add_argument(
+        "--compile-from",
+        type=int,
+        metavar="STEPS",
+        default=64 if torch.cuda.is_available() else None,
+        help="compile the network for samples and repairs of at least so many steps (64 on a GPU, never on a CPU)",
+    )
     words = sys.argv[1:] if arguments is None else arguments
     end = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:end])

@@ -75,6 +75,7 @@ class Job:
         steps: Numbers of sampling steps.
         micro_batch: Samples of one call of the network.
         temperatures: Temperatures of the frontier, without 1.
+        compile_from: Networks are compiled for at least so many steps; None: never.
     """
 
     out: Path
@@ -84,6 +85,7 @@ class Job:
     steps: tuple[int, ...]
     micro_batch: int
     temperatures: tuple[float, ...] = TEMPERATURES
+    compile_from: int | None = None
 
     def stages(self, row: str) -> Iterator[Stage]:
         """Yield the stages of a trained row.
@@ -125,16 +127,27 @@ class Job:
         more = [] if has_posterior else ["--project"]
         for temperature in self.temperatures if has_posterior else (*self.temperatures, 1.0):
             out = folder / f"{sampling.sampler}-{sampling.grid}-{steps}-T{temperature:g}.npz"
-            options = [*self.sampling_options(sampling), *more, "--temperature", f"{temperature:g}"]
+            options = [*self.sampling_options(sampling, steps), *more, "--temperature", f"{temperature:g}"]
             yield self.command("sample", run, out, out, self.n, steps, options, level=3)
 
-    def sampling_options(self, sampling: Sampling) -> list[str]:
+    def sampling_options(self, sampling: Sampling, steps: int) -> list[str]:
         """Return the options of `m2s sample` of a sampler and grid.
 
         Args:
             sampling: The sampler and the grid.
+            steps: The number of steps.
         """
-        return ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch)]
+        # The calls of an autoregressive sampler have as many shapes as tokens.
+        compiled = [] if sampling.sampler == "autoregressive" else self.compiled(steps)
+        return ["--sampler", sampling.sampler, "--grid", sampling.grid, "--batch-size", str(8 * self.micro_batch), *compiled]
+
+    def compiled(self, steps: int) -> list[str]:
+        """Return the option that compiles the network, where it saves more time than it takes.
+
+        Args:
+            steps: The number of sampling steps.
+        """
+        return [] if self.compile_from is None or steps < self.compile_from else ["--compile"]
 
     def samples(self, row: str, run: Path, sampling: Sampling, level: int) -> Iterator[Stage]:
         """Yield the sets of samples of one sampler and grid.
@@ -147,7 +160,7 @@ class Job:
         """
         for steps in sampling.steps if sampling.steps != STEPS else self.steps:
             out = self.out / "samples" / row / f"{sampling.sampler}-{sampling.grid}-{steps}.npz"
-            yield self.command("sample", run, out, out, self.n, steps, self.sampling_options(sampling), level)
+            yield self.command("sample", run, out, out, self.n, steps, self.sampling_options(sampling, steps), level)
 
     def sedd(self, row: str, run: Path) -> Iterator[Stage]:
         """Yield audits and repairs of an unconstrained score.
@@ -166,6 +179,7 @@ class Job:
             folder = self.out / "repair" / f"{row}-{steps}"
             examined = "1" if steps == last else "0"  # an audited batch takes several times as long as another
             options = ["--measure", "none", "--audited", examined, "--batch-size", str(min(self.micro_batch, self.n))]
+            options += self.compiled(steps)
             repair = self.command("repair", run, folder, folder / "repair.json", self.n, steps, options)
             yield dataclasses.replace(repair, part=folder / "unprojected.npz")
             target = self.out / "samples" / row / f"analytic-linear-{steps}.npz"

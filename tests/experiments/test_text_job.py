@@ -441,6 +441,16 @@ def test_every_method_of_the_entries_has_samplers_that_support_it(job):
             assert row["method"] in sys.modules["text_stages"].SAMPLINGS
 
 
+def test_the_network_is_compiled_for_many_steps(job):
+    stages = sys.modules["text_stages"]
+    for row, word, expected in (("m2s-offset", "sample", 8 + 3), ("sedd", "repair", 2), ("ar", "sample", 0)):
+        found = stages.Job(Path("out"), job.ENTRIES["methods"], 4, 2, stages.STEPS, 2, compile_from=64).stages(row)
+        commands = [stage.name.split() for stage in found if f"m2s {word} " in stage.name]
+        compiled = [words for words in commands if "--compile" in words]
+        assert len(compiled) == expected
+        assert compiled == [words for words in commands if row != "ar" and int(words[words.index("--steps") + 1]) >= 64]
+
+
 def test_invalid_rows_are_errors(job, capsys):
     assert job.main(["out", "--rows", "sed", *COMMON]) == 2
     assert "did you mean sedd" in capsys.readouterr().err and not Path("out").exists()
