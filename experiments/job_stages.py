@@ -13,6 +13,7 @@ import torch
 
 from m2s.cli import run as run_m2s
 from m2s.io import output_folder
+from m2s.ops import use_backend
 from m2s.provenance import recorded_command
 
 LEVELS = 3  # of importance of stages
@@ -117,8 +118,41 @@ def packed_early(part: Path | None, pack: Callable[[], str]) -> Iterator[None]:
         thread.join()
 
 
+def succeeds(stage: Stage, with_kernels: bool = True) -> bool:
+    """Run a stage, and return whether it raised no error. Errors are printed.
+
+    Args:
+        stage: The stage.
+        with_kernels: Whether Triton kernels and compilation are used. Without them the results are the same up to rounding.
+    """
+    try:
+        with contextlib.nullcontext() if with_kernels else without_kernels():
+            stage.run()
+    except Exception as error:
+        how = "" if with_kernels else " without kernels"
+        print(f"failed{how}: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Compute in plain torch. What cannot be compiled runs without compilation."""
+    before = torch._dynamo.config.suppress_errors
+    torch._dynamo.config.suppress_errors = True
+    torch.compiler.reset()
+    try:
+        with use_backend("reference"):
+            yield
+    finally:
+        torch._dynamo.config.suppress_errors = before
+
+
 def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -> list[str]:
-    """Run the stages that are not finished, and pack results after each. A stage that fails does not end the others.
+    """Run the stages that are not finished, and pack results after each.
+
+    A stage that fails is tried once more without kernels: a machine may have another version of Triton or torch than the one
+    that the kernels were tried with. A stage that fails again does not end the others.
 
     Args:
         stages: The stages.
@@ -136,11 +170,8 @@ def run_stages(stages: Iterable[Stage], clock: Clock, pack: Callable[[], str]) -
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             clock.log(stage.name)
-            try:
-                with packed_early(stage.part, pack):
-                    stage.run()
-            except Exception as error:
-                failed.append(stage.name)
-                print(f"failed: {stage.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            with packed_early(stage.part, pack):
+                if not (succeeds(stage) or succeeds(stage, with_kernels=False)):
+                    failed.append(stage.name)
             clock.log_end(pack())
     return failed

@@ -20,6 +20,7 @@ import m2s
 import m2s.report.audit
 from m2s.cli import main as m2s_main
 from m2s.data import Bytes, prepare_text
+from m2s.ops import use_backend, uses_triton
 from m2s.training import loop
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -433,6 +434,21 @@ def test_a_stage_that_fails_does_not_stop_the_others(trained, monkeypatch, capsy
     assert "no memory for it" in capsys.readouterr().err
     found = {path.name for path in Path("out/samples/m2s-offset").iterdir()}
     assert found == {f"{name}-{n}.npz" for name in ("bayes-linear", "euler-cosine", "euler-linear") for n in (2, 4)}
+
+
+def test_a_stage_that_fails_is_tried_without_kernels(job, capsys):
+    pytest.importorskip("triton")
+    stages, backends = sys.modules["job_stages"], []
+
+    def run():
+        backends.append(uses_triton(torch.empty(1)))
+        if backends[-1]:
+            raise RuntimeError("a kernel")
+
+    stage = stages.Stage("a draw", Path("absent"), run)
+    with use_backend("fused"):  # by Triton's interpreter
+        assert stages.run_stages([stage], stages.Clock(0.0, 60.0), str) == []
+    assert backends == [True, False] and "failed: a draw: RuntimeError: a kernel" in capsys.readouterr().err
 
 
 def test_every_method_of_the_entries_has_samplers_that_support_it(job):
